@@ -11,7 +11,7 @@ SOAK_SEED ?= 0
 SOAK_RUNS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test soak lint audit proofs bench mutants docs release clean
+.PHONY: help setup demo quick test soak lint audit proofs conformance bench mutants docs reach release clean
 
 help: ## What can be made
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -24,12 +24,12 @@ setup: $(READY) ## The virtual environment, with every extra the tests need
 	@$(PYTHON) -m venv .venv || { echo "no venv module: on Debian, apt-get install python3-venv" >&2; exit 2; }
 
 $(READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
-	$(INSTALL) '.[torch,sim,accelerate,transformers,lightning,tensorboard,plots,dask,ray,bench,docs,dev]'
+	$(INSTALL) '.[torch,sim,accelerate,transformers,lightning,tensorboard,data,dask,ray,bench,docs,dev]'
 	$(COMPILE)
 	@touch $(DEMO_READY) $@
 
 $(DEMO_READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
-	$(INSTALL) '.[torch,sim,plots]'
+	$(INSTALL) '.[torch,sim]'
 	$(COMPILE)
 	@touch $@
 
@@ -70,12 +70,19 @@ proofs: ## Check the Coq development, audit it and build its executable model (i
 	$(MAKE) -C proofs
 	$(MAKE) -C proofs extraction
 
+conformance: $(READY) ## Ask the planners of other projects (installed below build/peers), and write docs/explanation/scoreboard.md
+	$(BIN)/python -m tests.conformance.scoreboard
+	PYTHONPATH=build/peers/verl-0.9.1 $(BIN)/pytest tests/compat/test_planners.py
+
 bench: $(READY) ## Speed and memory, beside the released peer; figures of the README
 	$(BIN)/python -m tests.bench
 
 mutants: $(READY) ## Mutation test of odb_ref/core and odb_ref/trace with mutmut, and its score by module (half an hour)
 	$(BIN)/mutmut run --max-children 2
 	$(BIN)/python -m tests.mutants.score
+
+reach: $(READY) ## Tests in the oldest, newest and pinned versions of what is claimed: downloads 25 GB (REACH="oldest newest" for some)
+	$(BIN)/python -m tests.reach $(REACH)
 
 docs: $(READY) ## The documents as a site, docs/_build/html; a warning or a dead link is an error
 	$(BIN)/python docs/picture.py

@@ -1,108 +1,111 @@
 """Draws `_static/steps.svg`, the picture of the README, from a bundled trace: ``python docs/picture.py``.
 
-Two loaders read the same samples (`mm_mix_real`, 4 ranks, budget 11,600 tokens). A bar is what one rank trains on in one
-step: dark the samples' tokens, light the padding. What is left of the height is room that the step does not use.
+Two loaders train the same optimizer updates: the same samples in each (`mm_mix_real`, 8 ranks, 256 samples an update). A lane
+is a rank, a bar a batch as long as it takes to compute, by the default cost model: dark what its tokens take, light its
+padding. Between bars a rank waits for others.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from odb_sim.baselines.plans import plan_standard
+from odb_sim.engine.fill import Fill
+from odb_sim.engine.timeline import Timeline
+from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.studies.comparison import choose_budget
+from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Run, run
 
-from odb_ref.core.effects import Collate, Effect
-from odb_ref.core.events import Event
-from odb_ref.core.resume import Resumed
-
 TARGET = Path(__file__).parent / "_static" / "steps.svg"
-TRACE, RANKS, BUDGET, WINDOW, STEPS = "mm_mix_real", 4, 11_600, 512, 24
-WIDTH, LANE, BAR, LEFT, TOP = 400, 44, 14, 20, 64
-Bar = tuple[int, int, int]
-"""Samples, tokens, and tokens with padding of one rank's batch."""
+TRACE, RANKS, UPDATE, SHOWN = "mm_mix_real", 8, 256, 4
+WIDTH, LANE, LEFT = 720, 13, 10
+STYLE = """text{font:20px system-ui,"Segoe UI",Roboto,sans-serif;fill:#54616e}.head{font-weight:700;font-size:23px;fill:#17212b}
+.back{fill:#fff}.use{fill:#17829f}.pad{fill:#efb489}.wait{fill:#dbe3ea}.end{stroke:#17212b;stroke-width:1.5}
+@media(prefers-color-scheme:dark){text{fill:#9dabb8}.head{fill:#e4ebf1}.back{fill:#10161d}.use{fill:#36a9c8}.pad{fill:#8a5a3a}
+.wait{fill:#263441}.end{stroke:#e4ebf1}}"""
 
 
-def make_bar(lengths: Sequence[int]) -> Bar:
-    """Returns the figures of a batch."""
-    return len(lengths), sum(lengths), len(lengths) * max(lengths, default=0)
+class Lanes:
+    """One policy: its batches by rank, as start, seconds of tokens and seconds of padding; when they and the epoch end."""
+
+    def __init__(self, policy: str) -> None:
+        lengths = load_lengths(TRACE)
+        sharding = Sharding.SHARED if policy == "odb" else Sharding.EVEN
+        what = Run(
+            workload=build_workload(lengths, ranks=RANKS, sharding=sharding),
+            policy=policy,
+            budget_tokens=choose_budget(lengths),
+            global_batch=GlobalBatch(samples=UPDATE),
+            sharding=sharding,
+            update_samples=UPDATE if policy == "odb" else None,
+        )
+        timeline, fill = Timeline(), Fill(RANKS)
+        result = run(fit_batches(what), timeline=timeline, fill=fill)
+        self.epoch_s, self.size = result.summary.sim_time_s, result.summary.batch_size
+        columns = fill.build(policy, what.budget_tokens).columns
+        ended, samples = 0, 0
+        for ended, column in enumerate(columns, 1):  # noqa: B007 (the steps of the updates that are shown)
+            samples += sum(cell.samples for cell in column.cells)
+            if samples >= SHOWN * UPDATE:
+                break
+        self.end_s = result.rows[ended - 1].end_s
+        self.batches: list[list[tuple[float, float, float]]] = []
+        for rank in range(RANKS):
+            spans = [span for span in timeline.list_spans([rank]) if span[2] in ("compute", "idle")][:ended]
+            lane = []
+            for (_, _, _, begin, end), column in zip(spans, columns, strict=False):
+                cell = column.cells[rank]
+                use = (end - begin) * cell.real / max(1, cell.padded)
+                lane.append((begin, use, end - begin - use))
+            self.batches.append(lane)
 
 
-def read_bars() -> dict[str, list[list[Bar]]]:
-    """Returns by loader, then by rank, the bars of the first steps."""
-    workload = build_workload(load_lengths(TRACE), ranks=RANKS, sharding=Sharding.EVEN, seed=0)
-    tokens = workload.tokens
-    fixed = []
-    for plan in plan_standard(workload, BUDGET, 0):
-        ends = [*plan.starts[1:], len(plan.order)]
-        batches = [plan.order[start:end] for start, end in zip(plan.starts, ends, strict=True)]
-        fixed.append([make_bar([int(tokens[item]) for item in batch]) for batch in batches[:STEPS]])
-    online: list[list[Bar]] = [[] for _ in range(RANKS)]
-
-    def observe(rank: int, event: Event | Resumed | None, effects: Sequence[Effect], time_s: float) -> None:
-        for effect in effects:
-            if isinstance(effect, Collate):
-                online[rank] += [make_bar([sample.length for sample in step.group]) for step in effect.steps]
-
-    run(
-        Run(workload=workload, policy="odb", budget_tokens=BUDGET, window_samples=WINDOW),
-        observer=observe,
-    )
-    return {"fixed batches of 4": fixed, "odb-ref": [bars[:STEPS] for bars in online]}
-
-
-def draw_panel(title: str, lanes: list[list[Bar]], left: int) -> list[str]:
-    """Returns the SVG of one loader: a lane for each rank, a column for each step."""
-    samples = sum(bar[0] for bars in lanes for bar in bars)
-    share = sum(bar[1] for bars in lanes for bar in bars) / (BUDGET * RANKS * STEPS)
-    said = f"{samples:,} samples in {STEPS} steps; {share:.0%} of the budget is tokens"
-    parts = [
-        f'<text x="{left}" y="26" class="head">{title}</text>',
-        f'<text x="{left}" y="46">{said}</text>',
-    ]
-    for rank, bars in enumerate(lanes):
-        base = TOP + (rank + 1) * (LANE + 8) - 8
-        parts.append(f'<rect x="{left}" y="{base - LANE}" width="{STEPS * BAR}" height="{LANE}" class="room"/>')
-        parts.append(f'<text x="{left + STEPS * BAR + 6}" y="{base - LANE // 2 + 4}" class="rank">rank {rank}</text>')
-        for step, (_, used, padded) in enumerate(bars):
-            x = left + step * BAR + 1
-            for amount, name in ((padded, "pad"), (used, "use")):
-                height = min(LANE, LANE * amount / BUDGET)
-                parts.append(
-                    f'<rect x="{x}" y="{base - height:.1f}" width="{BAR - 2}" height="{height:.1f}" class="{name}"/>'
-                )
-    return parts
+def draw_panel(lanes: Lanes, top: int, scale: float) -> list[str]:
+    """Returns the SVG of one policy."""
+    parts = [f'<rect x="{LEFT}" y="{top}" width="{lanes.end_s * scale:.1f}" height="{RANKS * LANE}" class="wait"/>']
+    for rank, lane in enumerate(lanes.batches):
+        y = top + rank * LANE + 1
+        for name, pick in (("use", lambda one: (one[0], one[1])), ("pad", lambda one: (one[0] + one[1], one[2]))):
+            path = "".join(
+                f"M{LEFT + begin * scale:.1f} {y}h{max(0.0, seconds * scale - 0.5):.1f}v{LANE - 2}H{LEFT + begin * scale:.1f}z"
+                for begin, seconds in map(pick, lane)
+                if seconds
+            )
+            parts.append(f'<path class="{name}" d="{path}"/>')
+    x = LEFT + lanes.end_s * scale
+    return [*parts, f'<path class="end" d="M{x:.1f} {top - 5}v{RANKS * LANE + 10}"/>']
 
 
 def draw() -> str:
     """Returns the picture."""
-    height = TOP + RANKS * (LANE + 8) + 28
-    panels = [
-        line
-        for place, (title, lanes) in enumerate(read_bars().items())
-        for line in draw_panel(title, lanes, LEFT + place * (WIDTH + 10))
+    fixed, ours = Lanes("standard"), Lanes("odb")
+    scale, first, second = (WIDTH - 2 * LEFT) / fixed.end_s, 76, 282
+    texts = [
+        (34, "head", f"Fixed batches of {fixed.size}, gradients accumulated"),
+        (62, "", f"{SHOWN} updates of {UPDATE} samples on {RANKS} ranks: {fixed.end_s:.1f} s"),
+        (240, "head", f"odb-ref: {fixed.epoch_s / ours.epoch_s:.2f} times as fast over the epoch"),
+        (268, "", f"the same samples in the same {SHOWN} updates: {ours.end_s:.1f} s"),
     ]
-    legend = [("use", "tokens"), ("pad", "padding"), ("room", "room left")]
-    for place, (name, text) in enumerate(legend):
-        x, y = LEFT + place * 100, height - 20
-        panels += [
-            f'<rect x="{x}" y="{y}" width="12" height="12" class="{name}"/>',
-            f'<text x="{x + 18}" y="{y + 11}">{text}</text>',
-        ]
-    style = (
-        "text{font:13px sans-serif;fill:#24292f}.head{font-weight:bold;font-size:15px}.rank{font-size:11px}"
-        ".room{fill:#e8ebef}.pad{fill:#f4b183}.use{fill:#1f6f8b}"
-    )
+    parts = [
+        f'<text x="{LEFT}" y="{y}"{f" class={chr(34)}{name}{chr(34)}" if name else ""}>{text}</text>'
+        for y, name, text in texts
+    ]
+    parts += [*draw_panel(fixed, first, scale), *draw_panel(ours, second, scale)]
+    for place, (name, text) in enumerate((("use", "tokens"), ("pad", "padding"), ("wait", "waiting"))):
+        x = LEFT + place * 150
+        parts.append(
+            f'<rect x="{x}" y="412" width="18" height="18" class="{name}"/><text x="{x + 26}" y="428">{text}</text>'
+        )
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH + 40} {height}" role="img">',
-            "<title>What each rank trains on in each step: fixed batches, and batches formed online</title>",
-            f"<style>{style}</style>",
-            '<rect width="100%" height="100%" fill="#ffffff"/>',
-            *panels,
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 446" width="{WIDTH}" role="img">',
+            "<title>What ranks compute in the same optimizer updates: fixed batches, and batches formed by length</title>",
+            f"<style>{STYLE}</style>",
+            '<rect width="100%" height="100%" rx="12" class="back"/>',
+            *parts,
             "</svg>",
             "",
         ]

@@ -1,4 +1,4 @@
-"""The loader's counters on TensorBoard, under their own names (needs `pip install -e '.[torch,tensorboard]'`).
+"""The loader's counters on TensorBoard, under their own names (needs `pip install 'odb-ref[torch,tensorboard]'`).
 
 python examples/tensorboard_metrics.py --logdir runs/odb
 tensorboard --logdir runs

@@ -1,6 +1,6 @@
 """An Accelerate loop over shards of different sizes, to the end, with gradient accumulation, on the CPU.
 
-    pip install -e '.[torch,accelerate]'
+    pip install 'odb-ref[torch,accelerate]'
     torchrun --nproc-per-node 2 examples/train_accelerate.py
 
 `Accelerator.prepare` is for the model and the optimizer; the loader is passed beside it or through it, which changes nothing:

@@ -1,6 +1,6 @@
 """The Hugging Face Trainer with batches under a token budget, two epochs of every sample on any number of ranks, on the CPU.
 
-    pip install -e '.[torch,transformers]'
+    pip install 'odb-ref[torch,transformers]'
     torchrun --nproc-per-node 2 examples/train_hf_trainer.py --out hf-run
     torchrun --nproc-per-node 2 examples/train_hf_trainer.py --out hf-run --resume hf-run/checkpoint-4
 

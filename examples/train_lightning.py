@@ -1,6 +1,6 @@
 """A Lightning Trainer with batches under a token budget, two epochs of every sample on any number of ranks, on the CPU.
 
-    pip install -e '.[torch,lightning]'
+    pip install 'odb-ref[torch,lightning]'
     torchrun --nproc-per-node 2 examples/train_lightning.py --ranks 2
 
 `LightningLoader` is the train loader and brings a callback; `scale_loss` weighs the loss of a training step, so that each

@@ -61,13 +61,7 @@ _CORE: Final = dict.fromkeys(("JobError", "OdbError", "UsageError"), "odb_ref.co
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = import_module(_CORE.get(name, "odb_ref.torch"))
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torch":
-            raise
-        raise ImportError(f"odb_ref.{name} needs PyTorch, which is not installed: pip install -e '.[torch]'") from error
-    value: object = getattr(module, name)
+    value: object = getattr(import_module(_CORE.get(name, "odb_ref.torch")), name)
     globals()[name] = value  # the next time it is found at once
     return value
 

@@ -1,6 +1,6 @@
 (** The executable model as OCaml, for the differential tests in tests/proofs. Natural numbers become native integers:
     part of the trusted base of the tests, not of the proofs. *)
-From ODB Require Import Types Grouping Packing Shards Drawing Alignment Layouts Runs Machine Local Rules System Told Instance Rest Resume Run Job Sizes.
+From ODB Require Import Types Grouping Packing Shards Drawing Alignment Layouts Runs Machine Local Rules System Told Instance Rest Resume Run Job Sizes PlanSettling PlanDivision Plan.
 Require Import PeanoNat Extraction ExtrOcamlBasic ExtrOcamlNatInt.
 
 Extraction Language OCaml.
@@ -12,4 +12,5 @@ Extract Inlined Constant PeanoNat.Nat.div => "(fun n m -> if m = 0 then 0 else n
 Extraction "extracted/model.ml" shipped offered accepting compute_groups compute_rows gauge_of tokens_cost attention_cost form_in align_in odb_rule paper_rule target initial transition handle has_posted
   combine_offers reduce start perform rest_of save load zero_counts shares shared_window wish_for
   friendly_in compute_sized_groups sized_gauge
-  handle_shared draws draw sum post wish_of.
+  handle_shared draws draw sum post wish_of
+  plan_of.

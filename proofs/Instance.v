@@ -25,7 +25,7 @@ Definition keeps_one (l : layout) (whole : nat) (b : option nat) (gs : list grou
 Definition shipped (l : layout) (C : nat -> nat) (whole : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
   (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (o : order) (bounded : nat -> bool) : config :=
   mkConfig (fun b => form_in o l (budget_of whole b) (limits_of whole limits b)) (align_in o (gauge_of l C)) (window_samples size ramp)
-    is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded (keeps_one l whole).
+    is_quota quota max_age (ramped ramp rule) print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded (keeps_one l whole).
 
 Theorem the_shipped_configuration_meets_every_assumption : forall l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded,
   cost_ok C -> 1 <= max_age -> within_bounds rule ->
@@ -41,6 +41,7 @@ Proof.
   - intros k gs t d D. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->].
     apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
   - intros k. unfold window_samples. lia.
+  - apply a_rule_lowered_by_the_ramp_lies_within_the_bounds, Wb.
 Qed.
 
 (** FEWEST: it keeps a group back where there is another, and one has less than half of the budget in force. *)

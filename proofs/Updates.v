@@ -1,7 +1,7 @@
 (** UPDATE: where a rule keeps no group of any rank back, a round holds exactly the samples of its window, on every rank; and
     windows that are the shares of an update make rounds that are updates. Spec: R16. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Ending Coupled Termination Rounds Instance Loss.
+From ODB Require Import Rules Types Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Ending Coupled Termination Rounds Instance Loss.
 Import ListNotations.
 
 (** Where the window of round [k] begins in a rank's input, when no window is full of bytes and nothing is carried. *)
@@ -204,7 +204,7 @@ Proof.
   assert (Jm : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) by (intros; split; reflexivity).
   assert (Su : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = []).
   { intros q k gs t d _ L. simpl. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L. }
-  assert (Em : forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a) by (intros q a _; simpl; unfold update_rule; lia).
+  assert (Em : forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a) by (intros q a _; simpl; unfold ramped, update_rule; destruct (o_groups_min a); simpl; lia).
   assert (Sh : forall r k, r < W -> c_window (cfg r) k = n).
   { intros q k _. change (window_samples n 0 k = n). unfold window_samples. rewrite Nat.sub_0_l, Nat.pow_0_r, Nat.div_1_r. lia. }
   assert (Nf : forall r, r < W -> c_bounded (cfg r) r = false) by (intros; reflexivity).

@@ -2,9 +2,10 @@
 """Fails when a proof is not one, when a theorem says something else than what was reviewed, or when a part is missing.
 
 What is claimed stands in ``statements.golden``: the theorems of ``Main.v`` as Coq prints them, to be read; digests of every
-theorem of the tables in ``README.md``, of the definitions that any of them rests on down to Coq's library, and of the tables'
-rows; and the file that extracts the model. ``./audit.py --accept`` writes it anew: its diff is what a reviewer has to look at.
-``./audit.py --here --show Machine. Loss.lossy_step`` prints what stands behind digests, by how names begin.
+theorem of the tables in ``README.md``, of the definitions that any of them rests on down to Coq's library, of the tables' rows,
+and of how the model becomes a program; and the file that extracts it. ``./audit.py --accept`` writes it anew: its diff is what
+a reviewer has to look at. ``./audit.py --here --show Machine. Loss.lossy_step`` prints what stands behind digests, by how names
+begin.
 
 - The copy: all that is asked of Coq is asked of a copy of the sources, compiled from nothing by `coqc` alone. What was compiled
   here before, and how, does not count. ``--here`` asks what is compiled here instead, which is quicker.
@@ -40,6 +41,8 @@ EXTRACTION = "Extract"
 EXTRACTING = ("Extraction", "Extract")
 """What only that file may say."""
 MADE = ("extracted/model.ml", "extracted/model.mli")
+BUILT_BY = ("extracted/main.ml", "Makefile")
+"""What else decides what the program does that the Python is compared with: what is around the model, and how all is linked."""
 HEAD = """\
 What is proved: the theorems of Main.v, with every hypothesis, as Coq prints them; and digests of all else that README.md lists.
 Written by `./audit.py --accept`. A change of this file is a change of what is claimed: review it as one.
@@ -52,7 +55,7 @@ ASSUMING = re.compile("Variables?|Hypothes[ie]s|Context")
 """What a file may say inside a section, which closes it: the statement shows it as a hypothesis."""
 GAPS = re.compile("Admitted|admit|give_up|Abort|Axiom|Parameter|bypass_check")
 PROPERTIES = re.compile(
-    "ALIGN|CONSERVE|COVER|ONCE|QUOTA|FREE|TERM|ABORT|RELEASE|STOP|BUDGET|SIZES|FEWEST|AGE|ORDER|WEIGHT|DEAL|UPDATE|REPLAY|RESUME"
+    "ALIGN|CONSERVE|COVER|ONCE|QUOTA|FREE|TERM|ABORT|RELEASE|STOP|BUDGET|SIZES|FEWEST|AGE|ORDER|WEIGHT|DEAL|UPDATE|REPLAY|RESUME|PLAN"
 )
 
 
@@ -392,6 +395,8 @@ def render(folder: Path, modules: Sequence[str], table: Sequence[tuple[Row, list
         parts += [f"{compute_digest(chr(10).join(own))} {module}.v: {len(own)}"] if own else []
     rows = "\n".join(f"{', '.join(row.properties)} | {row.claim} | {', '.join(names)}" for row, names in table)
     parts.append(f"\n== Rows of README.md\n\n{compute_digest(rows)} {len(table)} rows\n")
+    built_by = "".join(f"{sha256((HERE / name).read_bytes()).hexdigest()[:32]} {name}\n" for name in BUILT_BY)
+    parts.append(f"== The program around the model\n\n{built_by}")
     return "\n".join(parts), statements | definitions
 
 

@@ -1,8 +1,8 @@
 """The rules of padded groups, groups of neighbours and alignment, for the windows of many ranks at once.
 
-Called on these arrays rank by rank, the core's own functions take about ten times as long (`python -m tests.arrays.speed`), so
-these are written anew; where they are as fast (packed groups, groups that are split) they are called. A function here decides
-nothing of its own: it names the one whose answer it gives (*twin of*) and the rules, and a test compares the two.
+Called on these arrays rank by rank, the core's own functions take four to ten times as long (`python -m tests.arrays.speed`),
+so these are written anew; where they are as fast (packed groups, groups that are split) they are called. A function here
+decides nothing of its own: it names the one whose answer it gives (*twin of*) and the rules, and a test compares the two.
 `odb_ref.core` stays the authority.
 
 Windows are rows of arrays (`windows`), and groups runs of a row; the longest sample of a run is the last.

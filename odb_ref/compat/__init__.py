@@ -5,22 +5,26 @@ A thin layer over `odb_ref`, which decides everything. What differs on purpose, 
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "torch", "numpy", extra="torch")
+
 from importlib import import_module
 from types import ModuleType
 from typing import Final
 
 from odb_ref.compat.config import ODBConfig
-from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, apply
-from odb_ref.compat.step_info import (
+from odb_ref.compat.constants import (
     LOCAL_BATCH_SIZE_KEY,
     LOCAL_TOKENS_KEY,
     ODB_STEP_INFO_KEY,
     TOTAL_BATCH_SIZE_KEY,
     TOTAL_TOKENS_KEY,
-    ODBStepInfo,
-    pop_step_info,
-    scale_loss,
 )
+from odb_ref.compat.dataloader import ODBDataLoader, apply
+from odb_ref.compat.handle import ODBHandle
+from odb_ref.compat.step_info import ODBStepInfo, pop_step_info
+from odb_ref.compat.utils import scale_loss
 
 __version__: Final = "0.1.2"
 """The release whose names these are; that of this package is `odb_ref.__version__`."""

@@ -1,4 +1,4 @@
-"""`odb.callbacks`: the one call that sets a Trainer up, which needs transformers."""
+"""`odb.callbacks`: what counts a Trainer's samples. Needs transformers, when it is used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from importlib import import_module
 
 
 def __getattr__(name: str) -> object:
-    if name == "setup_odb_training":
+    if name in ("setup_odb_training", "ODBDynamicBatchCallback"):
         return getattr(import_module("odb_ref.compat.integrations.hf"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

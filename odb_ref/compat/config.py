@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from odb_ref.torch import UsageError
 
 LossScalingMode = str | bool | None
 
-_SCALING: Final = {"none": "none", "approx": "samples", "exact": "exact"}
+_SCALING: Final = {"none": "none", "approx": "exact", "exact": "exact"}
+"""Both of the release weigh by tokens, one by an estimate of them; here they are known."""
+_ALIASES: dict[str, str] = dict.fromkeys(("no", "off", "false"), "none") | {"token_exact": "exact"}
+_ALIASES |= dict.fromkeys(("token", "token_approx", "approximate", "true"), "approx")
 _MEANT: Final = {
     "group_order_flip": "batches come in an order that is the same for the same seed",
     "no_warmup": "how large the first windows are is ramp_rounds here",
@@ -28,7 +31,7 @@ class ODBConfig:
     """
 
     token_budget: int
-    loss_scaling: LossScalingMode = "none"
+    loss_scaling: str = "none"
     join: bool = True
     buffer_size: int | None = None
     max_patches: int = 0
@@ -59,8 +62,8 @@ class ODBConfig:
 
     @property
     def loss_scaling_approx(self) -> bool:
-        """True when they are weighed by samples, not by tokens."""
-        return resolve_scaling(self.loss_scaling) == "samples"
+        """True unless the mode is ``"exact"``; here both are."""
+        return self.loss_scaling != "exact"
 
     def make_options(self) -> dict[str, object]:
         """Returns what `odb_ref.ODBDataLoader` is told. Warns of what has no counterpart."""
@@ -81,16 +84,30 @@ class ODBConfig:
         return options
 
 
-def resolve_scaling(mode: LossScalingMode, *, is_approximate: bool = True) -> str:
-    """Returns the mode by its name in `odb_ref`; ``is_approximate`` says what the legacy True means.
+def normalize_loss_scaling(loss_scaling: LossScalingMode, loss_scaling_approx: bool = True) -> str:
+    """Returns the mode by its name in the release: ``"none"``, ``"approx"`` or ``"exact"``.
+
+    ``loss_scaling_approx`` says what the legacy True means.
 
     Raises: UsageError when there is no such mode.
     """
-    if mode is None or isinstance(mode, bool):
-        return ("samples" if is_approximate else "exact") if mode else "none"
+    if loss_scaling is None or isinstance(loss_scaling, bool):
+        return ("approx" if loss_scaling_approx else "exact") if loss_scaling else "none"
+    mode = loss_scaling.lower().replace("-", "_")
+    mode = _ALIASES.get(mode, mode)
     if mode not in _SCALING:
-        raise UsageError(f"loss_scaling must be one of {', '.join(_SCALING)}, or a legacy boolean, got {mode!r}")
-    return _SCALING[mode]
+        raise UsageError(
+            f"loss_scaling must be one of {', '.join(_SCALING)}, or a legacy boolean, got {loss_scaling!r}"
+        )
+    return mode
+
+
+def resolve_scaling(mode: LossScalingMode) -> str:
+    """Returns the mode by its name in `odb_ref`.
+
+    Raises: UsageError when there is no such mode.
+    """
+    return _SCALING[normalize_loss_scaling(mode)]
 
 
 _LEGACY: Final = {"token_budget": "max_input_length", "join": "join_mode"}
@@ -103,25 +120,36 @@ def split_settings(options: Mapping[str, object]) -> tuple[dict[str, object], di
     return settings, {name: value for name, value in options.items() if name not in _NAMES}
 
 
-def resolve_config(config: ODBConfig | None, settings: Mapping[str, object]) -> ODBConfig:
-    """Returns the configuration that ``config`` and single ``settings`` come to; None stands for one that is not given.
+def resolve_config(*, config: ODBConfig | None = None, **settings: object) -> ODBConfig:
+    """Returns the configuration that ``config`` and single ``settings``, under any of their names, come to.
 
-    Raises: UsageError when a setting is given in two ways, or the token budget in none.
+    None stands for one that is not given.
+
+    Raises: UsageError when a setting is given in two ways that differ, or the token budget in none; TypeError for a name that
+    is none.
     """
+    if unknown := settings.keys() - _NAMES:
+        raise TypeError(f"resolve_config() has no argument {', '.join(sorted(unknown))}")
     given = {name: value for name, value in settings.items() if value is not None and name != "loss_scaling_approx"}
     for name, legacy in _LEGACY.items():
         if legacy in given:
             old = given.pop(legacy)
             if given.setdefault(name, old) != old:
                 raise UsageError(f"{name}={given[name]!r} and its legacy name {legacy}={old!r} say different things")
-    if settings.get("loss_scaling_approx") is False and given.get("loss_scaling") is True:
-        given["loss_scaling"] = "exact"
-    elif given.get("loss_scaling") is True:
-        given["loss_scaling"] = "approx"
+    if "loss_scaling" in given:
+        is_approximate = settings.get("loss_scaling_approx") is not False
+        given["loss_scaling"] = normalize_loss_scaling(given["loss_scaling"], is_approximate)  # type: ignore[arg-type]
     if config is not None:
-        if given:
-            raise UsageError(f"config= holds all settings, and {', '.join(sorted(given))} is given beside it")
+        if others := [name for name, value in given.items() if value != getattr(config, name)]:
+            raise UsageError(
+                f"config= holds all settings, and {', '.join(sorted(others))} is given beside it, otherwise"
+            )
         return config
     if "token_budget" not in given:
         raise UsageError("a token budget is needed: token_budget=..., or its legacy name max_input_length=...")
     return ODBConfig(**given)  # type: ignore[arg-type]
+
+
+def replace_config(config: ODBConfig, **changes: object) -> ODBConfig:
+    """Returns a configuration with some settings changed."""
+    return replace(config, **changes)  # type: ignore[arg-type]

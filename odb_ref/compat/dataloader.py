@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Generic, Self
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from odb_ref.compat.config import LossScalingMode, ODBConfig, resolve_config, split_settings
-from odb_ref.compat.step_info import ODB_STEP_INFO_KEY, mark
+from odb_ref.compat.handle import ODBHandle
+from odb_ref.compat.step_info import mark
 from odb_ref.torch import ODBDataLoader as OwnDataLoader
 from odb_ref.torch import StepInfo, UsageError
 from odb_ref.torch.batches import Batch
@@ -17,24 +17,6 @@ from odb_ref.torch.from_dataloader import ADOPTED, adopt_options
 from odb_ref.torch.info import TABLE
 from odb_ref.torch.plan.state import StateDict
 from odb_ref.torch.settings import arrange, spread
-
-
-@dataclass(frozen=True, slots=True)
-class ODBHandle:
-    """What `apply` has made of a DataLoader."""
-
-    config: ODBConfig
-    step_info_key: str = ODB_STEP_INFO_KEY
-
-    @property
-    def token_budget(self) -> int:
-        """The budget of a batch, in tokens."""
-        return self.config.token_budget
-
-    @property
-    def join(self) -> bool:
-        """True when every sample of every rank is trained on."""
-        return self.config.join
 
 
 class ODBDataLoader(Generic[Batch]):
@@ -81,17 +63,20 @@ class ODBDataLoader(Generic[Batch]):
             "group_order_flip": group_order_flip,
         }
         known = {name: value for name, value in dataloader_kwargs.items() if name in _PLAIN}
+        if "num_workers" not in known:
+            known |= {"num_workers": _WORKERS, "prefetch_factor": _USUAL_PREFETCH} | known
         own = {name: value for name, value in dataloader_kwargs.items() if name not in _PLAIN}
         plain: DataLoader[object] = DataLoader(dataset, **known)  # type: ignore[arg-type]
-        self.begin_with(plain, resolve_config(config, settings), own)
+        self.begin_with(plain, resolve_config(config=config, **settings), own)
 
     def begin_with(self, plain: DataLoader[object], config: ODBConfig, own: Mapping[str, object]) -> None:
         """Makes the loader from a DataLoader, which says what to read, and options of `odb_ref.ODBDataLoader`.
 
         Raises: UsageError when the DataLoader makes batches of its own.
         """
-        if plain.batch_size != 1:
-            raise UsageError(f"batches are formed under the token budget: batch_size must be 1, got {plain.batch_size}")
+        size = find_batch_size(plain)
+        if size != 1 and not is_prepared(plain):
+            raise UsageError(f"batches are formed under the token budget, so batch_size=1 is wanted, got {size}")
         self.odb_config = config
         self.options = make_options(plain, config, own)
         """What `odb_ref.ODBDataLoader` is told."""
@@ -99,7 +84,7 @@ class ODBDataLoader(Generic[Batch]):
         """The loader of `odb_ref`, for all it offers beside: states, metrics, traces."""
         # What a framework reads of a DataLoader.
         self.dataset: object = plain.dataset
-        self.batch_size = plain.batch_size
+        self.batch_size = size
         for name in ADOPTED:
             setattr(self, name, getattr(plain, name))
 
@@ -170,6 +155,20 @@ _PLAIN: Final = frozenset(
 
 _USUAL_PREFETCH: Final = 2
 """A DataLoader's own, which nobody has chosen."""
+_WORKERS: Final = 4
+"""The release's own number of workers, where none is given."""
+
+
+def is_prepared(plain: DataLoader[object]) -> bool:
+    """Returns True for a loader that Accelerate has made of another, so that it batches by a batch sampler."""
+    return bool(getattr(plain, "_is_accelerate_prepared", False))
+
+
+def find_batch_size(plain: DataLoader[object]) -> int | None:
+    """Returns the samples of a batch, where a batch sampler says it, too."""
+    sampler = plain.batch_sampler
+    size: int | None = getattr(getattr(sampler, "batch_sampler", sampler), "batch_size", plain.batch_size)
+    return size
 
 
 def make_options(plain: DataLoader[object], config: ODBConfig, own: Mapping[str, object]) -> dict[str, object]:
@@ -178,7 +177,14 @@ def make_options(plain: DataLoader[object], config: ODBConfig, own: Mapping[str,
     if plain.num_workers and plain.prefetch_factor is not None and plain.prefetch_factor > _USUAL_PREFETCH:
         # Who set it chose how many samples are ready when batches are formed: what a window is here.
         options.setdefault("window", plain.num_workers * plain.prefetch_factor)
-    return adopt_options(plain, {"prefetch_factor": None, **options, **spread(own)})
+    given = {"prefetch_factor": None, **options, **spread(own)}
+    if is_prepared(plain) and not {"sampler", "shuffle", "shard"} & given.keys():
+        sampler = plain.batch_sampler
+        inner = getattr(getattr(sampler, "batch_sampler", sampler), "sampler", None)
+        given["shuffle"] = isinstance(inner, RandomSampler)
+        if isinstance(plain.dataset, IterableDataset) or inner is None:
+            del given["shuffle"]
+    return adopt_options(plain, given)
 
 
 def apply(
@@ -205,7 +211,7 @@ def apply(
         "loss_scaling_approx": loss_scaling_approx,
         "join_mode": join_mode,
     }
-    resolved = resolve_config(config, settings)
+    resolved = resolve_config(config=config, **settings)
     made: ODBDataLoader[object] = ODBDataLoader.__new__(ODBDataLoader)
     made.begin_with(dataloader, resolved, own)
     kind = type(dataloader)

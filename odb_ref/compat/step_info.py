@@ -7,19 +7,22 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from odb_ref.compat.config import LossScalingMode, resolve_scaling
+from odb_ref.compat.constants import (
+    LOCAL_BATCH_SIZE_KEY,
+    LOCAL_TOKENS_KEY,
+    ODB_STEP_INFO_KEY,
+    TOTAL_BATCH_SIZE_KEY,
+    TOTAL_TOKENS_KEY,
+)
 from odb_ref.core.types import StepCounts
-from odb_ref.torch import StepInfo, UsageError
+from odb_ref.torch import StepInfo
 from odb_ref.torch import pop_step_info as pop_own
 from odb_ref.torch.info import LossScaling, Weighting
-
-LOCAL_BATCH_SIZE_KEY: Final = "local_batch_size"
-TOTAL_BATCH_SIZE_KEY: Final = "total_batch_size"
-LOCAL_TOKENS_KEY: Final = "odb_local_tokens"
-TOTAL_TOKENS_KEY: Final = "odb_total_tokens"
-ODB_STEP_INFO_KEY: Final = "odb_step_info"
 
 _COUNTS: Final = (LOCAL_BATCH_SIZE_KEY, TOTAL_BATCH_SIZE_KEY, LOCAL_TOKENS_KEY, TOTAL_TOKENS_KEY)
 
@@ -56,8 +59,13 @@ def mark(batch: object, info: StepInfo) -> bool:
         return False
     batch[ODB_STEP_INFO_KEY] = Carrier(info)
     counts = info.local_samples, info.global_samples, info.local_tokens, info.global_tokens
-    batch.update(zip(_COUNTS, counts, strict=True))
+    batch.update(zip(_COUNTS, map(torch.tensor, counts), strict=True))
     return True
+
+
+def carries_step(batch: object) -> bool:
+    """Returns whether a batch says what belongs to it, in any of the ways there are."""
+    return isinstance(batch, Mapping) and any(key in batch for key in (ODB_STEP_INFO_KEY, *_COUNTS))
 
 
 def find_step(batch: object) -> StepInfo | None:
@@ -75,23 +83,51 @@ def pop_step_info(
     loader, where a trainer averages gradients over another number of ranks. A batch of a plain DataLoader counts as one of this
     rank alone, with a weight of 1 and a warning.
 
+    Numbers that somebody else has put into it, under the keys of `odb.constants`, are taken out and weighed by.
+
     Raises: UsageError when the object is neither a mapping nor a batch of such a loader.
     """
     info = find_step(batch)
-    if info is None and isinstance(batch, Mapping):
-        warnings.warn(
-            "the batch is not of an ODB loader: its samples count alone, its loss is not weighed", stacklevel=2
-        )
-        return ODBStepInfo(next((len(item) for item in batch.values() if isinstance(item, Tensor) and item.ndim), 0))
+    if info is None and isinstance(batch, MutableMapping):
+        return _pop_numbers(batch, loss_scaling, world_size)
     if info is None:
         info = pop_own(batch)
     elif isinstance(batch, MutableMapping):
         for key in (ODB_STEP_INFO_KEY, *_COUNTS):
             batch.pop(key, None)
-    scale = info.loss_scale if loss_scaling == "auto" else compute_scale(info, resolve_scaling(loss_scaling))
+    scale = info.loss_scale if loss_scaling in ("auto", None) else compute_scale(info, resolve_scaling(loss_scaling))
     if world_size is not None:
         scale *= world_size / info.world_size
     return ODBStepInfo(info.global_samples, scale, info)
+
+
+def _pop_numbers(batch: MutableMapping[str, object], mode: LossScalingMode, world_size: int | None) -> ODBStepInfo:
+    """Takes out what a batch says of itself without a `StepInfo`."""
+    if not carries_step(batch):
+        warnings.warn(
+            "the batch is not of an ODB loader: its samples count alone, its loss is not weighed", stacklevel=3
+        )
+    found, *values = (batch.pop(key, None) for key in (ODB_STEP_INFO_KEY, *_COUNTS))
+    if isinstance(found, ODBStepInfo):
+        return found
+    rows = next((len(item) for item in batch.values() if isinstance(item, Tensor) and item.ndim), 0)
+    samples, all_samples, tokens, all_tokens = (None if value is None else _read(value) for value in values)
+    samples = rows if samples is None else samples
+    all_samples = samples if all_samples is None else all_samples
+    part, whole = tokens or 0, all_tokens or 0
+    if mode in ("auto", None):
+        if not (part and whole):
+            part, whole = samples, all_samples
+    elif resolve_scaling(mode) == "none":
+        part = 0
+    if world_size is None:
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+    return ODBStepInfo(all_samples, part / whole * world_size if part and whole else 1.0)
+
+
+def _read(value: object) -> int:
+    """Returns a number, or the first of several that a collator has made of it."""
+    return int(torch.as_tensor(value).reshape(-1)[0])
 
 
 def compute_scale(info: StepInfo, scaling: str) -> float:
@@ -99,19 +135,3 @@ def compute_scale(info: StepInfo, scaling: str) -> float:
     local = StepCounts(info.local_samples, info.local_tokens, info.local_supervised)
     total = StepCounts(info.global_samples, info.global_tokens, info.global_supervised)
     return Weighting(scaling=LossScaling(scaling)).compute_scale(local, total, info.world_size)
-
-
-def scale_loss(loss: Tensor, batch_or_local_bs: object = 0, total_batch_size: int = 0, world_size: int = 0) -> Tensor:
-    """Returns the loss, weighed by samples: from the batch that carries them, or from the numbers of samples given.
-
-    Raises: UsageError when neither says how many samples there are.
-    """
-    info = find_step(batch_or_local_bs)
-    if info is not None:
-        return ODBStepInfo(info.global_samples, compute_scale(info, "samples"), info).scale(loss)
-    if not isinstance(batch_or_local_bs, int) or not total_batch_size or not world_size:
-        raise UsageError(
-            "scale_loss needs a batch that still carries its step (before pop_step_info), or the samples of this rank, of all "
-            "ranks, and the number of ranks"
-        )
-    return loss * (batch_or_local_bs * world_size / total_batch_size)

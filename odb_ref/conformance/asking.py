@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain, repeat
 from typing import Final, TypeAlias
 
 from odb_ref.conformance.answers import Answer
@@ -22,8 +23,8 @@ from odb_ref.core.errors import OdbError
 
 LIMIT_S: Final = 10.0
 """How long an answer may take. A rank that waits for one that has ended is noticed at once."""
-START_S: Final = 60.0
-"""How long the first answer of a program may take, which has to start."""
+START_S: Final = 120.0
+"""How long the first answer may take: programs have to start, and functions to import."""
 _LARGEST: Final = 2**63 - 1
 
 Ask: TypeAlias = Callable[[Case], Answer]
@@ -51,11 +52,12 @@ def make_question(case: Case) -> dict[str, Json]:
     return encode(case.problem) if case.kind in PLANNED else {"kind": case.kind, **case.record}
 
 
-def ask_here(planner: Planner, limit_s: float = 2 * LIMIT_S) -> Ask:
+def ask_here(planner: Planner, limit_s: float = LIMIT_S) -> Ask:
     """Returns how to ask where one place knows all."""
+    limits = chain([max(limit_s, START_S)], repeat(limit_s))
 
     def ask(case: Case) -> Answer:
-        return _join_one(_run_all([lambda: planner(make_question(case))], limit_s)[0])
+        return _join_one(_run_all([lambda: planner(make_question(case))], next(limits))[0])
 
     return ask
 
@@ -139,11 +141,12 @@ class World:
 
 def ask_ranks(planners: Callable[[int], RankPlanner], limit_s: float = LIMIT_S) -> Ask:
     """Returns how to ask ranks that plan alone, each in a thread: ``planners`` has that of each rank."""
+    limits = chain([max(limit_s, START_S)], repeat(limit_s))
 
     def ask(case: Case) -> Answer:
         problem = case.problem
-        size = len(problem.lengths)
-        world = World(size, limit_s)
+        size, patience_s = len(problem.lengths), next(limits)
+        world = World(size, patience_s)
         chosen = [planners(rank) for rank in range(size)]
 
         def run(rank: int) -> Json:
@@ -152,7 +155,7 @@ def ask_ranks(planners: Callable[[int], RankPlanner], limit_s: float = LIMIT_S) 
             finally:
                 world.leave(rank)
 
-        return _join(_run_all([partial(run, rank) for rank in range(size)], 2 * limit_s))
+        return _join(_run_all([partial(run, rank) for rank in range(size)], 2 * patience_s))
 
     return ask
 
@@ -182,9 +185,15 @@ def _join(found: Sequence[Json | Exception]) -> Answer:
 class Program:
     """A planner in a process of its own, started when it is asked and again after it has hung or ended."""
 
-    def __init__(self, command: Sequence[str], seed: str, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        seed: str,
+        limit_s: float = LIMIT_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._command = [*command]
-        self._environment = os.environ | {"PYTHONHASHSEED": seed}
+        self._environment = {**os.environ, **(environment or {}), "PYTHONHASHSEED": seed}
         self._limit_s = limit_s
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -14,6 +14,8 @@ from odb_ref.plan.terms import Oversize
 
 _OF_PLANS = frozenset({"COVER", "ONCE", "HOME", "EQUAL", "BUDGET"})
 _OF_KNOWN_LENGTHS = frozenset({"MULTIPLE", "NONEMPTY", "TOGETHER"})
+FAILING = "failing"
+"""What a planner does not claim that does not refuse a sample which is too long."""
 _IS_NOT_THE_BEST = "not-the-best"
 """A flag: the plan that the rules describe is not the best one, which is known."""
 _PATIENCE = 3
@@ -54,7 +56,7 @@ class Judging:
     elsewhere: Sequence[Ask] = ()
     """The same one in other processes, with other hash seeds."""
     unclaimed: frozenset[str] = frozenset()
-    """Kinds, terms and cases that it does not know."""
+    """Kinds, terms and cases that it does not know, and `FAILING`."""
     has_ranks: bool = False
     """True when ranks plan alone, and exchange."""
     is_exact: bool = False
@@ -69,7 +71,7 @@ def run_cases(cases: Iterable[Case], judging: Judging) -> list[CaseVerdict]:
         if (case.terms | {case.id}) & judging.unclaimed or not _can_be_asked(case, judging):
             verdicts.append(CaseVerdict(case=case))
             continue
-        for asked in [case, *_list_failing(case)] if judging.has_ranks else [case]:
+        for asked in [case, *_list_failing(case)] if judging.has_ranks and FAILING not in judging.unclaimed else [case]:
             if late >= _PATIENCE:
                 verdicts.append(CaseVerdict(case=asked, says="not asked: too many answers did not come in time"))
                 continue

@@ -15,14 +15,23 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.batching.sizes import Sizes
-from odb_ref.core.batching.updates import compute_first_place, count_portions
+from odb_ref.core.batching.updates import compute_first_place, compute_most_padding, count_rounds
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode, Sample
 
 DEPTH_STEPS: Final = 8
 MAX_AGE_ROUNDS: Final = 4
 RAMP_ROUNDS: Final = 3
-"""The defaults, for whoever passes them on."""
+"""The defaults, where they are passed on."""
+
+
+def choose_ramp(window_samples: int, samples_per_rank: float | None) -> int:
+    """Returns how many of an epoch's first windows are smaller where nothing else is asked for; None: nobody knows the samples.
+
+    The steps that these windows fill badly cost an epoch less than half a step in the mean. Where a rank has fewer samples
+    than two windows that would be more than one in a hundred. Spec: R2.3.
+    """
+    return 1 if samples_per_rank is not None and samples_per_rank < 2 * window_samples else RAMP_ROUNDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +48,7 @@ class Terms:
     With ``update_samples`` an optimizer update holds so many samples of all ranks, and nothing is carried from one to the next
     (R16); what bounds windows and carrying then has no say. None: windows of ``window_samples``.
     ``max_age_rounds`` bounds for how many rounds a sample may be carried. The first ``ramp_rounds`` windows are smaller
-    (halved once for each round still to go), so that the first step comes early.
+    (halved once for each round still to go), so that the first step comes early; None: as many as `choose_ramp` says.
     """
 
     layout: Layout = field(
@@ -84,15 +93,17 @@ class Terms:
         metadata={
             "least": 1,
             "absent": None,
-            "flag": "--update-samples",
-            "help": "samples of an optimizer update, over all ranks: those of plain training, in micro-batches by length",
+            "flag": "--global-batch",
+            "help": "samples of an optimizer update over all ranks: the protocol forms exactly the updates of plain training, "
+            "whose micro-batches go by length (update_samples); a baseline accumulates its steps to so many",
         },
     )
     max_age_rounds: int = field(
         default=MAX_AGE_ROUNDS, metadata={"least": 1, "help": "rounds a sample may be carried for"}
     )
-    ramp_rounds: int = field(
-        default=RAMP_ROUNDS, metadata={"least": 0, "help": "rounds with a smaller window at the start"}
+    ramp_rounds: int | None = field(
+        default=None,
+        metadata={"least": 0, "help": "rounds with a smaller window at the start (3, or 1 in a short epoch)"},
     )
 
     def apply(self, what: _HasTerms) -> _HasTerms:
@@ -126,6 +137,7 @@ class Config(Terms):
     peers: int = field(default=1, metadata={"least": 1, "absent": 1})
     budget_tokens: int = field(metadata={"least": 1})
     window_samples: int = field(metadata={"least": 1})
+    ramp_rounds: int = field(default=RAMP_ROUNDS, metadata={"least": 0})
     depth_steps: int = field(default=DEPTH_STEPS, metadata={"least": 1, "is_own": True})
     shared_samples: int | None = field(default=None, metadata={"least": 0, "absent": None})
     rule: TargetRule = field(default_factory=OdbRule)
@@ -197,7 +209,9 @@ class Config(Terms):
     def compute_window_samples(self, round_: int) -> int:
         """Returns the size of the window of ``round_``, at least 1. Spec: R2.3, R16.2."""
         if self.update_samples is not None:
-            return self.compute_update_place(round_ + 1) - self.compute_update_place(round_)
+            update = round_ // self.update_rounds
+            is_reading = self.has_steps(round_)
+            return self.compute_update_place(update + 1) - self.compute_update_place(update) if is_reading else 0
         return max(1, self.window_samples >> max(0, self.ramp_rounds - round_))
 
     def compute_shared_window(self, round_: int, drawn: int) -> int:
@@ -211,15 +225,21 @@ class Config(Terms):
         return compute_first_place(update, update_samples=size, rank=self.rank, world_size=self.world_size)
 
     @property
-    def update_portions(self) -> int:
-        """How many rounds an update has, of which the last forms its steps. Spec: R16.3, R16.4."""
-        if self.update_samples is None or self.shared_samples is None:
+    def update_rounds(self) -> int:
+        """How many rounds an update has: in the first nothing is read, and the last forms its steps. In the free mode 1.
+        Spec: R16.3, R16.4.
+        """
+        if self.update_samples is None:
             return 1
-        return count_portions(self.update_samples, self.world_size)
+        return count_rounds(self.update_samples, self.world_size, is_shared=self.shared_samples is not None)
 
     def has_steps(self, round_: int) -> bool:
-        """Returns True when ``round_`` forms steps: it is not one that only draws a portion of an update. Spec: R16.3."""
-        return (round_ + 1) % self.update_portions == 0
+        """Returns True when ``round_`` forms steps: it is the last of an update, or any of the free mode. Spec: R16.3."""
+        return (round_ + 1) % self.update_rounds == 0
+
+    def compute_most_padding(self, budget_tokens: int) -> int:
+        """Returns how many tokens of padding a group may have under a budget. Spec: R16.3."""
+        return budget_tokens if self.update_samples is None else compute_most_padding(budget_tokens)
 
 
 def _check_least(name: str, value: int | tuple[int, ...] | None, least: int | None) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from odb_ref.core.batching.alignment import align, count_groups_to_emit, is_due
-from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import compute_checked_target
 from odb_ref.core.batching.shards import Draw, compute_draw, compute_want
 from odb_ref.core.batching.updates import compute_portion
@@ -20,6 +19,9 @@ from odb_ref.core.state import Phase, State, replace
 from odb_ref.core.types import Group, Mode, compute_real_tokens
 
 Transition = tuple[State, tuple[Effect, ...]]
+
+RAMP_SHARE: Final = 4
+"""In the first rounds, whose windows are small, one in so many steps is formed; the rest is carried. Spec: R3.3."""
 
 _FILL: Final = Phase.FILL
 """Looked up once: that costs a good part of what a step that is taken costs, after each of which this is asked."""
@@ -41,7 +43,10 @@ def post_when_ready(config: Config, state: State) -> Transition:
         return state, ()
     budget_tokens, limits = config.compute_round_bounds(state.agreed_tokens)
     window = state.window if config.has_steps(state.round) else ()
-    groups = config.order.compute_groups(window, config.layout, budget_tokens, limits, sizes=config.sizes)
+    padding = config.compute_most_padding(budget_tokens)
+    groups = config.order.compute_groups(
+        window, config.layout, budget_tokens, limits, sizes=config.sizes, most_padding=padding
+    )
     is_all = state.is_ended or config.update_samples is not None
     to_emit = NONE if is_all else count_groups_to_emit(groups, config.layout, budget_tokens)
     offer = _compute_offer(config, state, groups, to_emit, is_ready)
@@ -146,6 +151,8 @@ def draw_samples(config: Config, state: State, wants: Sequence[int]) -> tuple[St
     """
     if config.shared_samples is None or state.is_ended:
         return state, ()
+    if config.update_samples is not None and state.round % config.update_rounds == 0:
+        return state, ()  # in the first round of an update nothing is drawn
     if len(wants) != config.world_size or min(wants) < 0:
         raise PeerError(f"counts of round {state.round - 1}, field wants: {wants}, of {config.world_size} ranks")
     return read_draw(config, state, _compute_draw(config, state, wants, config.shared_samples))
@@ -155,7 +162,7 @@ def _compute_draw(config: Config, state: State, wants: Sequence[int], total: int
     """Spec: R14.3, R16.4."""
     if config.update_samples is None:
         return compute_draw(config.rank, wants, state.draw.end, total)
-    begin = state.round // config.update_portions * config.update_samples
+    begin = min(total, state.round // config.update_rounds * config.update_samples)
     return compute_portion(
         config.rank,
         wants,
@@ -168,7 +175,8 @@ def _compute_draw(config: Config, state: State, wants: Sequence[int], total: int
 
 def make_read(config: Config, round_: int, count: int) -> Read:
     """Returns the read of so many samples of a source of one's own, for the window of ``round_``. Spec: R6.1, R16.2."""
-    return Read(count, None if config.update_samples is None else config.compute_update_place(round_))
+    place = None if config.update_samples is None else config.compute_update_place(round_ // config.update_rounds)
+    return Read(count, place)
 
 
 def read_draw(config: Config, state: State, draw: Draw) -> tuple[State, tuple[Read, ...]]:
@@ -213,7 +221,9 @@ def compute_round_target(config: Config, agreement: Offer) -> int:
         return 0
     target = compute_checked_target(config.rule, agreement, is_update=is_update)
     if is_update:
-        # An update is small: in twice as many steps its groups are of samples more alike, which saves more than steps cost.
-        return min(2 * target, agreement.samples_max) if config.layout == Layout.PADDED else target
+        return target
+    if agreement.round_min < config.ramp_rounds and agreement.groups_min != NONE:
+        # What a small window groups badly is carried into a larger one.
+        target = max(1, agreement.due_max, target // RAMP_SHARE)
     # Quota mode never idles: the rank with the fewest samples bounds the round, and the next one closes.
     return min(target, agreement.samples_min) if config.mode is Mode.QUOTA else target

@@ -18,6 +18,10 @@ prepared optimizer or scheduler may as well be told in every step, within the co
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "accelerate", extra="accelerate")
+
 import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -61,12 +65,20 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
     if info.step == 0:
         check_strategy(accelerator)
         _check_schedulers(accelerator)
-    accelerator.sync_gradients = info.is_update_end
     if accelerator.distributed_type is DistributedType.DEEPSPEED:
-        # Its engine averages gradients, and steps, in the backward pass that is said to end a window.
         _check_engine(accelerator)
+    return accumulating(accelerator, model, is_update_end=info.is_update_end)
+
+
+def accumulating(accelerator: Accelerator, model: nn.Module, *, is_update_end: bool) -> AbstractContextManager[None]:
+    """Returns the context of a backward pass that ends an update, or adds to its gradient."""
+    accelerator.sync_gradients = is_update_end
+    if accelerator.distributed_type is DistributedType.DEEPSPEED:
+        # Its engine averages gradients, and steps, in the backward pass that is said to end an update. Accelerate before 1.8
+        # does not say it.
+        accelerator.deepspeed_engine_wrapped.engine.set_gradient_accumulation_boundary(is_boundary=is_update_end)
         return nullcontext()
-    if info.is_update_end:
+    if is_update_end:
         return nullcontext()
     context: AbstractContextManager[None] = accelerator.no_sync(model)
     return context

@@ -35,6 +35,10 @@ with FSDP 2 by `ModelParallelStrategy`; other strategies were not run.
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "lightning", extra="lightning")
+
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence

@@ -18,6 +18,10 @@ tokens, to which an idle step adds nothing. For what each sample has brought the
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "lightning", extra="lightning")
+
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

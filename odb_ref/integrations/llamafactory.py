@@ -22,6 +22,10 @@ running mean over the batches of all ranks, those that an idle rank replays incl
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "transformers", extra="llamafactory")
+
 import importlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager

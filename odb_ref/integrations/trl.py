@@ -24,6 +24,10 @@ pair is taken apart. What these Trainers gather of a step for their logs leaves 
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "transformers", extra="trl")
+
 from typing import Final
 
 from transformers import Trainer, TrainingArguments

@@ -1,6 +1,6 @@
 """Dividing units into micro-batches: as few as are found, or a given number, none costlier than need be.
 
-Spec: R13.4, R13.5, R13.6.
+Spec: R13.4, R13.5, R13.6. Preserves: PLAN.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Division:
 
     def _divide_packed(self, count: int, bounds: Sequence[Bound], ranks: int) -> list[Batch]:
         units, others, budget = self.units, self.others, self.terms.budget
-        starts = list_starts([units.costs[unit] for unit in others], count, ranks) if ranks > 1 else []
+        starts: list[int] = []
+        if ranks > 1 and not self.alone:
+            starts = list_starts([units.costs[unit] for unit in others], count, ranks)
         found = spread(units, others, count, budget, bounds, starts=starts) if any(starts) else None
         if found is None or not all(found):
             starts = []

@@ -19,7 +19,7 @@ from odb_ref.plan.units import Units
 Batch: TypeAlias = list[int]
 """The numbers of the units of a micro-batch."""
 
-_TRIED: Final = 32_768
+TRIED: Final = 32_768
 """For how many units a second order is tried: with limits packing takes time that grows faster than their number."""
 
 Bound: TypeAlias = "tuple[Sequence[int], int]"
@@ -72,7 +72,7 @@ def pack_either_way(units: Units, numbers: Sequence[int], budget: int, bounds: S
     need of what is bounded.
     """
     found = pack(units, sort_longest_first(units, numbers), budget, bounds)
-    if bounds and len(numbers) <= _TRIED:
+    if bounds and len(numbers) <= TRIED:
         other = pack(units, sort_neediest_first(units, numbers, budget, bounds), budget, bounds)
         found = min(found, other, key=len)
     return found

@@ -1,5 +1,9 @@
 """The torch adapter: `ODBDataLoader` and `pop_step_info`, over a standard DataLoader and public torch API only."""
 
+from odb_ref.extras import require
+
+require(__name__, "torch", "numpy", extra="torch")
+
 from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.torch.checkpoint import JobState
 from odb_ref.torch.flattening import BoundedShapes, FlattenSamples

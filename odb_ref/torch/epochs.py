@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import TargetRule
-from odb_ref.core.config import Config, Terms
+from odb_ref.core.config import Config, Terms, choose_ramp
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.offer import NONE
 from odb_ref.torch.batches import Batch
@@ -347,7 +347,11 @@ class Epochs(Generic[Batch]):
             rule=self._rule,
             window_samples=self._window,
         )
-        return self._terms.apply(config)
+        terms = self._terms
+        if terms.ramp_rounds is None:
+            samples = self._order.count_samples() / world_size if self._order.is_auto else None
+            terms = replace(terms, ramp_rounds=choose_ramp(self._window, samples))
+        return terms.apply(config)
 
     def _make_exchange(self) -> Exchange:
         roster = self._ranks.make_roster()

@@ -87,7 +87,8 @@ class ODBDataLoader(Epochs[Batch]):
         layout: ``"padded"``: a row for each sample (default). ``"packed"``: one row, laid end to end (`FlattenSamples`).
         collate_fn: Makes a batch of a list of samples, beside the workers. Default: torch's, or `FlattenSamples` where packed.
         shuffle: Whether the order is a permutation by seed and epoch. Default: False.
-        sampler: What this rank reads, in place of its shard; with ``shard="shared"`` the same order on all ranks.
+        sampler: What this rank reads, in place of its shard; with ``update_samples`` the same order on all ranks, or a
+            `DistributedSampler`.
         shard: ``"auto"``: every world_size-th index (default). ``"shared"``: ranks draw from one order as they have room (R14).
             ``"given"``: the data set is this rank's own.
         seed: Of the order, and of what samples draw at random. Default: 0.
@@ -191,7 +192,7 @@ class ODBDataLoader(Epochs[Batch]):
             sizes=choose(Sizes, batching.sizes, "sizes"),
             limits=self._resources.limits,
             max_age_rounds=check_integer(protocol.max_age_rounds, "max_age_rounds", 1),
-            ramp_rounds=check_integer(protocol.ramp_rounds, "ramp_rounds", 0),
+            ramp_rounds=None if protocol.ramp_rounds is None else check_integer(protocol.ramp_rounds, "ramp_rounds", 0),
             mode=choose(Mode, protocol.mode, "mode"),
             quota_samples=None if protocol.quota is None else check_integer(protocol.quota, "quota", 1),
             update_samples=self._update_samples,
@@ -200,6 +201,7 @@ class ODBDataLoader(Epochs[Batch]):
         self._on_idle = choose(OnIdle, protocol.on_idle, "on_idle")
         self._idle_sample = protocol.idle_sample
         self._on_bad_sample = choose(OnBadSample, faults.on_bad_sample, "on_bad_sample")
+        max_bad = check_max_bad(faults.max_bad_samples)
         self._weighting = Weighting(
             scaling=choose(LossScaling, loss.scaling, "scaling"),
             reduction=choose(LossReduction, loss.reduction, "reduction"),
@@ -251,7 +253,7 @@ class ODBDataLoader(Epochs[Batch]):
             settings,
             quota=self._terms.quota_samples,
             read_ahead=self._window // 2,
-            max_bad=check_max_bad(faults.max_bad_samples),
+            max_bad=max_bad if self._on_bad_sample is OnBadSample.QUARANTINE else 0,
         )
         self._start_session()
 

@@ -10,7 +10,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 import torch
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import DistributedSampler, IterableDataset, default_collate
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Config
@@ -19,7 +19,7 @@ from odb_ref.torch.arguments import check_flag
 from odb_ref.torch.flattening import FlattenSamples
 from odb_ref.torch.info import Weighting
 from odb_ref.torch.plan.order import Beginning, Order
-from odb_ref.torch.plan.state import compute_digest
+from odb_ref.torch.plan.sampler import AllReplicas
 from odb_ref.torch.reading.collator import CollateFn, OnIdle
 from odb_ref.torch.reading.counting import Counting
 
@@ -84,7 +84,8 @@ def make_order(
         raise UsageError(f"shard must be 'auto', 'shared' or 'given', got {shard!r}")
     if shard == "shared" and is_iterable:
         raise UsageError("shard='shared' needs a map-style data set: all ranks draw from one order of it")
-    if shard == "shared" and sampler is not None and update_samples is None:
+    is_common = shard != "given" and not is_iterable and (sampler is None or update_samples is not None)
+    if shard == "shared" and not is_common:
         raise UsageError(
             "shard='shared' with a sampler needs update_samples: without it all ranks draw from shuffle and seed"
         )
@@ -92,8 +93,8 @@ def make_order(
         raise UsageError(
             "drop_last needs update_samples: there are no batches of a fixed size, so no last one is smaller"
         )
-    if drop_last and (is_iterable or shard == "given" or (sampler is not None and shard != "shared")):
-        raise UsageError("drop_last needs one order of all ranks: shard='auto' without a sampler, or shard='shared'")
+    if drop_last and not is_common:
+        raise UsageError("drop_last needs one order of all ranks: a map-style data set, and another shard than 'given'")
     if is_iterable and (sampler is not None or shuffle):
         raise UsageError("an iterable data set takes neither sampler nor shuffle")
     if sampler is not None and shuffle:
@@ -104,11 +105,13 @@ def make_order(
         )
     if generator is not None and seed:
         raise UsageError("seed and generator exclude each other")
+    if is_common and isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
+        sampler = AllReplicas(sampler)
     return Order(
         dataset=dataset,
         sampler=sampler,
         is_iterable=is_iterable,
-        is_auto=shard != "given" and (sampler is None or shard == "shared") and not is_iterable,
+        is_auto=is_common,
         is_shared=shard == "shared",
         is_shuffled=shuffle,
         seed=check_integer(seed, "seed", _LEAST_SEED, _MOST_SEED) if generator is None else draw_seed(generator),
@@ -196,9 +199,8 @@ class SharedSettings:
             "accumulation_steps": self.weighting.accumulation_steps,
             "trainer_divides_loss": self.weighting.is_divided_by_steps,
         }
-        start = beginning.start
-        if self.order.is_auto and self.order.sampler is not None and start.keys is not None:
-            settings["sampler"] = compute_digest(start.keys)  # one order, which every rank lists for itself
+        if beginning.start.listed:
+            settings["sampler"] = beginning.start.listed  # one order, which every rank lists for itself
         return json.dumps({**settings, **self.choices, **self.counting.settings}, sort_keys=True)
 
 

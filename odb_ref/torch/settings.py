@@ -12,7 +12,7 @@ import torch.distributed as dist
 from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.cost import CostOfLength
 from odb_ref.core.batching.rules import TargetRule
-from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS
+from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS
 from odb_ref.core.errors import UsageError
 
 P = ParamSpec("P")
@@ -111,7 +111,8 @@ class Protocol:
     Args:
         policy: The target rule: ``"odb"`` (default), ``"paper"``, or one of your own.
         max_age_rounds: Rounds that a sample may be put off. Default: 4.
-        ramp_rounds: First windows that are smaller, for an early first step. Default: 3.
+        ramp_rounds: First windows that are smaller, for an early first step; they fill few batches, and carry the other samples
+            into larger windows. Default: 3, or 1 where an epoch is known to have less than two windows.
         mode: ``"join"``: each sample is read (default). ``"quota"``: all ranks stop together, at ``quota`` or when
             one runs dry.
         quota: Samples of all ranks after which an epoch ends. Default: none.
@@ -129,7 +130,7 @@ class Protocol:
 
     policy: Literal["odb", "paper"] | TargetRule = "odb"
     max_age_rounds: int = MAX_AGE_ROUNDS
-    ramp_rounds: int = RAMP_ROUNDS
+    ramp_rounds: int | None = None
     mode: Literal["join", "quota"] = "join"
     quota: int | None = None
     on_idle: IdleName = "replay"

@@ -364,3 +364,4 @@ class Header:
     origin: Origin = UNKNOWN
     workers: int | None = None
     """Processes that read on each rank; None where the trace does not say."""
+    version: int = VERSION

@@ -43,6 +43,16 @@ def make_lot(ids: Iterable[int]) -> Lot:
     return Lot(len(listed), digest_ids(listed))
 
 
+def place_lot(ids: Iterable[int], first: int = 0) -> Lot:
+    """Returns the lot of samples at places from ``first`` on, in the order of their ids: its digest tells two that are
+    exchanged.
+
+    The sum over the samples of `mix` of the id and the hashed place, as `digest_ids` has it of the ids. Spec: R9.6.
+    """
+    hashed = [mix(mix(place) ^ id_ % 2**64) for place, id_ in enumerate(ids, first)]
+    return Lot(len(hashed), sum(hashed) % _DIGESTS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedLot:
     """The samples of one rank, or of all ranks together."""
@@ -50,8 +60,12 @@ class OwnedLot:
     rank: int | None = None
     """None: of all ranks together, as where they draw from one order, or where another number of ranks had begun."""
     lot: Lot
+    order: int | None = None
+    """Of what there is to train on: the digest of the ids at their places (`place_lot`), where that is known."""
     steps: int = 0
     """Of what had been trained on before: the number of the first step that is not among it."""
+    run: str = ""
+    """Of that: the run that had trained on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +77,23 @@ class Origin:
     inputs: tuple[OwnedLot, ...] = ()
     """What there is to train on in the epoch, those of a resumed one that had been trained on before included."""
     before: tuple[OwnedLot, ...] = ()
-    """What had been trained on of the epoch before it was resumed. Spec: R10.3."""
+    """What had been trained on of the epoch before it was resumed, of these ranks, or of all of then together. Spec: R10.3."""
 
-    def to_json(self) -> dict[str, str | list[dict[str, int | None]]]:
+    def to_json(self) -> dict[str, str | list[dict[str, int | str | None]]]:
         """Returns what stands in a header; nothing for what is not known."""
-        data: dict[str, str | list[dict[str, int | None]]] = {"run": self.run} if self.run else {}
+        data: dict[str, str | list[dict[str, int | str | None]]] = {"run": self.run} if self.run else {}
         if self.inputs:
-            data["inputs"] = [_encode(part) for part in self.inputs]
+            data["inputs"] = [
+                _encode(part) | ({} if part.order is None else {"order": part.order}) for part in self.inputs
+            ]
         if self.before:
-            data["before"] = [{**_encode(part), "steps": part.steps} for part in self.before]
+            data["before"] = [
+                {**_encode(part), "steps": part.steps} | ({"run": part.run} if part.run else {}) for part in self.before
+            ]
         return data
 
 
-def _encode(part: OwnedLot) -> dict[str, int | None]:
+def _encode(part: OwnedLot) -> dict[str, int | str | None]:
     return {"rank": part.rank, "samples": part.lot.samples, "digest": part.lot.digest}
 
 
@@ -100,19 +118,29 @@ def _decode_parts(data: Mapping[str, object], key: str, world_size: int) -> tupl
     if not isinstance(listed, list):
         raise UsageError(f"the header has the {key} {listed!r:.80}")
     parts = tuple(_decode_part(item, key, world_size) for item in listed)
-    if len({part.rank for part in parts}) < len(parts) or (len(parts) > 1 and any(part.rank is None for part in parts)):
+    is_twice = key == "inputs" and len(parts) > 1 and any(part.rank is None for part in parts)
+    if len({part.rank for part in parts}) < len(parts) or is_twice:
         raise UsageError(f"the header has {key} that say twice whose they are")
     return parts
 
 
+_NUMBERS: Final = {"inputs": {"samples", "digest", "order"}, "before": {"samples", "digest", "steps"}}
+
+
 def _decode_part(item: object, key: str, world_size: int) -> OwnedLot:
-    match item:
-        case {"rank": (int() | None) as rank, "samples": int(samples), "digest": int(digest), **rest}:
-            steps = rest.get("steps", 0)
-            numbers = (samples, digest, steps, 0 if rank is None else rank)
-            is_known = rest.keys() == ({"steps"} if key == "before" else set()) and {*map(type, numbers)} == {int}
-            if is_known and isinstance(steps, int) and min(samples, digest, steps) >= 0:
-                is_possible = digest < _DIGESTS and (rank is None or 0 <= rank < world_size)
-                if is_possible:
-                    return OwnedLot(rank=rank, lot=Lot(samples, digest), steps=steps)
-    raise UsageError(f"the header has {key} with {item!r:.200}")
+    data = dict(item) if isinstance(item, dict) else {}
+    rank = data.pop("rank", -1)
+    run = data.pop("run", "") if key == "before" else ""
+    numbers = {name: value for name, value in data.items() if type(value) is int and value >= 0}
+    is_whole = _NUMBERS[key] - {"order"} <= numbers.keys() == data.keys() <= _NUMBERS[key]
+    is_owned = rank is None or (type(rank) is int and 0 <= rank < world_size)
+    is_small = max(numbers.get("digest", 0), numbers.get("order", 0)) < _DIGESTS
+    if not (is_whole and is_owned and is_small and isinstance(run, str)):
+        raise UsageError(f"the header has {key} with {item!r:.200}")
+    return OwnedLot(
+        rank=rank,
+        lot=Lot(numbers["samples"], numbers["digest"]),
+        order=numbers.get("order"),
+        steps=numbers.get("steps", 0),
+        run=run,
+    )

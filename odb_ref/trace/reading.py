@@ -162,7 +162,7 @@ class TraceReader:
                 if workers is not None and (type(workers) is not int or workers < 0):
                     raise self.locate(f"workers is {workers!r:.80}, expected a number")
                 try:
-                    return Header(world, config, driver, epoch, peer, decode_origin(head, world), workers)
+                    return Header(world, config, driver, epoch, peer, decode_origin(head, world), workers, version)
                 except UsageError as error:
                     raise self.locate(error) from error
             case _:

@@ -60,9 +60,11 @@ class TraceWriter:
         if isinstance(event, Agreed) and not self._is_packed:
             self._file.flush()  # once a round, so that a job can be followed and a killed one leaves what it did
 
-    def set_aside(self, rank: int, id_: int) -> None:
-        """Writes that the rank has set a sample aside, by its id: before the samples that are read after it. Spec: R9.6."""
-        self._write({"rank": rank, "event": {"kind": SET_ASIDE, "id": id_}, "effects": []})
+    def set_aside(self, rank: int, id_: int, place: int) -> None:
+        """Writes that the rank has set a sample aside, by its id, and its place in the order that ``inputs`` are of: before the
+        samples that are read after it. Spec: R9.6.
+        """
+        self._write({"rank": rank, "event": {"kind": SET_ASIDE, "id": id_, "place": place}, "effects": []})
 
     def _write(self, line: JsonObject) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -273,7 +273,24 @@ let checkpoint () =
   let k_read_samples = int () in let k_carried = list int in let k_taken = list int in
   { k_read_samples; k_carried; k_taken }
 
+(* Samples of each rank, whose sid is their key where keys say what shares a micro-batch. *)
+let run_plan () =
+  let t_budget = int () in let t_limits = list int in let t_of = cost () in
+  let t_multiple = int () in let t_at_least = int () in let t_at_most = option () in
+  let t_is_alone = bool () in let t_is_idle = bool () in let t_is_at_ends = bool () in
+  let t_near = int () in let t_far = int () in let t_exchanged = int () in let t_tried = int () in
+  let terms = { t_budget; t_limits; t_of; t_multiple; t_at_least; t_at_most; t_is_alone; t_is_idle; t_is_at_ends;
+    t_near; t_far; t_exchanged; t_tried } in
+  let key = if bool () then (fun x -> x.sid) else (fun x -> x.pos) in
+  let problem = match word () with
+    | "stay" -> Stay (list (fun () -> list sample))
+    | "dealt" -> let all = list sample in Dealt (all, int ())
+    | "homes" -> let all = list sample in Homes (all, int ())
+    | name -> failwith ("no plan " ^ name) in
+  print_endline (match plan_of terms key problem with None -> "refused" | Some rows -> show_list (show_list show_group) rows)
+
 let answer = function
+  | "plan" -> run_plan ()
   | "rest" ->
       let base = list (fun () -> list checkpoint) in
       print_endline (show_list show_int (rest_of base (list int)))

@@ -98,14 +98,17 @@ Agreements(posts, given) ==
         due == Max(field("due"))
         low == Max({1, due})
         odb == Max({due, IF least = None THEN most ELSE least})
+        \* In a round of the ramp a quarter, while some source goes on.
+        isRamp == Min(field("round")) < Ramp /\ least # None
+        Held(T) == IF isRamp THEN Max({1, due, T \div 4}) ELSE T
         isPlain == Min(field("failed")) = None /\ Min(field("stop")) = None /\ Min(field("ready")) = 1
         targets == IF ~isPlain THEN {None}
                    ELSE IF IsClosing(samples[2], samples[1], least = None) THEN {0}
                    ELSE IF given # None
                         THEN {given} \cap ((low..samples[2]) \union IF Mode = "quota" THEN {samples[1]} ELSE {})
-                   ELSE CASE Rule = "any" -> low..samples[2]
-                          [] Rule = "odb" -> {odb}
-                          [] Rule = "paper" -> {most}
+                   ELSE CASE Rule = "any" -> {Held(T) : T \in low..samples[2]}
+                          [] Rule = "odb" -> {Held(odb)}
+                          [] Rule = "paper" -> {Held(most)}
     IN {[kind |-> "offer", failed |-> Min(field("failed")), stop |-> Min(field("stop")), step |-> Min(field("step")),
          ready |-> Min(field("ready")), samples |-> samples, reading |-> least, groups |-> most, due |-> due,
          budget |-> Min(field("budget")), target |-> IF T = 0 THEN 0 ELSE LowerToQuota(T, samples[1])] : T \in targets}

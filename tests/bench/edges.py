@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from odb_ref import Batching, Protocol
-from odb_ref.core.config import RAMP_ROUNDS
 from tests.bench.launch import find_descendants, launch
 from tests.bench.report import Spread, compute_ratios, print_table
 
@@ -44,7 +43,7 @@ class Edge:
     group: int = 16
     """Samples that fit into a batch."""
     window: int = 1024
-    ramp: int = RAMP_ROUNDS
+    ramp: int | None = None
     nbytes: int = 0
     """Of a large tensor in each sample."""
     read_s: float = 0.0

@@ -1,34 +1,33 @@
-"""`odb_ref.plan` on every shipped trace, beside verl and TRL: how many steps, how long ranks wait for each other, how fast.
+"""`odb_ref.plan` on every shipped trace, beside other planners: how many steps, how long ranks wait for each other, how fast.
 
 Each trace is dealt out to eight ranks, and planned where it lies, on eight ranks with as many samples each; by tokens,
 and by the cost of attention. Where samples are dealt out, figures are held to what is promised: the least count there
 can be, a wait of at most 1.02 by tokens and 1.03 by attention. What large plans take is also said in times of sorting
 as many lengths.
 
-verl and TRL want other versions than this project, so they run in an environment of their own, whose Python is named by
-``ODB_PEERS_PYTHON`` (``python -m venv peers && peers/bin/pip install verl trl``). Without it ours stands alone.
+The other planners are those of `tests.conformance.scoreboard`, which installs them below ``build/peers``.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 
-from odb_ref.core.errors import UsageError
+from odb_ref.conformance.answers import read_plan
+from odb_ref.conformance.asking import Program
+from odb_ref.conformance.judge import compute_least, compute_wait_of, find_faults
+from odb_ref.conformance.vectors import decode
+from odb_ref.core.errors import OdbError
 from odb_ref.plan import PlanReport, attention, plan_all, plan_ranks
 from tests.bench.report import print_table
+from tests.conformance import scoreboard
 
-PEERS_PYTHON = os.environ.get("ODB_PEERS_PYTHON")
 BUDGET_TOKENS = 16_384
 RANKS = 8
 SAMPLES = 2_048
@@ -38,10 +37,10 @@ LARGE = {"tokens": 1_000_000, "attention": 100_000}
 """How many lengths are planned at once to measure the speed."""
 MOST_SECONDS = {"tokens": 20.0, "attention": 5.0}
 """Of the processor, not by the clock: plans are made by one thread, and machines are busy."""
-PEER_RANKS = 4
-PEER_TRACES = ("azure_llm_2023_conv", "mm_mix_real", "sgd_dialogues")
+COST = "attention/24576"
+"""The same as what the traces are planned by: attention of a hidden size of 4,096."""
+PATIENCE_S = 600.0
 Lengths = list[list[int]]
-Plan = Sequence[Sequence[Sequence[int]]]
 
 
 def draw(name: str, number: int) -> list[int]:
@@ -132,138 +131,68 @@ def print_speed(figures: dict[str, Any]) -> bool:
 # Beside others -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What one way made of one case."""
-
-    plan: Plan = ()
-    error: str = ""
-    seconds: float = 0.0
-
-
-CASES: dict[str, Lengths] = {
-    "a rank has fewer samples than micro-batches": [[16_000, 16_000, 16_000], [500]],
-    "no balanced division keeps the cap": [[9_000, 9_000, 9_000, 5_000], [8_000, 8_000, 8_000, 8_000]],
-    "a sample is longer than the cap": [[20_000, 100], [100, 100]],
-    "a sample is as long as the cap": [[16_384, *[3_000] * 6], [16_384, 16_384, 16_384]],
-}
-
-
-def run_ours(lengths: Lengths) -> Answer:
-    """Plans all ranks here; the seconds are of one rank."""
-    began = time.perf_counter()
-    try:
-        found = plan_ranks(lengths, budget=BUDGET_TOKENS, cost=COSTS["attention"])
-    except UsageError as error:
-        return Answer(error=str(error))
-    seconds = (time.perf_counter() - began) / len(lengths)
-    return Answer(plan=[rank.micro_batches for rank in found.ranks], seconds=seconds)
-
-
-def run_verl(cases: Sequence[Lengths]) -> list[Answer]:
-    """Runs the real package in real gloo ranks, for each case anew where one has failed."""
-    answers: list[Answer] = []
-    while len(answers) < len(cases):
-        request = {"budget_tokens": BUDGET_TOKENS, "cases": cases[len(answers) :]}
-        by_rank = _ask("plan_peer.py", request)
-        for found in zip(*by_rank, strict=False):
-            errors = [item["error"] for item in found if "error" in item]
-            seconds = max((item.get("seconds", 0.0) for item in found), default=0.0)
-            answers.append(
-                Answer(error=errors[0]) if errors else Answer([item["micro_batches"] for item in found], "", seconds)
-            )
-    return answers
-
-
-def count_tokens_trl_keeps(lengths: list[int]) -> int:
-    """Returns how many tokens TRL's packing keeps of samples of these lengths."""
-    request = {"budget_tokens": BUDGET_TOKENS, "lengths": lengths}
-    return int(_ask("plan_trl.py", request))
-
-
-def _ask(script: str, request: dict[str, Any]) -> Any:
-    """Returns what a script answers, run by the peers' Python."""
-    assert PEERS_PYTHON is not None
-    done = subprocess.run(
-        [PEERS_PYTHON, str(Path(__file__).with_name(script))],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(f"{script} failed in {PEERS_PYTHON}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def describe(lengths: Lengths, answer: Answer) -> str:
-    """Returns in words what became of a case."""
-    if answer.error:
-        return f"refused: {answer.error[:70]}"
-    tokens = max(sum(lengths[rank][index] for index in batch) for rank, own in enumerate(answer.plan) for batch in own)
-    lost = sum(map(len, lengths)) - sum(len(batch) for own in answer.plan for batch in own)
-    return f"{len(answer.plan[0])} micro-batches, largest {tokens:,} tokens, {lost} samples lost"
-
-
-def compute_unevenness(lengths: Lengths, found: Plan) -> float:
-    """Returns the cost of all steps, each that of its most expensive rank, over the most that one rank's samples cost:
-    no
-    division can do better, and 1 means that nobody waits for a costlier step than that rank has anyway.
-    """
-    cost = attention(hidden_size=4_096)
-    costs = [
-        [sum(cost(own[index]) for index in batch) for batch in batches]
-        for own, batches in zip(lengths, found, strict=True)
-    ]
-    return sum(map(max, zip(*costs, strict=True))) / max(map(sum, costs))
-
-
 def measure_peers(say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns what ours, verl and TRL make of the cases, and of traces where samples stay on their ranks."""
-    draws = {name: deal(draw(name, 256 * PEER_RANKS), PEER_RANKS) for name in PEER_TRACES}
-    cases = CASES | draws
-    answers: dict[str, list[Answer]] = {"ours": [run_ours(lengths) for lengths in cases.values()]}
-    if PEERS_PYTHON is not None:
-        say("verl")
-        answers["verl"] = [item for lengths in CASES.values() for item in run_verl([lengths])] + run_verl(
-            [*draws.values()]
-        )
-    figures: dict[str, Any] = {}
-    for way, found in answers.items():
-        for (name, lengths), answer in zip(cases.items(), found, strict=True):
-            entry: dict[str, Any] = {"says": describe(lengths, answer), "seconds": answer.seconds}
-            if name in draws and not answer.error:
-                entry["unevenness"] = compute_unevenness(lengths, answer.plan)
-            figures.setdefault(name, {})[way] = entry
-    if PEERS_PYTHON is not None:
-        say("trl")
-        kept = count_tokens_trl_keeps([20_000, 100])
-        figures["a sample is longer than the cap"]["trl"] = {"says": f"keeps {kept:,} of 20,100 tokens"}
+    """Returns what all planners of the scoreboard make of the traces, by where samples may go, planner and trace.
+
+    The wait is by attention, as in the first table; broken is what the kit finds wrong with the plan.
+    """
+    figures: dict[str, Any] = {"dealt out": {}, "stay": {}}
+    draws = {name: deal(draw(name, SAMPLES), RANKS) for name in list_bundled_names()}
+    for peer in scoreboard.PEERS:
+        say(peer.name)
+        folder = scoreboard.install(peer)
+        command = [sys.executable, "-m", "odb_ref.conformance", "serve", "--planner", peer.planner]
+        program = Program(command + ["--ranks"] * peer.has_ranks, "1", PATIENCE_S, scoreboard.list_paths(folder))
+        for kind, way in (("plan_all", "dealt out"), ("plan_ranks", "stay")):
+            if kind in peer.without.split(",") or (peer.has_ranks and kind == "plan_all"):
+                continue
+            entries = figures[way].setdefault(peer.name, {})
+            for name, lengths in draws.items():
+                question = {"kind": kind, "lengths": lengths, "terms": {"budget": BUDGET_TOKENS, "cost": COST}}
+                try:
+                    plans = read_plan(program.answer(question)).plans
+                except OdbError as error:
+                    entries[name] = {"refused": str(error)}
+                    continue
+                problem = decode(question, kind)
+                count = max(map(len, plans))
+                broken = find_faults(problem, plans)
+                plans = [[*own, *[[]] * (count - len(own))] for own in plans]  # the others wait for who has most
+                entries[name] = {
+                    "count": count,
+                    "least": compute_least(problem),
+                    "wait": compute_wait_of(problem, plans),
+                    "broken": sorted(broken),
+                }
+        program.close()
     return figures
 
 
 def print_peers(figures: dict[str, Any]) -> bool:
-    """Prints both tables; True when ours kept what it promises."""
-    for name, lengths in CASES.items():
-        print(f"\n{name}: {lengths}")
-        for way, entry in figures[name].items():
-            print(f"  {way}: {entry['says']}")
-    rows = [
-        [
-            name if way == "ours" else "",
-            way,
-            f"{entry.get('unevenness', 0):.3f}",
-            f"{1e3 * entry['seconds']:.1f}",
-            entry["says"],
-        ]
-        for name in PEER_TRACES
-        for way, entry in figures[name].items()
-    ]
-    title = f"{PEER_RANKS} ranks, 256 samples each; cost of the steps over the costliest rank's samples; ms a rank"
-    print_table(title, ["trace", "by", "cost", "ms", ""], rows)
-    kept = [name for name in (*PEER_TRACES, *CASES) if name != "a sample is longer than the cap"]
-    return all(" 0 samples lost" in figures[name]["ours"]["says"] for name in kept)
+    """Prints a table for each way; True when ours broke nothing."""
+    is_right = True
+    for way, by_planner in figures.items():
+        rows = []
+        for planner, by_trace in by_planner.items():
+            found = [entry for entry in by_trace.values() if "count" in entry]
+            waits = [entry["wait"] for entry in found]
+            broken = {
+                name: sum(name in entry["broken"] for entry in found) for entry in found for name in entry["broken"]
+            }
+            broken |= {"refuses": len(by_trace) - len(found)} if len(found) < len(by_trace) else {}
+            rows.append(
+                [
+                    planner,
+                    f"{sum(entry['count'] for entry in found)} of {sum(entry['least'] for entry in found)}",
+                    f"{sum(waits) / len(waits):.3f}" if waits else "",
+                    f"{max(waits):.3f}" if waits else "",
+                    ", ".join(f"{name} {number}" for name, number in sorted(broken.items())),
+                ]
+            )
+            is_right &= not (planner.startswith("odb-ref") and broken)
+        title = f"all traces, samples {way}: {SAMPLES} each, {RANKS} ranks; wait by attention"
+        print_table(title, ["planner", "steps of least", "mean wait", "most", "breaks, in traces"], rows)
+    return is_right
 
 
 def measure_plans(say: Callable[[str], None]) -> dict[str, Any]:

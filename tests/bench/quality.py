@@ -19,7 +19,7 @@ from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.runs import Result, Run, run
 
 from odb_ref.core.batching.layouts import Layout
-from odb_ref.core.config import RAMP_ROUNDS
+from odb_ref.core.config import choose_ramp
 from tests.bench.losses import compute_full_efficiency, compute_losses, count_fewest_steps
 from tests.bench.report import print_table
 
@@ -179,7 +179,8 @@ def _print_losses(epochs: Sequence[tuple[Cell, Way]], rule: str) -> None:
         lengths = load_lengths(cell.trace)
         tokens = _build(cell, lengths, way).tokens
         steps = _simulate(cell, lengths, way, rule).rows
-        losses = compute_losses(steps, ranks=cell.ranks, ramp_rounds=RAMP_ROUNDS)
+        ramp = choose_ramp(cell.window, cell.window * cell.windows)
+        losses = compute_losses(steps, ranks=cell.ranks, ramp_rounds=ramp)
         fewest = count_fewest_steps(tokens, ranks=cell.ranks, budget_tokens=BUDGET_TOKENS)
         full = compute_full_efficiency(tokens, ranks=cell.ranks, budget_tokens=BUDGET_TOKENS)
         shares = [f"{100 * share:.1f}" for share in asdict(losses).values()]

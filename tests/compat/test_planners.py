@@ -1,7 +1,7 @@
 """verl's and slime's planners, by ours: their signatures and results; and what hangs or overruns there does not here.
 
-The originals run where they are installed: ``peers/bin/python -m pytest tests/compat/test_planners.py``, of an environment with
-verl (see `tests.bench.plan`). Elsewhere a plain class stands for tensordict's.
+The originals run where they are installed, as ``make conformance`` does: ``PYTHONPATH=build/peers/verl-0.9.1``. Elsewhere a
+plain class stands for tensordict's.
 """
 
 from __future__ import annotations
@@ -254,6 +254,61 @@ def test_verl_results_are_of_the_originals_kind(lengths: list[int], is_nested: b
     flat = torch.arange(len(lengths))
     outputs = torch.cat([flat[indices] for indices in own])
     assert torch.equal(verl.restore_dynamic_batch(outputs, own), original.restore_dynamic_batch(outputs, own))
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=2, max_size=12), st.sampled_from([1, 2]), st.integers(1, 3), st.integers(1, 4)
+)
+def test_verl_plans_where_the_original_does_and_no_more_micro_batches(
+    lengths: list[int], size: int, divided_by: int, at_least: int
+) -> None:
+    """Groups, multiples and a least number: what the original plans is planned here, by as many or fewer."""
+    original = pytest.importorskip("verl.utils.seqlen_balancing")
+    kind = pytest.importorskip("tensordict").TensorDict
+    lengths = lengths[: len(lengths) - len(lengths) % size]
+    options: dict[str, Any] = {"num_batches_divided_by": divided_by, "min_num_micro_batch": at_least}
+    options |= {"force_group_size": size}
+    batch = make_batch(lengths, kind=kind)
+    ours, own = verl.rearrange_micro_batches(batch, 60, **options)
+    for indices in own:
+        groups = sorted({index // size for index in indices})
+        assert sorted(indices) == [group * size + place for group in groups for place in range(size)]
+    try:
+        theirs, other = original.rearrange_micro_batches(batch, 60, **options)
+    except ValueError:  # fewer groups than micro-batches: here one is run again
+        assert any(not part["loss_mask"].any() for part in ours)
+        return
+    assert len(ours) <= len(theirs)
+    assert len(ours) % divided_by == len(theirs) % divided_by == 0
+    assert sorted(chain.from_iterable(own)) == sorted(chain.from_iterable(other))
+
+
+def prepare(rank: int, shards: list[list[int]]) -> Any:
+    from verl.protocol import DataProto
+
+    columns = dict(make_batch(shards[rank]))
+    data = DataProto.from_dict(columns, {}, {"step": 3})
+    try:
+        parts, indices = verl.prepare_dynamic_batch(data, 60, dp_group=torch.distributed.group.WORLD)
+    except UsageError as error:
+        found: Any = str(error)
+    else:
+        outputs = torch.cat([part.batch["input_ids"][:, 0] for part in parts])
+        back = verl.restore_dynamic_batch(outputs, indices)
+        found = len(parts), back.tolist(), sum(float(part.batch["loss_mask"].sum()) for part in parts)
+    torch.distributed.barrier()  # nobody is left behind
+    return found
+
+
+def test_a_user_of_verl_changes_one_import_and_nothing_hangs() -> None:
+    """Two gloo ranks, verl's own classes: one with fewer samples than the agreed count; then one with an over-long sample."""
+    pytest.importorskip("verl.protocol")
+    first, second = (result.value for result in run_ranks(2, prepare, SHARDS))
+    assert first == (3, [1, 2, 3], 9.0)
+    assert second == (3, [1], 3.0)
+    first, second = (result.value for result in run_ranks(2, prepare, [[60, 5], [61, 5]]))
+    assert first == second
+    assert first.startswith("rank 1: sample 0 has 61 tokens, more than the budget of 60")
 
 
 def make_arguments(**changes: Any) -> SimpleNamespace:

@@ -10,7 +10,7 @@ import pytest
 
 from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.batching.rules import PaperRule
-from odb_ref.core.config import Config
+from odb_ref.core.config import Config, choose_ramp
 from odb_ref.core.effects import PostOffer
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.rounds import (
@@ -153,6 +153,26 @@ def test_a_round_has_the_target_of_the_rule_unless_the_epoch_closes(
     config = make_config(mode=mode, rule=PaperRule())
     assert compute_round_target(config, agreement) == target
     assert is_closing(config, agreement) == (not target)
+
+
+@pytest.mark.parametrize(
+    ("round_", "groups_min", "due_max", "target"),
+    [(1, 12, 0, 3), (1, 7, 0, 1), (1, 3, 0, 1), (1, 12, 5, 5), (1, NONE, 0, 14), (2, 12, 0, 12)],
+)
+def test_a_round_of_the_ramp_forms_a_quarter_of_the_steps(
+    round_: int, groups_min: int, due_max: int, target: int
+) -> None:
+    """Spec: R3.3. Not where no source goes on: there is no larger window to carry anything into."""
+    agreement = replace(
+        OFFER, round_min=round_, round_max=round_, groups_min=groups_min, groups_max=14, due_max=due_max, samples_max=40
+    )
+    assert compute_round_target(make_config(ramp_rounds=2), agreement) == target
+
+
+@pytest.mark.parametrize(("samples", "ramp"), [(None, 3), (0, 1), (2047.5, 1), (2048, 3), (10**9, 3)])
+def test_a_short_epoch_has_a_short_ramp(samples: float | None, ramp: int) -> None:
+    """Spec: R2.3."""
+    assert choose_ramp(1024, samples) == ramp
 
 
 def test_a_window_wants_what_it_lacks_while_there_is_something_to_read() -> None:

@@ -32,8 +32,8 @@ from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
 
 def make_config(**changes: Any) -> Config:
     values: dict[str, Any] = {
-        "rank": 1, "world_size": 2, "budget_tokens": 10, "window_samples": 32, "depth_steps": 2, "max_age_rounds": 2,
-        "ramp_rounds": 4, "order": StepOrder.FULLEST,
+        "rank": 1, "world_size": 2, "budget_tokens": 10, "window_samples": 16, "depth_steps": 2, "max_age_rounds": 2,
+        "ramp_rounds": 0, "order": StepOrder.FULLEST,
     }  # fmt: skip
     return Config(**(values | changes))
 
@@ -94,7 +94,7 @@ def test_a_source_that_has_ended_is_not_read() -> None:
 @pytest.mark.parametrize(("window_samples", "wanted"), [(4, 3), (2, 1), (1, 0)])
 def test_what_is_carried_counts_towards_the_next_window(window_samples: int, wanted: int) -> None:
     """Spec: R5.3, R2.3. Three groups to two steps: one sample is carried."""
-    config = make_config(window_samples=window_samples, ramp_rounds=0)
+    config = make_config(window_samples=window_samples)
     state, effects = transition(config, IN_OFFER, Agreed(AGREEMENT))
     assert state.wanted_samples == wanted
     assert [effect for effect in effects if isinstance(effect, Read)] == ([Read(wanted)] if wanted else [])
@@ -102,9 +102,7 @@ def test_what_is_carried_counts_towards_the_next_window(window_samples: int, wan
 
 def test_more_carried_than_a_window_reads_nothing() -> None:
     """Spec: R2.3."""
-    state, effects = transition(
-        make_config(window_samples=1, ramp_rounds=0), IN_OFFER, Agreed(replace(AGREEMENT, groups_min=1))
-    )
+    state, effects = transition(make_config(window_samples=1), IN_OFFER, Agreed(replace(AGREEMENT, groups_min=1)))
     assert len(state.window) == 2
     assert state.wanted_samples == 0
     assert not any(isinstance(effect, Read) for effect in effects)

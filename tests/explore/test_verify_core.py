@@ -112,3 +112,8 @@ def test_what_is_no_core_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["verify", "--core", str(tmp_path)]) == 2
     printed = capsys.readouterr().err
     assert "is not a copy of odb_ref/core" in printed and printed.count("\n") == 1
+
+
+def test_every_test_that_a_stage_names_is_there() -> None:
+    for suite in core_copy._SUITES:
+        assert all(list(CORE.parents[1].glob(f"{test}*")) for test in suite.tests), suite.name

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
@@ -52,10 +52,10 @@ from odb_ref.core.events import (
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE
-from odb_ref.core.resume import Checkpoint, Ledger, RoundStart, compute_round_start
+from odb_ref.core.resume import Checkpoint, Ledger, Resumed, RoundStart, compute_round_start
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Group, Sample, Step
-from odb_ref.trace.origin import Lot, Origin, OwnedLot, make_lot
+from odb_ref.trace.origin import Origin, OwnedLot, make_lot, place_lot
 from odb_ref.trace.writing import TraceWriter
 
 Shard = tuple[Sample, ...]
@@ -559,9 +559,8 @@ def run_by_arrival(
         if trace is not None:
             paths = [trace] if is_one_file or len(shards) == 1 else list_paths(trace, len(shards))
         is_shared = configs[0].shared_samples is not None
-        lots = [make_lot(sample.id for sample in shard) for shard in shards]
-        inputs = tuple(OwnedLot(rank=rank, lot=lot) for rank, lot in enumerate(lots))
-        origin = Origin(run=run, inputs=(OwnedLot(lot=sum(lots, Lot())),) if is_shared else inputs)
+        inputs = tuple(make_input(rank, shard) for rank, shard in enumerate(shards))
+        origin = Origin(run=run, inputs=(make_input(None, chain(*shards)),) if is_shared else inputs)
         writers = [stack.enter_context(TraceWriter(path, configs[0], driver=driver, origin=origin)) for path in paths]
 
         def make_machine(config: Config) -> Machine:
@@ -577,6 +576,24 @@ def run_by_arrival(
         if not node.is_dead and node.finish is None:
             raise Deadlock(f"rank {rank}: {node.machine.state}")
     return world
+
+
+def write_trace(path: Path, node: Node, origin: Origin, checkpoint: Checkpoint | None = None) -> None:
+    """Writes what one node has done, to a file of its own; ``checkpoint`` is what it was resumed from."""
+    with TraceWriter(path, node.machine.config, driver="test", origin=origin) as writer:
+        event = None
+        if checkpoint is not None:
+            carried = tuple(node.shard[position] for position in checkpoint.start.carried)
+            event = Resumed(checkpoint.start, carried)
+        writer.record(node.machine.config.rank, event, node.begun)
+        for item, effects in node.events:
+            writer.record(node.machine.config.rank, item, effects)
+
+
+def make_input(rank: int | None, samples: Iterable[Sample]) -> OwnedLot:
+    """What a header says of the samples that there are."""
+    ids = [sample.id for sample in samples]
+    return OwnedLot(rank=rank, lot=make_lot(ids), order=place_lot(ids).digest)
 
 
 def list_paths(trace: Path, ranks: int) -> list[Path]:

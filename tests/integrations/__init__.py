@@ -14,7 +14,7 @@ def require(framework: str) -> None:
         try:
             importlib.import_module(name)
         except ImportError:
-            message = f"needs {name}: pip install -e '.[torch,{framework}]'"
+            message = f"needs {name}: pip install 'odb-ref[torch,{framework}]'"
             if os.environ.get("CI") == "true":
                 pytest.fail(message)
             pytest.skip(message, allow_module_level=True)

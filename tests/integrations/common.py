@@ -139,8 +139,16 @@ def find_due(infos: Iterable[StepInfo], *, samples: int, tokens: int) -> tuple[l
     ]
 
 
+def restore_on_processors() -> None:
+    """Has torch load what Accelerate means for the processor of a rank, "cpu:0", which no release of torch does by itself."""
+    torch.serialization.register_package(
+        30, lambda storage: None, lambda storage, place: storage if place.startswith("cpu:") else None
+    )
+
+
 def set_environment(rank: int, world_size: int) -> None:
     """What torchrun would have set, in a process whose process group exists already."""
+    restore_on_processors()
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

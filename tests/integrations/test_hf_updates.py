@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,18 @@ require("transformers")
 
 import torch  # noqa: E402
 from torch.utils.data import Dataset  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments  # noqa: E402
+from transformers import (  # noqa: E402
+    DataCollatorWithFlattening,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from odb_ref.integrations.hf import ODBOptions, enable  # noqa: E402
+from odb_ref.integrations.hf.data import choose_layout  # noqa: E402
+from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT  # noqa: E402
 from odb_ref.torch import UsageError  # noqa: E402
 from tests.integrations.common import set_environment  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
@@ -25,6 +36,7 @@ pytestmark = pytest.mark.torch
 
 TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "eval_runtime"}
 TIMES |= {"eval_samples_per_second", "eval_steps_per_second", "total_flos"}
+TIMES |= {"train_tokens_per_second"}
 
 
 class Texts(Dataset[Any]):
@@ -54,13 +66,61 @@ def collate(samples: list[Any]) -> Any:
 def make_model() -> Any:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=32, attn_implementation="eager", **sizes)).double()
+    # With a cache to fill, transformers before 5 has the samples of a packed row see one another.
+    config = LlamaConfig(vocab_size=32, attn_implementation="eager", use_cache=False, **sizes)
+    return LlamaForCausalLM(config).double()
+
+
+class Watch(TrainerCallback):
+    """Notes what a user's callback sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def note(self, event: str, state: Any) -> None:
+        self.seen.append((event, state.global_step, round(state.epoch, 9), state.max_steps, state.num_train_epochs))
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.note("epoch", state)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.note("begin", state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.note("end", state)
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.note("log", state)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.note("substep", state)
+
+
+SKIPPING = ("Fast-forwarding", "Will skip", "Continuing training from")
+"""How a plain Trainer goes on: it reads again what it has trained on, and says how much. The loader knows its place."""
+
+
+class Banner(logging.Handler):
+    """Notes what a Trainer says before it trains."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if line.startswith(("  ", "*****")) and not any(word in line for word in SKIPPING):
+            self.lines.append(line)
 
 
 def train(
     rank: int, world_size: int, folder: Path, odb: ODBOptions | None, resume: str, settings: dict[str, Any]
 ) -> Any:
     set_environment(rank, world_size)
+    settings = dict(settings)
+    data = Texts(settings.pop("samples", 45))
+    collator = settings.pop("collator", collate)
+    failing = settings.pop("failing", False)
     defaults = {
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 3,
@@ -70,42 +130,80 @@ def train(
         "warmup_steps": 3,
         "learning_rate": 0.01,
         "max_grad_norm": 0.5,
+        "log_level": "info",
     }
     args = TrainingArguments(
         output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **(defaults | settings)
     )
-    data = Texts(settings.pop("samples", 45))
-    trainer: Any = Trainer(model=make_model(), args=args, train_dataset=data, data_collator=collate)
+    watch, banner = Watch(), Banner()
+    trainer: Any = Trainer(model=make_model(), args=args, train_dataset=data, data_collator=collator, callbacks=[watch])
+    logging.getLogger("transformers.trainer").addHandler(banner)
     if odb is not None:
         trainer = enable(trainer, odb)
-    trainer.train(resume_from_checkpoint=str(folder / resume) if resume else None)
+        if failing:
+            trainer.__class__ = type("Failing", (Failing, type(trainer)), {})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train(resume_from_checkpoint=str(folder / resume) if resume else None)
     weights = [float(value) for p in trainer.model.parameters() for value in p.detach().flatten()]
-    return trainer.state.log_history, trainer.state.global_step, trainer.state.max_steps, weights
+    return {
+        "log": trainer.state.log_history,
+        "seen": watch.seen,
+        "banner": banner.lines,
+        "weights": weights,
+        "said": [str(item.message) for item in caught],
+        "failures": getattr(trainer, "failures", 0),
+    }
 
 
-def compare(tmp_path: Path, world_size: int, resume: str = "", before: int = 0, **settings: Any) -> None:
-    """Trains twice, plainly and with ours, and compares all that is logged but for times, and the weights."""
+class Failing:
+    """A Trainer whose last rank runs out of memory with every batch of several samples."""
+
+    failures = 0
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        found = super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        is_last = self.args.process_index == self.args.world_size - 1  # type: ignore[attr-defined]
+        if is_last and len(inputs["input_ids"]) > 1:
+            self.failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        return found
+
+
+def run(world_size: int, folder: Path, odb: ODBOptions | None, resume: str, settings: dict[str, Any]) -> list[Any]:
+    results = run_ranks(world_size, train, world_size, folder, odb, resume, settings, timeout_s=120)
+    assert not any(result.error for result in results), results
+    return [result.value for result in results]
+
+
+def compare(
+    tmp_path: Path, world_size: int, resume: str = "", before: int = 0, odb: ODBOptions | None = None, **settings: Any
+) -> list[Any]:
+    """Trains twice, plainly and with ours, and compares what is logged and said but for times, what callbacks see, and the
+    weights. What ours has found, by rank.
+    """
     found = []
-    for name, odb in (("plain", None), ("ours", ODBOptions(token_budget=80))):
+    for name, options in (("plain", None), ("ours", odb or ODBOptions(token_budget=80))):
         folder = tmp_path / name
         if resume:
             first = settings | {"save_strategy": "steps", "save_steps": before, "max_steps": before}
-            first |= {"lr_scheduler_type": "constant"}
-            results = run_ranks(world_size, train, world_size, folder, odb, "", first, timeout_s=120)
-            assert not any(result.error for result in results), results
-        options = settings | ({"lr_scheduler_type": "constant"} if resume else {})
-        results = run_ranks(world_size, train, world_size, folder, odb, resume, options, timeout_s=120)
-        assert not any(result.error for result in results), results
-        found.append(results[0].value)
-    (plain_log, *plain_steps, plain_weights), (our_log, *our_steps, our_weights) = found
-    assert our_steps == plain_steps
-    assert len(our_log) == len(plain_log)
-    for ours, plain in zip(our_log, plain_log, strict=True):
-        assert ours.keys() == plain.keys()
-        for key in ours.keys() - TIMES:
-            assert ours[key] == pytest.approx(plain[key], rel=1e-6, abs=1e-9), key
+            run(world_size, folder, options, "", first | {"lr_scheduler_type": "constant"})
+        given = settings | ({"lr_scheduler_type": "constant"} if resume else {})
+        found.append(run(world_size, folder, options, resume, given))
+    (plain, *_), (ours, *_) = found
+    assert len(ours["log"]) == len(plain["log"])
+    for mine, entry in zip(ours["log"], plain["log"], strict=True):
+        assert mine.keys() - {"out_of_memory"} == entry.keys()
+        for key in entry.keys() - TIMES:
+            assert mine[key] == pytest.approx(entry[key], rel=1e-6, abs=1e-9), key
+    assert "***** Running training *****" in plain["banner"]
+    assert ours["banner"] == plain["banner"]
+    # Inside an epoch that goes on, its last window has as many batches as any, of which all but one are empty.
+    kept = [[event for event in run["seen"] if not (resume and event[0] == "substep")] for run in (ours, plain)]
+    assert kept[0] == kept[1]
     # Losses are of float32 in transformers, and AdamW takes gradients near 0 up.
-    assert our_weights == pytest.approx(plain_weights, rel=1e-5, abs=1e-6)
+    assert ours["weights"] == pytest.approx(plain["weights"], rel=1e-5, abs=1e-6)
+    return found[1]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +214,8 @@ def compare(tmp_path: Path, world_size: int, resume: str = "", before: int = 0, 
         (2, {"dataloader_drop_last": True}),
         (2, {"max_steps": 7, "gradient_accumulation_steps": 1}),
         (2, {"lr_scheduler_type": "cosine", "data_seed": 5, "dataloader_num_workers": 1, "logging_steps": 2}),
+        (1, {"collator": DataCollatorWithFlattening(), "per_device_train_batch_size": 4}),
+        (2, {"collator": DataCollatorWithFlattening(), "num_train_epochs": 1.5}),
     ],
 )
 def test_the_log_and_the_weights_are_those_of_the_plain_trainer(
@@ -125,18 +225,46 @@ def test_the_log_and_the_weights_are_those_of_the_plain_trainer(
     compare(tmp_path, world_size, **settings)
 
 
-def test_a_checkpoint_goes_on_as_the_plain_trainers(tmp_path: Path) -> None:
-    """Checks: UPDATE, RESUME."""
-    compare(tmp_path, 2, resume="checkpoint-3", before=3)
+@pytest.mark.parametrize("before", [3, 6])
+def test_a_checkpoint_goes_on_as_the_plain_trainers(tmp_path: Path, before: int) -> None:
+    """Checks: UPDATE, RESUME. In either epoch; callbacks see the same, the epoch's fraction included."""
+    compare(tmp_path, 2, resume=f"checkpoint-{before}", before=before)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_running_out_of_memory_changes_no_update(tmp_path: Path, world_size: int) -> None:
+    """Checks: UPDATE, WEIGHT. Batches go in halves, and the budget falls: the log and the weights stay."""
+    odb = ODBOptions(token_budget=160, survives_out_of_memory=True)
+    settings = {"samples": 60, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "failing": True}
+    found = compare(tmp_path, world_size, odb=odb, **settings)
+    assert found[-1]["failures"] == found[0]["log"][-1]["out_of_memory"] > 3
+
+
+SAID: list[tuple[dict[str, Any], str]] = [
+    ({"average_tokens_across_devices": False}, "average_tokens_across_devices=False"),
+    ({"include_num_input_tokens_seen": True}, "counts padding" if HAS_TOKEN_COUNT else "needs transformers 5.3"),
+    ({"accelerator_config": {"use_seedable_sampler": False}}, "use_seedable_sampler=False draws the order"),
+    ({"accelerator_config": {"split_batches": True}, "per_device_train_batch_size": 4}, "split_batches"),
+]
+
+
+@pytest.mark.parametrize(("settings", "text"), SAID, ids=[text for _, text in SAID])
+def test_what_differs_from_the_plain_trainer_is_said_or_refused(
+    tmp_path: Path, settings: dict[str, Any], text: str
+) -> None:
+    results = run_ranks(2, train, 2, tmp_path, ODBOptions(token_budget=80), "", settings, timeout_s=120)
+    for result in results:
+        assert text in (result.text if result.error else " ".join(result.value["said"]))
+
+
+def test_input_tokens_without_padding_are_counted_as_by_the_plain_trainer(tmp_path: Path) -> None:
+    """An idle rank's replay adds nothing."""
+    if not HAS_TOKEN_COUNT:
+        pytest.skip("before transformers 5.3 the loop counts, and nothing in an update: a warning says so")
+    compare(tmp_path, 2, include_num_input_tokens_seen="non_padding", samples=31)
 
 
 def test_a_collator_that_flattens_is_not_counted_as_one_that_pads() -> None:
-    class DataCollatorWithFlattening:
-        def __call__(self, samples: Any) -> Any:
-            return samples
-
-    from odb_ref.integrations.hf.data import choose_layout
-
     assert choose_layout(DataCollatorWithFlattening(), {}) == {"layout": "packed"}
     assert choose_layout(collate, {}) == {}
     with pytest.raises(UsageError, match="lays samples end to end"):

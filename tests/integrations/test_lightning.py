@@ -39,7 +39,7 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import run_ranks  # noqa: E402
+from tests.torch.ranks import CAN_SHARD, run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -158,6 +158,7 @@ def train_sharded(rank: int, folder: Path) -> Any:
     return module.updates, whole.tolist()
 
 
+@pytest.mark.skipif(not CAN_SHARD, reason="fully_shard of torch 2.6 does not run on processors")
 def test_sharded_by_fsdp_2_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. Lightning's own strategy for it, whose meshes are of processors, too."""
     results = run_ranks(len(SIZES), train_sharded, tmp_path, timeout_s=120)

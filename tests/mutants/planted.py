@@ -480,6 +480,13 @@ PLANTED = (
         "if found is None or not all(found):",
         "if found is None:",
     ),
+    _plan("steps have levels beside units alone", "division", "if ranks > 1 and not self.alone:", "if ranks > 1:"),
+    _plan(
+        "one that is empty is asked for its cheapest",
+        "settling",
+        "least = costs[0] if costs and not self._has_exchange else 1",
+        "least = 1 if self._has_exchange or is_one else costs[0]",
+    ),
     _plan("nothing is evened out", "division", "    if bounds or len(numbers) > EXCHANGED:", "    if numbers:"),
     _plan(
         "one that is alone is counted among the others", "division", "left = count - len(self.alone)", "left = count"

@@ -78,9 +78,12 @@ DEARER = Bounds(
 DEAREST = replace(DEARER, lengths=((4, 4, 5), (5, 4, 4)), budget_tokens=8)
 """The row of two samples costs more than that of one that is longer than each."""
 UNLIKE = Bounds(lengths=((6, 5, 4, 3), (3, 6, 4, 5)), budget_tokens=6, window_samples=4)
-# Windows of 1, 2 and 4. Under a budget of 12 rank 0 makes one group, less than half full; two, of which one is half full; and
-# three of 4, 5 and 7 tokens.
+# Windows of 1, 2 and 4. Under a budget of 12 rank 0 makes one group, less than half full; and two, of which one is half full.
 KEPT_BACK = Bounds(lengths=((3, 6, 12, 2, 2, 5, 7, 9), (12, 12)), budget_tokens=12, window_samples=4, ramp_rounds=2)
+KEPT_ONE = replace(KEPT_BACK, lengths=((2, 2, 5, 7, 9), (12, 12)), ramp_rounds=0)
+"""Three groups of 4, 5 and 7 tokens, of which two are less than half full."""
+RAMPED = Bounds(lengths=((4,) * 9, (4,) * 9), budget_tokens=4, window_samples=24, ramp_rounds=3, max_age_rounds=1)
+"""Several groups in each of the first windows, of which what is left once is due in the next round."""
 # A row of 3 tokens, which would have 4 with padding: half of the budget.
 KEPT_ROW = Bounds(lengths=((8, 2, 1, 8), (8,)), budget_tokens=8, layout=Layout.PACKED, window_samples=3, ramp_rounds=0)
 HALVED = Bounds(
@@ -402,7 +405,7 @@ def align(
         old="len(groups) - any(2 *",
         new="len(groups) - sum(2 *",
         property="FEWEST",
-        bounds=KEPT_BACK,
+        bounds=KEPT_ONE,
     ),
     Mutant(
         name="the only group is kept back",
@@ -435,6 +438,23 @@ def align(
         new="count_groups_to_emit(groups, config.layout, config.budget_tokens)",
         property="FEWEST",
         bounds=TOLD,
+    ),
+    Mutant(
+        name="in the ramp a group that is due is carried on",
+        module="rounds",
+        old="max(1, agreement.due_max, target // RAMP_SHARE)",
+        new="max(1, target // RAMP_SHARE)",
+        property="AGE",
+        bounds=RAMPED,
+    ),
+    Mutant(
+        name="in the ramp a round may form no step",
+        module="rounds",
+        old="max(1, agreement.due_max, target // RAMP_SHARE)",
+        new="max(agreement.due_max, target // RAMP_SHARE)",
+        property="TERM",
+        bounds=RAMPED,
+        needs_invariants=True,
     ),
     Mutant(
         name="a rank keeps a group back though its source has ended",
@@ -1125,8 +1145,8 @@ def align(
     Mutant(
         name="a sample slips into the next update",
         module="rounds",
-        old="        return min(2 * target, agreement.samples_max) if config.layout == Layout.PADDED else target\n",
-        new="        return max(1, agreement.groups_max - 1)\n",
+        old="    target = compute_checked_target(config.rule, agreement, is_update=is_update)\n",
+        new="    target = max(1, agreement.groups_max - 1)\n",
         property="UPDATE",
         bounds=UPDATES,
     ),
@@ -1134,7 +1154,7 @@ def align(
         name="an update has the steps of the rank with the fewest groups",
         module="rounds",
         old="is_all = state.is_ended or config.update_samples is not None",
-        new="is_all = state.is_ended",
+        new="is_all = state.is_ended or not config.has_steps(state.round)",
         property="FEWEST",
         bounds=UPDATES,
     ),
@@ -1157,8 +1177,8 @@ def align(
     Mutant(
         name="the places of an update are counted by what was good",
         module="rounds",
-        old="else config.compute_update_place(round_))",
-        new="else config.compute_update_place(round_) - (round_ > 0))",
+        old="config.compute_update_place(round_ // config.update_rounds)",
+        new="config.compute_update_place(round_ // config.update_rounds) - (round_ > 1)",
         property="DEAL",
         bounds=BAD_UPDATES,
     ),
@@ -1185,6 +1205,14 @@ def align(
         new="compute_portion_shares([3 * x if i == rank else x for i, x in enumerate(loads)], drawn - begin, portion)\n",
         property="DEAL",
         bounds=DEALT,
+    ),
+    Mutant(
+        name="a group of an update holds any padding",
+        module="rounds",
+        old="padding = config.compute_most_padding(budget_tokens)",
+        new="padding = budget_tokens",
+        property="BUDGET",
+        bounds=replace(UPDATES, lengths=((1, 2), (2, 1))),
     ),
     Mutant(
         name="a portion goes beyond its update",

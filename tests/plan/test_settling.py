@@ -88,6 +88,17 @@ def test_a_step_that_costs_more_anyway_is_filled() -> None:
     assert [[len(batch) for batch in rank.micro_batches] for rank in plan.ranks] == [[1, 2], [10, 2]]
 
 
+def test_steps_have_no_levels_beside_units_alone() -> None:
+    """Spec: R13.5. The steps of those that are alone would come between."""
+    plan = plan_all([70, 70, 10, 5, 50, 25, 35], ranks=2, budget=60, at_least=3, oversize="alone")
+    assert [rank.micro_batches for rank in plan.ranks] == [((0,), (4,), (2, 3)), ((1,), (6,), (5,))]
+
+
+def test_one_that_is_empty_has_nothing_to_give() -> None:
+    """Spec: R13.5. Of more units than are exchanged, fewer than there are micro-batches."""
+    assert plan_rank([1] * 32_769, budget=60, at_least=32_770).count == 32_770
+
+
 @pytest.mark.parametrize("name", list_bundled_names())
 def test_real_lengths_take_the_fewest_steps_and_wait_no_longer_than_they_must(name: str) -> None:
     """Spec: R13.10. Several draws of every trace, few ranks and many, by tokens and by attention."""

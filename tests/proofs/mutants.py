@@ -171,6 +171,8 @@ MUTANTS = (
     _edit("later steps go first", "Machine.v", "set_outbox (outbox s ++ plan s)", "set_outbox (plan s ++ outbox s)",
           "agree_keeps"),
     _edit("what is left of a round is dropped", "Machine.v", "by_position (window s ++ returned)", "window s", "count_keeps"),
+    _edit("an exchange exceeds the bounds", "PlanSettling.v", "&& room h && room g then", "&& room h then", "PlanSettling.v"),
+    _edit("the last unit is given away", "PlanSettling.v", "&& negb (length g =? 0) &&", "&&", "PlanSettling.v"),
     _edit("a looser bound", "Termination.v", "W * (6 * total + 7) + total +", "W * (6 * total + 7) + total + W +", _REVIEWED),
     _edit("a row takes one token more", "Packing.v", "(total g <=? budget) && is_within limits g.",
           "(total g <=? S budget) && is_within limits g.", f"Packing.v|{_REVIEWED}"),

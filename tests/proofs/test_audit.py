@@ -72,6 +72,23 @@ def test_the_audit_refuses_a_theorem_that_is_not_there(copy: Path) -> None:
     assert "there_is_no_such_theorem" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("extracted/main.ml", "let ", "let  "),
+        ("Makefile", "model.mli model.ml main.ml", "model.mli other.ml main.ml"),
+    ],
+)
+def test_the_audit_refuses_another_program_around_the_model(copy: Path, file: str, old: str, new: str) -> None:
+    """What the Python is compared with is more than what Coq extracts."""
+    text = (copy / file).read_text()
+    assert old in text
+    (copy / file).write_text(text.replace(old, new, 1))
+    done = _audit(copy, "--here")
+    assert done.returncode == 1
+    assert file in done.stderr
+
+
 def test_the_page_has_the_properties_by_their_names_and_in_their_order() -> None:
     """What `spec/properties.md` calls proved has a theorem of its name in Main.v, and nothing else has."""
     text = PROPERTIES.read_text()

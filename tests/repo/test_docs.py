@@ -104,10 +104,13 @@ def test_the_picture_is_what_its_script_draws() -> None:
     sys.modules["picture"] = module
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "_static" / "steps.svg").read_text() == module.draw(), "python docs/picture.py"
-    said = re.search(r"fill (\d+) % of the token budget, odb-ref (\d+) %", (ROOT / "README.md").read_text())
-    assert said is not None
-    drawn = re.findall(r"(\d+)% of the budget", module.draw())
-    assert list(said.groups()) == drawn
+    numbers = re.findall(r"[0-9.]+ (?:s|times as fast)", module.draw())
+    for page in ("README.md", "docs/index.md"):
+        alternative = re.search(r"!\[([^]]*)\]\([^)]*steps\.svg\)", (ROOT / page).read_text())
+        assert alternative is not None
+        assert sorted(re.findall(r"[0-9.]+ (?:s|times as fast)", alternative[1])) == sorted(numbers)
+    assert "1.49 times the samples per second" in (ROOT / "README.md").read_text()
+    assert "1.49 times as fast" in numbers
 
 
 PLACE = re.compile(r"`((?:[\w./-]+/)[\w-]+\.py)(?:: (\w+))?`")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import odb_ref
+from tests.reach.__main__ import CELLS
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,8 +30,34 @@ def test_what_needs_torch_says_so_where_there_is_none() -> None:
     hide = "import sys; sys.modules['torch'] = None\n"
     done = run("-c", hide + "from odb_ref import ODBDataLoader")
     assert done.returncode
-    assert "odb_ref.ODBDataLoader needs PyTorch, which is not installed: pip install -e '.[torch]'" in done.stderr
+    assert "odb_ref.torch needs torch, which is not installed: pip install 'odb-ref[torch]'" in done.stderr
     assert run("-c", hide + "from odb_ref import JobError, UsageError, __version__, plan_all").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("odb_ref.torch", "numpy", "torch"),
+        ("odb_ref.compat", "torch", "torch"),
+        ("odb_ref.integrations.progress", "torch", "torch"),
+        ("odb_ref.integrations.hf", "transformers", "transformers"),
+        ("odb_ref.integrations.hf.trainer", "accelerate", "transformers"),
+        ("odb_ref.integrations.accelerate", "accelerate", "accelerate"),
+        ("odb_ref.integrations.lightning", "lightning", "lightning"),
+        ("odb_ref.integrations.lightning_evaluation", "lightning", "lightning"),
+        ("odb_ref.integrations.trl", "transformers", "trl"),
+        ("odb_ref.integrations.llamafactory", "transformers", "llamafactory"),
+        ("odb_ref.compat.integrations.hf", "transformers", "transformers"),
+        ("odb_ref.compat.integrations.llamafactory", "transformers", "transformers"),
+        ("odb_ref.compat.integrations.accelerate", "accelerate", "accelerate"),
+        ("odb_ref.compat.integrations.lightning", "lightning", "lightning"),
+    ],
+)
+def test_a_module_without_its_package_names_the_command_that_installs_it(module: str, package: str, extra: str) -> None:
+    pytest.importorskip("torch")
+    done = run("-c", f"import sys; sys.modules[{package!r}] = None\nimport {module}")
+    assert f"needs {package}, which is not installed: pip install 'odb-ref[{extra}]'" in done.stderr
+    assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def test_a_name_that_is_none_is_an_attribute_error() -> None:
@@ -142,22 +169,27 @@ def test_the_loader_is_generic_in_its_batches(tmp_path: Path) -> None:
 
 
 def test_versions_claimed_are_versions_run() -> None:
-    """What the tests are installed with (`.ci/constraints.txt`) is the lower bound that is claimed, up to the last number."""
+    """A lower bound is what a cell of `tests/reach` pins; what the tests here are installed with lies above it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [
-        *project["dependencies"],
-        *(item for extra in project["optional-dependencies"].values() for item in extra),
-    ]
     lines = [line.partition("#")[0].strip() for line in (ROOT / ".ci" / "constraints.txt").read_text().splitlines()]
     run = dict(line.split("==") for line in lines if "==" in line)
-    seen = 0
-    for item in wanted:
-        found = re.fullmatch(r"([\w-]+)(?:\[\w+\])?[>=]=([\d.]+)", item)
+    pinned = {pin for cell in CELLS.values() for pin in cell.pins}
+    extras = ("torch", "sim", "accelerate", "transformers", "lightning", "trl", "deepspeed", "llamafactory")
+    for item in {item for extra in extras for item in project["optional-dependencies"][extra]}:
+        found = re.fullmatch(r"([\w-]+)>=([\d.]+),?(?:<([\d.]+))?", item)
         assert found, item
-        if found[1] in run:
-            seen += 1
-            assert run[found[1]].split(".")[:2] == found[2].split(".")[:2], f"{item}, and {run[found[1]]} is run"
-    assert seen
+        name, low, high = found[1], found[2], found[3]
+        assert {f"{name}=={low}", f"{name}=={low}.0"} & pinned, f"{item}: no cell of tests/reach runs {low}"
+        if name in run:
+            assert number(low) <= number(run[name]) < number(high or "9999"), item
+    pythons = {cell.python for cell in CELLS.values()}
+    assert project["requires-python"] == f">={min(pythons, key=number)}"
+    claimed = {line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line}
+    assert claimed == pythons
+
+
+def number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 MISTYPED = """

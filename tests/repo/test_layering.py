@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*ROOT.glob("odb_ref/**/*.py"), *ROOT.glob("simulator/**/*.py")])
 
 ARROWS: dict[str, tuple[str, ...]] = {
+    "odb_ref.extras": (),
     "odb_ref.core": (),
     "odb_ref.plan": ("odb_ref.core",),
     "odb_ref.conformance": ("odb_ref.core", "odb_ref.plan"),
@@ -31,6 +32,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "odb_ref.torch.plan",
     ),
     "odb_ref.torch": (
+        "odb_ref.extras",
         "odb_ref.core",
         "odb_ref.plan",
         "odb_ref.trace",
@@ -41,9 +43,9 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "odb_ref.torch.epoch",
     ),
     "odb_ref.torch.loop": ("odb_ref.core", "odb_ref.torch", "odb_ref.torch.reading"),
-    "odb_ref.integrations": ("odb_ref.torch", "odb_ref.torch.loop", "odb_ref.torch.reading"),
-    "odb_ref.compat": ("odb_ref.core", "odb_ref.plan", "odb_ref.torch", "odb_ref.torch.plan"),
-    "odb_ref.compat.integrations": ("odb_ref.compat", "odb_ref.integrations", "odb_ref.torch"),
+    "odb_ref.integrations": ("odb_ref.extras", "odb_ref.torch", "odb_ref.torch.loop", "odb_ref.torch.reading"),
+    "odb_ref.compat": ("odb_ref.extras", "odb_ref.core", "odb_ref.plan", "odb_ref.torch", "odb_ref.torch.plan"),
+    "odb_ref.compat.integrations": ("odb_ref.extras", "odb_ref.compat", "odb_ref.integrations", "odb_ref.torch"),
     "odb_ref": ("odb_ref.core", "odb_ref.plan", "odb_ref.torch", "odb_ref.torch.reading"),
     "odb_sim": (),
     "odb_sim.inputs": ("odb_ref.core",),
@@ -53,6 +55,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "odb_sim.studies": (
         "odb_ref",
         "odb_ref.core",
+        "odb_ref.plan",
         "odb_ref.arrays",
         "odb_ref.trace",
         "odb_sim.inputs",
@@ -81,8 +84,18 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "odb_ref.trace",
         "odb_ref.trace.check",
         "odb_sim.inputs",
+        "odb_ref",
         "odb_sim.engine",
         "odb_sim.studies",
+        "odb_sim.recorded",
+    ),
+    "odb_sim.cli.planning": (
+        "odb_ref.core",
+        "odb_ref.plan",
+        "odb_sim.cli",
+        "odb_sim.inputs",
+        "odb_sim.studies",
+        "odb_sim.reports",
     ),
     "odb_sim.cli": (
         "odb_ref",

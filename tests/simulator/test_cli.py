@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from odb_sim.cli import bench_scale, demo
+from odb_sim.cli import demo
 from odb_sim.cli.main import main
 
 from odb_ref.core.errors import UsageError
@@ -178,84 +178,3 @@ def test_a_name_that_cannot_be_printed_is_escaped(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("odb on l\\xe4nge, 2 ranks")
-
-
-def test_the_page_of_the_scaling_curve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    page = tmp_path / "page.html"
-    figures = {"wall_time_s": 2.0, "cpu_time_s": 1.0, "peak_bytes": 2.0**20, "steps": 7.0}
-    monkeypatch.setattr(bench_scale, "measure_apart", lambda *_: figures)
-    monkeypatch.setattr(
-        "sys.argv", ["bench_scale", "--ranks", "2", "8", "--samples-per-rank", "5", "--html", str(page)]
-    )
-    bench_scale.main()
-    assert "100000.0" in capsys.readouterr().out, "microseconds a sample: a second for ten"
-    assert page.read_text().count("<svg") == 1
-    monkeypatch.setattr("sys.argv", ["bench_scale", "--html", str(tmp_path / "none" / "page.html")])
-    with pytest.raises(SystemExit):
-        bench_scale.main()
-    assert "cannot be written" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["check", "{trace}", "--json"],
-        ["replay", "{trace}", "--json"],
-        ["explore", "--shard-sizes", "1,1", "--json"],
-        ["explore", "--shard-sizes", "1,1", "--save"],
-        ["verify", "--json"],
-        ["verify", "--save"],
-    ],
-)
-def test_what_cannot_be_written_is_said_before_the_work_and_is_no_verdict(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = str(tmp_path / "trace.ndjson")
-    assert main([*RUN, "--trace", trace]) == 0
-    capsys.readouterr()
-    given = [argument.format(trace=trace) for argument in arguments]
-    assert main([*given, str(tmp_path / "none" / "file")]) == 2
-    out, said = capsys.readouterr()
-    assert out == ""
-    assert said.count("\n") == 1
-    assert "make the folder" in said
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
-@pytest.mark.parametrize("option", ["--json", "--trace", "--steps-csv", "--perfetto"])
-def test_a_full_disk_is_said_in_one_line(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*RUN, option, "/dev/full"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "No space left on device" in said
-
-
-@pytest.mark.parametrize("is_buffered", [True, False])
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        RUN,
-        [*RUN, "--json", "-"],
-        ["compare", "gsm8k", "--ranks", "2", "--samples", "20", "--policy", "odb,standard"],
-        ["explore", "--shard-sizes", "1,1"],
-    ],
-)
-def test_a_reader_that_leaves_is_no_verdict(arguments: list[str], *, is_buffered: bool) -> None:
-    """Neither 0, as a check that found a violation must not end, nor 1, as one that found none must not."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; from odb_sim.cli.main import main; sys.exit(main())", *arguments],
-        env=os.environ | {"PYTHONUNBUFFERED": "" if is_buffered else "1"},
-        stdout=writing,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    os.close(writing)
-    assert done.returncode == 141
-    assert "BrokenPipe" not in done.stderr

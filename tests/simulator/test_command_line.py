@@ -44,9 +44,12 @@ def test_a_name_means_one_thing() -> None:
     named = {name: {str(item) for item in found if item} for name, found in kinds.items()}
     for name in ("--token-budget", "--shards", "--workers", "--json", "--limit", "--processes", "--cost-model"):
         assert len(named[name]) <= 1, f"{name}: {named[name]}"
-    for wrong in ("--budget", "--policies", "--rule", "--max-age-rounds", "--dot"):
+    # `plan_all` says budget, and so does its command.
+    assert [command for command in COMMANDS if "--budget" in get_options(command)] == ["micro-batches"]
+    for wrong in ("--policies", "--rule", "--max-age-rounds", "--dot"):
         assert wrong not in kinds, wrong
-    assert [command for command in COMMANDS if "--json" not in get_options(command)] == ["demo"]
+    # These two write files, and no figures.
+    assert [command for command in COMMANDS if "--json" not in get_options(command)] == ["demo", "view"]
 
 
 RUN_OPTIONS = (

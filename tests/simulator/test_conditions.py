@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from odb_sim.cli.main import main
+from odb_sim.engine.cautions import About
 from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, Fault, FaultKind
@@ -222,8 +223,11 @@ def test_an_epoch_whose_loaders_are_done_is_not_complete_when_a_rank_leaves(
     whole = run(what).summary
     for at in (0, 2, whole.steps - 1, whole.steps):
         fault = Fault(kind, 1, at)
-        summary = run(replace(what, conditions=Conditions(faults=(fault,), deadline_s=5.0))).summary
+        result = run(replace(what, conditions=Conditions(faults=(fault,), deadline_s=5.0)))
+        summary = result.summary
         is_whole = at == whole.steps
+        said = [caution.text for caution in result.cautions if caution.about is About.FAULT]
+        assert said == ([f"1 fault struck after the last step, and changed nothing: {fault}"] if is_whole else [])
         assert (summary.outcome == OutcomeKind.COMPLETE) == is_whole
         assert (summary.samples_emitted == 6000) == is_whole
         assert summary.fault_s is not None

@@ -24,10 +24,10 @@ from odb_ref.core.errors import UsageError
 
 def test_a_step_costs_what_the_formula_says() -> None:
     gpu = GpuCost(fixed_s=1.0, per_token_s=0.1, per_token2_s=0.01)
-    assert gpu.compute_batch_s(0, 0) == 1.0
-    assert gpu.compute_batch_s(20, 10) == pytest.approx(1.0 + 20 * 0.1 + 2 * 10**2 * 0.01)
+    assert gpu.compute_batches_s(0, 0) == 1.0
+    assert gpu.compute_batches_s(20, 10) == pytest.approx(1.0 + 20 * 0.1 + 2 * 10**2 * 0.01)
     batches = Costs(gpu=gpu).compute_batches_s(np.array([0, 20]), np.array([0, 10]))
-    assert batches.tolist() == [1.0, gpu.compute_batch_s(20, 10)]
+    assert batches.tolist() == [1.0, gpu.compute_batches_s(20, 10)]
     many = gpu.compute_steps_s(np.array([[20, 0]]), np.array([[200, 0]]))
     assert many.tolist() == [[pytest.approx(5.0), 1.0]]
 

@@ -15,7 +15,7 @@ from odb_sim.cli import bench_scale, demo
 from odb_sim.cli import verify as verify_command
 from odb_sim.cli.main import EXAMPLES, load_command, main
 from odb_sim.engine.metrics import list_step_columns
-from odb_sim.reports import demo_report
+from odb_sim.reports import recorded_report
 from odb_sim.studies.processes import Local
 from odb_sim.studies.published import ROWS, compare_published
 from odb_sim.studies.runs import POLICIES
@@ -38,8 +38,8 @@ QUALITIES = [
         most_age=12,
     )
 ]
-OPAQUE = {"costs", "values", "inputs"}
-"""Keys whose value has names of its own: numbers of a cost model, inputs of a prediction."""
+OPAQUE = {"costs", "values", "inputs", "constants", "model", "because"}
+"""Keys whose value has names of its own: numbers of a cost model, inputs of a prediction, constants of a preset."""
 
 
 def read_glossary() -> str:
@@ -98,6 +98,21 @@ COMMANDS = {
     "compare several": ["sgd_dialogues", *DATA],
     "sweep": [*DATA, "--token-budget", "1024", "--window", "16", "--processes", "1"],
     "tune": [*DATA, "--memory-tokens", "1024", "--window-max", "16", "--processes", "1"],
+    "lengths": ["--processes", "1"],
+    "plan": [
+        "DATA",
+        "--model",
+        "qwen2.5-0.5b",
+        "--gpu",
+        "h100",
+        "--gpus",
+        "2",
+        "--global-batch",
+        "64",
+        "--processes",
+        "1",
+    ],
+    "micro-batches": ["gsm8k", "--ranks", "2", "--budget", "8192", "--step-samples", "1000"],
     "published": ["--processes", "1"],
     "replay": [],
     "calibrate": ["--table"],
@@ -111,6 +126,12 @@ def test_what_a_command_prints_and_writes_has_a_formula(
     command, arguments = name.split(maxsplit=1)[0], list(COMMANDS[name])
     if command in ("replay", "calibrate"):
         arguments += [str(record(tmp_path / f"{number}.ndjson", samples=900)) for number in range(2)]
+    if command == "lengths":
+        (tmp_path / "data.json").write_text(json.dumps([{"input_ids": list(range(n))} for n in range(1, 30)]))
+        arguments.append(str(tmp_path / "data.json"))
+    if command == "plan":
+        arguments[0] = str(tmp_path / "lengths.csv")
+        Path(arguments[0]).write_text("total_tokens\n" + "".join(f"{50 + 7 * n}\n" for n in range(160)))
     if command == "published":
         comparisons = compare_published(Local(), ROWS[:1], samples=160)
         monkeypatch.setattr("odb_sim.cli.published.compare_published", lambda executor: comparisons)
@@ -139,9 +160,8 @@ def test_what_scaling_prints_has_a_formula(headings: list[str], monkeypatch: pyt
 
 def run_demo(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Json]:
     """The demo with a small simulation and no training; the figures that the training is said to have had."""
-    pytest.importorskip("matplotlib")
     pytest.importorskip("torch")
-    figures: dict[str, Json] = dict.fromkeys(demo_report.TRAINING_FIGURES, 12345)
+    figures: dict[str, Json] = dict.fromkeys(recorded_report.TRAINING_FIGURES, 12345)
 
     def train(out: Path, text: str | None) -> dict[str, Json]:
         for rank in range(demo.TRAINING_RANKS):
@@ -173,7 +193,9 @@ def test_what_the_explorer_writes_has_a_formula(tmp_path: Path) -> None:
 def test_every_command_that_prints_a_table_is_run_here() -> None:
     names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo", "verify"}
     tables = {
-        module.__name__.split(".")[-1] for module in map(load_command, EXAMPLES) if hasattr(module, "print_table")
+        module.__name__.split(".")[-1].replace("_", "-")
+        for module in map(load_command, EXAMPLES)
+        if hasattr(module, "print_table")
     }
     assert tables <= names
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from odb_sim.cli.main import main
-from odb_sim.engine.timeline import Span, Timeline
+from odb_sim.engine.timeline import Span, Timeline, choose_fault_span
+from odb_sim.engine.updates import GlobalBatch
+from odb_sim.inputs.conditions import Conditions, parse_fault
+from odb_sim.inputs.lengths import load_lengths
+from odb_sim.inputs.workload import build_workload
+from odb_sim.studies.runs import Run, run
 
 
 @pytest.mark.parametrize("policy", ["odb", "standard"])
@@ -140,3 +146,35 @@ def test_the_name_of_the_file_chooses_the_format(tmp_path: Path) -> None:
     assert main([*arguments, str(tmp_path / "t.json")]) == 0
     assert json.loads((tmp_path / "t.json").read_text())["displayTimeUnit"] == "ms"
     assert b"rank 1" in (tmp_path / "t.pftrace").read_bytes()
+
+
+@pytest.mark.parametrize("fault", ["kill:2:3", "stop:2:3", "kill:2:0", "read:2:90", "collate:2:2"])
+@pytest.mark.parametrize("goal", [None, 60])
+def test_what_the_others_wait_for_after_a_fault_is_drawn_to_the_end(fault: str, goal: int | None) -> None:
+    conditions = Conditions(faults=(parse_fault(fault),), deadline_s=5.0)
+    workload = build_workload(load_lengths("gsm8k"), ranks=4, samples=600)
+    what = Run(workload=workload, policy="odb", budget_tokens=1024, window_samples=32, conditions=conditions)
+    timeline = Timeline()
+    summary = run(replace(what, global_batch=GlobalBatch(samples=goal)), timeline=timeline).summary
+    assert summary.outcome != "complete"
+    for rank in (0, 1, 3):
+        spans = sorted((span[3], span[4], span[2]) for span in timeline.list_spans([rank]) if span[1] == "trainer")
+        assert all(end <= start + 1e-9 for (_, end, _), (start, _, _) in pairwise(spans))
+        assert spans[-1][1] >= summary.sim_time_s - 1e-9, "what a rank computes when it is told may go on"
+        if fault.startswith("kill"):
+            assert spans[-1][1] == pytest.approx(summary.sim_time_s)
+            assert spans[-1][1] - spans[-1][0] > 4.0, "the wait for the one that is gone, not a blank"
+
+
+@pytest.mark.parametrize("driven", [(0.5, 2), (10.2, 40), (10.2, 10), (0.0, 0)])
+def test_a_fault_is_shown_with_the_steps_before_it(driven: tuple[float, int]) -> None:
+    """Steps that were released before it may all begin after it."""
+    fault_s, steps = driven
+    row = run(
+        Run(workload=build_workload(load_lengths("gsm8k"), ranks=1, samples=8), policy="odb", budget_tokens=9)
+    ).rows[0]
+    rows = [replace(row, start_s=float(number), end_s=number + 1.0) for number in range(steps)]
+    begin_s, end_s = choose_fault_span(rows, fault_s)
+    assert begin_s <= fault_s < end_s
+    shown = [row for row in rows if begin_s <= row.start_s < fault_s]
+    assert len(shown) == min(8, sum(row.start_s < fault_s for row in rows))

@@ -41,6 +41,9 @@ class TrainerEach:
     def find_obstacle(self) -> None:
         """Nobody leaves here."""
 
+    def note_held(self) -> None:
+        """Likewise."""
+
     def notice(self, rank: int) -> None:
         if not self._news[rank].triggered:
             self._news[rank].succeed()
@@ -61,7 +64,7 @@ class TrainerEach:
             step = rank.queue.popleft()
             rank.handle(StepTaken())
             longest = step.group[0].length if step.group else 0
-            yield world.stage.env.timeout(world.stage.costs.gpu.compute_batch_s(len(step.group) * longest, longest))
+            yield world.stage.env.timeout(world.stage.costs.gpu.compute_batches_s(len(step.group) * longest, longest))
             self._arrived += 1
             meeting = self._all_arrived
             if self._arrived == len(world.ranks):

@@ -1,4 +1,4 @@
-"""``--update-samples``: the updates of plain training, simulated on the core and compared with every policy at that size."""
+"""``--global-batch``: the updates of plain training, simulated on the core and compared with every policy at that size."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_rounds_leave_updates_to_events() -> None:
 
 def test_every_policy_is_compared_at_the_same_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = tmp_path / "figures.json"
-    command = ["compare", "gsm8k", "--ranks", "2", "--samples", str(SAMPLES), "--update-samples", "100", "--json"]
+    command = ["compare", "gsm8k", "--ranks", "2", "--samples", str(SAMPLES), "--global-batch", "100", "--json"]
     assert main([*command, str(figures)]) == 0
     assert "at one global batch of 100 samples" in capsys.readouterr().out
     assert {entry["policy"] for entry in json.loads(figures.read_text())} >= {
@@ -62,19 +62,19 @@ def test_every_policy_is_compared_at_the_same_update(tmp_path: Path, capsys: pyt
         "bmt",
         "packing",
     }
-    assert main([*command, str(figures), "--global-batch", "50"]) == 2
-    assert "leave out --global-batch" in capsys.readouterr().err
+    assert main([*command, str(figures), "--global-tokens", "50"]) == 2
+    assert "not both" in capsys.readouterr().err
 
 
 def test_a_simulated_trace_is_checked_and_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Checks: UPDATE, REPLAY."""
     trace = str(tmp_path / "t.ndjson")
     command = ["simulate", "gsm8k", "--ranks", "2", "--token-budget", "4000", "--samples", "300", "--shards", "shared"]
-    assert main([*command, "--update-samples", "64", "--trace", trace]) == 0
+    assert main([*command, "--global-batch", "64", "--trace", trace]) == 0
     assert not check_traces([trace], is_replayed=True).violations
     assert main(["replay", trace]) == 0
     assert "equal" in capsys.readouterr().out
     assert (
-        main(["sweep", "gsm8k", "--ranks", "2", "--token-budget", "4000", "--samples", "300", "--update-samples", "64"])
+        main(["sweep", "gsm8k", "--ranks", "2", "--token-budget", "4000", "--samples", "300", "--global-batch", "64"])
         == 0
     )

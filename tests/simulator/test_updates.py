@@ -45,9 +45,14 @@ def test_an_update_ends_with_the_step_that_reaches_the_next_multiple() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    draw_run(), st.builds(GlobalBatch, samples=st.integers(1, 60)) | st.builds(GlobalBatch, tokens=st.integers(1, 900))
+    draw_run(),
+    st.builds(GlobalBatch, samples=st.integers(1, 60)) | st.builds(GlobalBatch, tokens=st.integers(1, 900)),
+    st.booleans(),
 )
-def test_rounds_accumulate_as_events_do(what: Run, global_batch: GlobalBatch) -> None:
+def test_rounds_accumulate_as_events_do(what: Run, global_batch: GlobalBatch, each_step: bool) -> None:
+    what = replace(what, costs=replace(what.costs, collective=replace(what.costs.collective, each_step=each_step)))
+    if global_batch.samples is not None:
+        global_batch = GlobalBatch(samples=max(global_batch.samples, what.workload.ranks))
     by_rounds, by_events = (
         run(replace(what, global_batch=global_batch, driver=driver)) for driver in (Driver.ROUNDS, Driver.EVENTS)
     )
@@ -89,6 +94,37 @@ def test_a_plan_accumulates_as_said(policy: str) -> None:
             free_s = [max(free_s) + 0.5] * 4
         assert rows[step].end_s == pytest.approx(sum(free_s) / 4)
     assert totals.updates == updates
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_ranks_that_meet_after_each_micro_batch_wait_more(policy: str) -> None:
+    """As sharded parameters make them: the time of an update is that of the slowest rank in each micro-batch."""
+    costs = Costs(collective=CollectiveCost(fixed_s=0.5))
+    free, met = (
+        run(
+            build(
+                policy,
+                global_batch=GlobalBatch(samples=250),
+                costs=replace(costs, collective=replace(costs.collective, each_step=each_step)),
+            )
+        )
+        for each_step in (False, True)
+    )
+    assert (met.summary.steps, met.summary.updates) == (free.summary.steps, free.summary.updates)
+    assert met.summary.sim_time_s > free.summary.sim_time_s
+    assert met.summary.collective_share * met.summary.sim_time_s == pytest.approx(
+        free.summary.collective_share * free.summary.sim_time_s
+    )
+    ends = [row for row in met.rows if row.collective_s]
+    assert len(ends) == met.summary.updates
+    assert sum(row.sync_wait_s for row in met.rows if not row.collective_s) > 0
+
+
+def test_no_step_is_shorter_than_what_is_sent_in_it() -> None:
+    gpu = GpuCost(fixed_s=0.1, per_token_s=1e-3, per_token2_s=0, floor_s=0.5)
+    padded = np.array([0, 100, 1000])
+    assert gpu.compute_steps_s(padded, np.zeros(3)).tolist() == [0.5, 0.5, 1.1]
+    assert gpu.compute_batches_s(padded.astype(float), np.zeros(3)).tolist() == [0.5, 0.5, 1.1]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -137,10 +173,49 @@ def test_the_command_says_what_an_update_holds(tmp_path: Path, capsys: pytest.Ca
     odb, standard = json.loads(path.read_text())
     assert odb["speedup"] == odb["accumulated_samples_per_s"] / standard["accumulated_samples_per_s"]
     assert odb["own_speedup"] == odb["samples_per_s"] / standard["samples_per_s"]
-    assert (
-        f"one global batch of 200 samples: odb (200 samples, {odb['accumulated_tokens_per_update']:,.0f} tokens" in said
+    held = (
+        f"{odb['accumulated_tokens_per_update']:,.0f} tokens in {odb['accumulated_steps_per_update']:.1f} micro-batches"
     )
+    assert f"one global batch of 200 samples: odb (200 samples, {held} an update)" in said
     assert f"{odb['speedup']:.2f} times" in said
+    assert (odb["updates"], odb["samples_per_update"]) == (5, 200), "the protocol forms these updates itself"
+    assert main(["compare", *arguments[:3], "--policy", "odb"]) == 0
+    assert "1.00 times" not in capsys.readouterr().out, "of one policy there is no ratio"
+
+
+@pytest.mark.parametrize("command", ["simulate", "sweep", "tune"])
+@pytest.mark.parametrize(
+    ("option", "held"), [("--global-batch", "samples_per_update"), ("--global-tokens", "tokens_per_update")]
+)
+@pytest.mark.parametrize("policy", ["odb", "standard"])
+def test_every_command_keeps_the_global_batch(
+    command: str, option: str, held: str, policy: str, tmp_path: Path
+) -> None:
+    """Steps of the budget alone would hold about 150 samples, 28,000 tokens."""
+    path = tmp_path / "out.json"
+    goal = 16 if option == "--global-batch" else 4000
+    arguments = [command, "gsm8k", "--samples", "600", "--ranks", "8", option, str(goal), "--json", str(path)]
+    arguments += ["--memory-tokens", "4096", "--window-max", "32"] if command == "tune" else ["--token-budget", "4096"]
+    if command == "tune" and policy == "standard":
+        pytest.skip("a baseline has nothing to tune")
+    arguments += ["--policy", policy] + (["--processes", "1"] if command != "simulate" else [])
+    assert main(arguments) == 0
+    found = json.loads(path.read_text())
+    figures = {"simulate": lambda: [found], "sweep": lambda: found, "tune": lambda: found["tried"]}[command]()
+    assert figures
+    for entry in figures:
+        assert entry[held] <= 1.1 * goal
+        assert entry["updates"] == pytest.approx(entry["steps"] / entry["steps_per_update"])
+
+
+def test_smaller_batches_are_said_and_updates_that_hold_too_much(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["simulate", "gsm8k", "--samples", "600", "--ranks", "8", "--token-budget", "4096"]
+    assert main([*given, "--global-tokens", "4000"]) == 0
+    assert "not 4,096, since steps would hold more than the global batch of 4,000 tokens" in capsys.readouterr().out
+    assert main([*given, "--global-tokens", "100"]) == 0
+    assert "more than the 100 asked for: a step of 8 ranks is too large for it" in capsys.readouterr().out
+    assert main([*given, "--global-tokens", "100000"]) == 0
+    assert "asked for" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

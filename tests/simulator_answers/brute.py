@@ -1,7 +1,8 @@
 """Tuning beside brute force: ``python -m tests.simulator_answers.brute [TRACE...] [--ranks N...]``; a part of ``make soak``.
 
-Every combination of windows, budgets, depths and ramps is simulated over the epoch asked about; what the tuning recommends must
-reach 0.99 of the best. The tests run a slice of it.
+Every combination of windows, budgets, depths, ramps, ages and balances is simulated over the epoch asked about, in the free
+mode and at updates of a global batch; what the tuning recommends must reach 0.99 of the best. What it shows beside, for a
+choice of the user's, must reach 0.98 of what a tuning with that choice finds. The tests run a slice of it.
 """
 
 from __future__ import annotations
@@ -10,28 +11,25 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import product
 
+from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
 from odb_sim.studies.cells import Answer, Point, split_failed
 from odb_sim.studies.comparison import choose_budget
 from odb_sim.studies.processes import Local, make_executor
+from odb_sim.studies.search import Value
 from odb_sim.studies.sweep import Study, run_grid
-from odb_sim.studies.tune import (
-    DEPTHS,
-    RAMPS,
-    Question,
-    Tuning,
-    compute_budget_ladder,
-    compute_ladder,
-    describe_point,
-    tune,
-)
+from odb_sim.studies.tune import Question, Tuning, describe_point, list_choices, tune
+
+from odb_ref.core.config import Terms
 
 ENOUGH = 0.99
+ENOUGH_BESIDE = 0.98
+UPDATE_SAMPLES_A_RANK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +46,39 @@ class Verdict:
         return self.tuning.recommended.rate / max(self.best.rate, self.tuning.best.rate)
 
 
-def ask(lengths: Lengths, ranks: int, window_max: int = 4096) -> Question:
-    return Question(
-        study=Study(lengths=lengths), ranks=ranks, memory_tokens=choose_budget(lengths), window_max=window_max
+def ask(lengths: Lengths, ranks: int, window_max: int = 4096, update_samples: int | None = None) -> Question:
+    study = Study(
+        lengths=lengths, global_batch=GlobalBatch(samples=update_samples), terms=Terms(update_samples=update_samples)
     )
+    return Question(study=study, ranks=ranks, memory_tokens=choose_budget(lengths), window_max=window_max)
 
 
 def try_all(
-    question: Question,
-    windows: Sequence[int],
-    budgets: Sequence[int],
-    depths: Sequence[int] = DEPTHS,
-    ramps: Sequence[int] = RAMPS,
-    executor: Executor | None = None,
+    question: Question, values: Mapping[str, Sequence[Value]] | None = None, executor: Executor | None = None
 ) -> Verdict:
-    """The tuning of ``question`` beside every one of these settings."""
+    """The tuning of ``question`` beside every combination of its settings' values, or of ``values``."""
     executor = executor or Local()
     tuning = tune(question, executor)
-    start = question.build_point()
+    lists = {name: (values or {}).get(name, every) for name, every in question.build_dimensions().items()}
     points: list[Point] = [
-        replace(start, window_samples=window, budget_tokens=budget, depth_steps=depth, ramp_rounds=ramp)
-        for window, budget, depth, ramp in product(windows, budgets, depths, ramps)
+        replace(question.build_point(), **dict(zip(lists, chosen, strict=True))) for chosen in product(*lists.values())
     ]
     answers, _ = split_failed(run_grid(question.build_grid(points), executor))
     return Verdict(tuning, max(answers, key=lambda answer: answer.rate), len(points))
+
+
+def compare_beside(
+    question: Question, tuning: Tuning, executor: Executor | None = None, *, only: str | None = None
+) -> dict[str, float]:
+    """What is shown beside, over what a tuning of that choice by itself finds; of ``only`` one choice, or of all."""
+    shares = {}
+    for options, _, study in list_choices(question):
+        if only not in (None, options):
+            continue
+        (shown,) = (item for item in tuning.beside if item.choice == options)
+        alone = tune(replace(question, study=study), executor or Local())
+        shares[options] = shown.answer.rate / alone.best.rate
+    return shares
 
 
 def main() -> int:
@@ -79,26 +86,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("traces", nargs="*", default=list_bundled_names())
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64])
-    parser.add_argument(
-        "--full", action="store_true", help="every depth and ramp, not the least, the usual and the most"
-    )
+    parser.add_argument("--full", action="store_true", help="every value, not the least, the usual and the most")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    depths, ramps = (DEPTHS, RAMPS) if options.full else (DEPTHS[::2], RAMPS[::2])
+    few = {} if options.full else {"depth_steps": (2, 8), "ramp_rounds": (0, 2, 4), "max_age_rounds": (1, 4, 16)}
     status = 0
     with make_executor(options.processes) as executor:
-        for name, ranks in product(options.traces, options.ranks):
+        for name, ranks, is_update in product(options.traces, options.ranks, (False, True)):
             began = time.monotonic()
-            question = ask(load_lengths(name), ranks)
-            windows = compute_ladder(min(question.window_max, question.shard_samples), 8)
-            budgets = compute_budget_ladder(question.memory_tokens)
-            verdict = try_all(question, windows, budgets, depths, ramps, executor)
-            status |= int(verdict.share < ENOUGH)
+            update = UPDATE_SAMPLES_A_RANK * ranks if is_update else None
+            question = ask(load_lengths(name), ranks, update_samples=update)
+            verdict = try_all(question, few, executor)
+            beside = compare_beside(question, verdict.tuning, executor)
+            worst = min(beside, key=beside.__getitem__)
+            is_right = verdict.share >= ENOUGH and beside[worst] >= ENOUGH_BESIDE
+            status |= int(not is_right)
+            names = question.build_dimensions()
             print(
-                f"{name}, {ranks} ranks: {describe_point(verdict.tuning.recommended.point)} reaches {verdict.share:.4f} of "
-                f"the best of {verdict.settings} ({describe_point(verdict.best.point)})"
-                f"{'' if verdict.share >= ENOUGH else ': WRONG'}; {len(verdict.tuning.tried)} tried, "
-                f"{time.monotonic() - began:.0f} s",
+                f"{name}, {ranks} ranks{f', updates of {update:,}' if update else ''}: "
+                f"{describe_point(verdict.tuning.recommended.point, names)} reaches {verdict.share:.4f} of the best of "
+                f"{verdict.settings} ({describe_point(verdict.best.point, names)}); beside, {worst}: {beside[worst]:.4f}"
+                f"{'' if is_right else ': WRONG'}; {len(verdict.tuning.tried)} tried, {time.monotonic() - began:.0f} s",
                 flush=True,
             )
     return status

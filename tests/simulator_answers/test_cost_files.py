@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from odb_sim.inputs.cost_files import encode_costs, load_costs, write_costs
-from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost, NetworkCost, Transport
+from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost, NetworkCost, Ranges, Transport
 
 from odb_ref.core.errors import UsageError
 
@@ -25,7 +25,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_what_is_left_out_keeps_its_default(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text('{"format": "odb-costs", "version": 2, "gpu": {"fixed_s": 1}}')
-    assert load_costs(path) == Costs(gpu=GpuCost(fixed_s=1))
+    assert load_costs(path) == Costs(gpu=GpuCost(fixed_s=1), ranges=Ranges())
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,13 @@ def test_what_is_left_out_keeps_its_default(tmp_path: Path) -> None:
         ('"fixed_s": 0.05', '"fixed_s": 1e9', 5, "more than a day"),
         ('"fixed_s": 0.05', '"fixed_s": "0.05"', 5, "expected a number"),
         ('"fixed_s": 0.05', '"fixed_s": true', 5, "expected a number"),
+        ('"each_step": false', '"each_step": 1', 15, "expected true or false"),
         ('"fixed_s"', '"fixed"', 5, "gpu.fixed is not known"),
-        ('"alpha_s": 5e-05', '"alpha_s": -Infinity', 16, "network.alpha_s"),
-        ('"reduce"', '"carrier pigeon"', 18, "network.transport"),
-        ('"workers": 4', '"workers": 0', 21, "loader.workers"),
-        ('"workers": 4', '"workers": 2.5', 21, "a whole number"),
-        ('"network"', '"netwerk"', 15, "netwerk is not a part"),
+        ('"alpha_s": 5e-05', '"alpha_s": -Infinity', 18, "network.alpha_s"),
+        ('"reduce"', '"carrier pigeon"', 20, "network.transport"),
+        ('"workers": 4', '"workers": 0', 23, "loader.workers"),
+        ('"workers": 4', '"workers": 2.5', 23, "a whole number"),
+        ('"network"', '"netwerk"', 17, "netwerk is not a part"),
         ('"odb-costs"', '"odb-trace"', 2, "no cost model"),
         ('"version": 2', '"version": 1', 3, "version"),
     ],

@@ -225,3 +225,32 @@ def test_the_prediction_knows_the_workers_of_the_job(tmp_path: Path) -> None:
     assert find_error() > 0.5, "an older trace does not say it, so the cost model's four are taken"
     assert abs(find_error("--workers", "8")) < 1e-3
     assert main(["replay", str(trace), "--workers", "-1"]) == 2
+
+
+def test_without_workers_nothing_is_priced_as_if_there_were_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the training thread reads is part of its steps, or is said to be left out."""
+    model, trace, out = tmp_path / "costs.json", tmp_path / "t.ndjson", tmp_path / "out.json"
+    costs = {"format": "odb-costs", "version": 2, "gpu": {"fixed_s": 0.01, "per_token_s": 1e-6}}
+    model.write_text(json.dumps(costs | {"loader": {"workers": 4, "sample_s": 0.02}}))
+    data = ["gsm8k", "--ranks", "2", "--samples", "1000", "--token-budget", "4096", "--trace", str(trace)]
+    assert main(["simulate", *data, "--cost-model", str(model)]) == 0
+    trace.write_text(trace.read_text().replace('"workers":4,', '"workers":0,'))
+
+    def replay_with(*options: str) -> tuple[float, str]:
+        assert main(["replay", str(trace), "--cost-model", str(model), "--json", str(out), *options]) == 0
+        timing = json.loads(out.read_text())["replays"][0]["timing"]
+        return float(timing["predicted_s"]), capsys.readouterr().out
+
+    capsys.readouterr()
+    inline_s, said = replay_with()
+    loaded_s, said_of_four = replay_with("--workers", "4")
+    assert inline_s < 0.6 * loaded_s
+    assert "0 workers), and this cost model was not fitted to that" in said
+    assert "Caution" not in said_of_four
+    fitted = {
+        name: 0 for name in ("sample_s", "per_token_s", "collate_step_s", "collate_per_token_s", "receive_sample_s")
+    }
+    model.write_text(json.dumps(costs | {"loader": {"workers": 1, **fitted}}))
+    assert "Caution" not in replay_with()[1], "the file says that steps hold what the loader does"

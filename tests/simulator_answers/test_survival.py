@@ -10,12 +10,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from odb_sim.cli.main import main
-from odb_sim.studies.cells import FILE, Answer, Cell, Failed, Point, Store, run_cells
+from odb_sim.studies.cells import (
+    FILE,
+    Answer,
+    Cell,
+    ClusterGone,
+    Failed,
+    Point,
+    Store,
+    WatchedExecutor,
+    compute_key,
+    compute_program_digest,
+    run_cells,
+)
 from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.processes import Local, Processes, WorkerDied
 from odb_sim.studies.sweep import Grid, Study, build_points, run_grid, simulate_point
@@ -86,6 +100,67 @@ def test_a_cluster_survives_likewise(address: str, tmp_path: Path) -> None:
     check_survivors(found, 32)
 
 
+class Vanishing(WatchedExecutor):
+    """Answers one simulation, then is gone: later futures are never done."""
+
+    def __init__(self) -> None:
+        self._futures: list[Future[Answer]] = []
+
+    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+        self._futures.append(Future())
+        if len(self._futures) == 1:
+            self._futures[0].set_result(fn(*args, **kwargs))
+        return self._futures[-1]
+
+    def check(self) -> None:
+        raise ClusterGone("somewhere is gone")
+
+
+def test_a_cluster_that_is_gone_ends_the_study_and_what_is_done_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("odb_sim.studies.cells._LOOK_EVERY_S", 0.01)
+    with Store(tmp_path) as store, pytest.raises(UsageError, match="gone; 1 of 4 simulations are kept, and the same"):
+        run_grid(GRID, Vanishing(), store=store)
+    assert len((tmp_path / FILE).read_text().splitlines()) == 1
+    with pytest.raises(UsageError, match="1 of 4 simulations are lost"):
+        run_grid(GRID, Vanishing())
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["scheduler killed", "no worker"])
+def test_a_dask_cluster_without_anybody_is_said(is_killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+    monkeypatch.setattr("odb_sim.studies.cells._LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr("odb_sim.studies.clusters._WORKERLESS_S", 1.0)
+    with distributed.LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=None) as cluster:
+        address = cluster.scheduler_address.replace("tcp://", "dask://")
+        with pytest.raises(UsageError, match="is gone" if is_killed else "has had no worker for 1 s"):  # noqa: SIM117
+            with open_executor(address, 1) as executor:
+                if is_killed:
+                    monkeypatch.setattr("odb_sim.studies.clusters._WORKERLESS_S", 99.0)
+                    Timer(0.5, cluster.close).start()
+                run_grid(GRID, executor)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_study_on_ray_with_its_own_status() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    arguments = [*SWEEP[:2], "--samples", "3000000", "--ranks", "64,65", *SWEEP[6:8], "--executor", "ray://local"]
+    program = f"import sys; from odb_sim.cli.main import main; sys.exit(main({arguments!r}))"
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    until_s = time.monotonic() + 60
+    while not list_running("ray::_call") and process.poll() is None and time.monotonic() < until_s:
+        time.sleep(0.2)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (128 + signal.SIGTERM, "")
+
+
+def list_running(name: str) -> list[str]:
+    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in shown.splitlines() if line.startswith(name)]
+
+
 def test_a_worker_that_is_killed_between_tasks_is_replaced() -> None:
     with Processes(1) as executor:
         first = executor.submit(os.getpid).result()
@@ -135,6 +210,46 @@ def test_the_other_studies_keep_theirs(command: str, tmp_path: Path, capsys: pyt
         kept = len((tmp_path / FILE).read_text().splitlines())
     assert said[0] == said[1]
     assert len({json.loads(line)["key"] for line in (tmp_path / FILE).read_text().splitlines()}) == kept
+
+
+RULE = """
+from odb_ref.core.batching.rules import {0}
+class Own:
+    name = "own"
+    def compute_target(self, agreement):
+        return {0}().compute_target(agreement)
+"""
+
+
+def test_an_own_rule_that_has_changed_is_simulated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, kept = tmp_path / "own_rule.py", tmp_path / "kept"
+    command = [*SWEEP, "--processes", "1", "--policy", f"{rule}:Own", "--out", str(kept)]
+    steps = []
+    for shipped in ("OdbRule", "PaperRule", "PaperRule", "OdbRule"):
+        rule.write_text(RULE.format(shipped))
+        found = tmp_path / "found.json"
+        assert main([*command, "--json", str(found)]) == 0
+        steps.append([entry["steps"] for entry in json.loads(found.read_text())])
+    assert steps[0] == steps[3] != steps[1] == steps[2]
+    assert len((kept / FILE).read_text().splitlines()) == 2 * len(steps[0]), "each is kept under its own key"
+
+
+def test_another_program_of_the_same_version_answers_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [GRID.study.lengths.tokens]
+    key = compute_key(arrays, ["odb"], POINTS[0])
+    assert key == compute_key(arrays, ["odb"], POINTS[0]) != compute_key(arrays, ["odb"], POINTS[1])
+    monkeypatch.setattr("odb_sim.studies.cells.compute_program_digest", lambda: "another checkout")
+    assert compute_key(arrays, ["odb"], POINTS[0]) != key
+
+
+def test_the_digest_of_the_program_moves_with_any_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, read = compute_program_digest(), Path.read_bytes
+    compute_program_digest.cache_clear()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == "grouping.py" else b""))
+    try:
+        assert compute_program_digest() != own
+    finally:
+        compute_program_digest.cache_clear()
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 from odb_sim.cli.main import main
+from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding
 from odb_sim.studies.cells import Answer
 from odb_sim.studies.processes import Local
+from odb_sim.studies.search import compute_host_tokens
 from odb_sim.studies.sweep import Study, run_grid
 from odb_sim.studies.tune import (
     Question,
     Tuning,
     compute_budget_ladder,
-    compute_host_tokens,
     compute_ladder,
     tune,
 )
@@ -52,11 +53,8 @@ def test_the_recommendation_is_within_the_tolerance_and_cheapest_of_all_that_are
 def test_no_single_step_down_from_it_is_good_enough() -> None:
     tuning = ask()
     point, best = tuning.recommended.point, tuning.best.rate
-    for curve, name in (
-        (tuning.windows, "window_samples"),
-        (tuning.budgets, "budget_tokens"),
-        (tuning.depths, "depth_steps"),
-    ):
+    for name in ("window_samples", "budget_tokens", "depth_steps"):
+        curve = tuning.curves[name]
         values = [getattr(answer.point, name) for answer in curve]
         assert values == sorted(set(values))
         at = values.index(getattr(point, name))
@@ -64,7 +62,7 @@ def test_no_single_step_down_from_it_is_good_enough() -> None:
             assert curve[at - 1].rate < 0.99 * best
     windows = compute_ladder(256, 8)
     below = windows[windows.index(point.window_samples) - 1]
-    assert below in [answer.point.window_samples for answer in tuning.windows]
+    assert below in [answer.point.window_samples for answer in tuning.curves["window_samples"]]
 
 
 def test_limits_are_kept_and_few_simulations_are_needed() -> None:
@@ -111,23 +109,54 @@ def test_a_very_long_epoch_is_judged_by_a_shorter_one(monkeypatch: pytest.Monkey
     assert "2,000 samples was judged in place of 40,000" in tuning.cautions[0]
 
 
-def test_what_needs_a_choice_is_shown_beside() -> None:
+def test_what_needs_a_choice_is_shown_beside_at_what_is_best_for_it() -> None:
     tuning = ask()
-    options = {item.options: item.answer for item in tuning.beside}
-    assert set(options) == {"--layout packed", "--shards shared", "--layout packed --shards shared", "--order fullest"}
-    packed = options["--layout packed"]
-    assert (packed.summary.layout, packed.point) == ("packed", tuning.recommended.point)
-    assert packed.rate > tuning.recommended.rate
+    found = {item.choice: item for item in tuning.beside}
+    assert set(found) == {
+        "--layout packed", "--shards shared", "--layout packed --shards shared", "--order fullest", "--order sampler",
+        "--sizes threes", "--sizes powers",
+    }  # fmt: skip
+    packed = found["--layout packed"]
+    assert packed.answer.summary.layout == "packed"
+    assert packed.answer.point != tuning.recommended.point
+    point = packed.answer.point
+    assert packed.options == f"--layout packed --window {point.window_samples} --token-budget {point.budget_tokens}"
+    assert packed.answer.rate > tuning.recommended.rate
     assert {answer.summary.layout for answer in tuning.tried} == {"padded"}
+    question = Question(study=Study(lengths=LENGTHS), ranks=4, memory_tokens=4096, window_max=256, tolerance=0.02)
+    assert brute.compare_beside(question, tuning, only=packed.choice)[packed.choice] >= brute.ENOUGH_BESIDE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "ranks"), [("mm_mix_real", 8), ("gsm8k", 64), ("llamafactory_demos", 8)])
-def test_no_setting_beats_the_recommendation_by_more_than_the_tolerance(name: str, ranks: int) -> None:
-    question = brute.ask(load_lengths(name), ranks)
-    windows = compute_ladder(question.shard_samples, 16)
-    verdict = brute.try_all(question, windows, compute_budget_ladder(question.memory_tokens)[::2], (2, 8), (0, 3))
-    assert verdict.share >= brute.ENOUGH
+@pytest.mark.parametrize(
+    ("name", "ranks", "update"),
+    [("mm_mix_real", 8, None), ("gsm8k", 64, None), ("llamafactory_demos", 8, None), ("mm_mix_real", 8, 256)],
+)
+def test_no_setting_beats_the_recommendation_by_more_than_the_tolerance(
+    name: str, ranks: int, update: int | None
+) -> None:
+    question = brute.ask(load_lengths(name), ranks, update_samples=update)
+    some: dict[str, tuple[int, ...]] = {
+        "window_samples": tuple(compute_ladder(question.shard_samples, 16)[::2]),
+        "budget_tokens": tuple(compute_budget_ladder(question.memory_tokens)[::2]),
+        "depth_steps": (2, 8),
+        "ramp_rounds": (0, 3),
+        "max_age_rounds": (1, 4, 16),
+    }
+    assert brute.try_all(question, some).share >= brute.ENOUGH
+
+
+def test_updates_of_a_global_batch_are_tuned_by_what_has_a_say() -> None:
+    terms = Terms(update_samples=64)
+    study = Study(lengths=LENGTHS, terms=terms, global_batch=GlobalBatch(samples=64))
+    tuning = tune(Question(study=study, ranks=4, memory_tokens=4096), Local())
+    assert set(tuning.curves) == {"depth_steps", "cost", "budget_tokens"}
+    assert {answer.summary.samples_per_update for answer in tuning.tried} == {1200 / 19}
+    assert tuning.options.startswith("--token-budget ")
+    assert "--window" not in tuning.options
+    assert "--order fullest" not in {item.choice for item in tuning.beside}
+    assert not any("every step is an update" in text for text in tuning.cautions)
+    assert any("every step is an update" in text for text in ask().cautions)
 
 
 def test_shared_shards_are_tuned_as_such() -> None:
@@ -162,7 +191,6 @@ def test_a_question_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> N
 
 @pytest.mark.parametrize("shards", ["even", "shared"])
 def test_the_command(tmp_path: Path, shards: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
     out, page = tmp_path / "t.json", tmp_path / "t.html"
     arguments = ["tune", "gsm8k", "--samples", "600", "--ranks", "2", "--memory-tokens", "2048", "--window-max", "64"]
     arguments += ["--shards", shards, "--processes", "1"]
@@ -170,12 +198,10 @@ def test_the_command(tmp_path: Path, shards: str, capsys: pytest.CaptureFixture[
     data = json.loads(out.read_text())
     assert data["recommended"]["shards"] == shards
     text = capsys.readouterr().out
-    assert (
-        f"--token-budget {data['token_budget']} --window {data['window']} --depth {data['depth']} --ramp {data['ramp']}"
-        in text
-    )
-    assert len(data["reasons"]) == 5
-    assert page.read_text().count("<svg") == 2
+    assert f"--window {data['window']} --token-budget {data['token_budget']} --depth {data['depth']}" in data["options"]
+    assert f"Recommended: {data['options']};" in text
+    assert len(data["reasons"]) == 7
+    assert data["options"] in page.read_text()
     assert main(["tune", "gsm8k", "--ranks", "0", "--memory-tokens", "2048", "--processes", "1"]) == 2
     assert main(["tune", "gsm8k", "--ranks", "2", "--memory-tokens", "-1", "--processes", "1"]) == 2
     assert capsys.readouterr().err.count("\n") == 2

@@ -34,7 +34,18 @@ from odb_ref.trace.check.job import check_traces, judge
 from odb_ref.trace.check.stream import Stream
 from odb_ref.trace.check.verdict import Property, Status
 from odb_ref.trace.format import TraceError
-from tests.helpers.world import Fault, make_configs, run_by_arrival
+from odb_ref.trace.origin import Origin, OwnedLot, digest_ids, make_lot, place_lot
+from tests.helpers.tamper import Tampered
+from tests.helpers.world import (
+    Fault,
+    World,
+    make_config,
+    make_configs,
+    make_input,
+    make_shards,
+    run_by_arrival,
+    write_trace,
+)
 from tests.soak.meaning import explain
 
 NAME = "mutant.ndjson"
@@ -72,6 +83,10 @@ def make_corpus() -> list[bytes]:
         ({}, (Fault("fail", 1, 30),)),
         ({"depth_steps": 1}, (Fault("stop", 1, 30),)),
         ({}, (Fault("kill", 0, 30),)),
+        ({"limits": (20, 5)}, (Fault("accept", 1, 10, tokens=20),)),
+        ({}, (Fault("urge", 0, 10), Fault("stop", 0, 60))),
+        ({"peers": 2, "peer": 1}, ()),
+        ({"shared_samples": 14, "update_samples": 4}, ()),
     ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t"
@@ -79,7 +94,37 @@ def make_corpus() -> list[bytes]:
         for settings, faults in cases:
             run_by_arrival(shards, make_configs(2, **settings), seed=3, faults=faults, trace=path)
             corpus.append(path.read_bytes())
+        corpus.append(add_what_adapters_write(path))
+        corpus.append(make_rest(path, shards[0]))
     return corpus
+
+
+def add_what_adapters_write(path: Path) -> bytes:
+    """The last trace of one's own shards, of a run, with the time of each record and a sample set aside."""
+    run_by_arrival([[3, 9, 4, 6], [5, 2]], make_configs(2), seed=3, trace=path, run="r")
+    trace = Tampered(path)
+    trace.header["workers"] = 2
+    for number, record in enumerate(trace.records):
+        record["time_s"] = number / 2
+    lot, places = trace.header["inputs"][0], [0, 77, 1, 2, 3]
+    lot |= {"samples": 5, "digest": digest_ids(places), "order": place_lot(places).digest}
+    event = {"kind": "set_aside", "id": 77, "place": 1}
+    trace.records.insert(2, {"rank": 0, "event": event, "effects": []})
+    return trace.write(path).read_bytes()
+
+
+def make_rest(path: Path, lengths: list[int]) -> bytes:
+    """The rest of an epoch of one rank, which was stopped after two steps."""
+    (shard,) = make_shards([lengths])
+    config = make_config(world_size=1)
+    (begun,) = World(config, (shard,), stops={0: 2}).run().nodes
+    saved = begun.ledger.compute_checkpoint()
+    (rest,) = World(config, (shard,), checkpoints=[saved]).run().nodes
+    before = OwnedLot(
+        rank=0, lot=make_lot(sample.id for step in begun.taken for sample in step.group), steps=2, run="r"
+    )
+    write_trace(path, rest, Origin(run="s", inputs=(make_input(0, shard),), before=(before,)), saved)
+    return path.read_bytes()
 
 
 # Mutations -----------------------------------------------------------------------------------------------------------

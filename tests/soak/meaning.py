@@ -13,15 +13,16 @@ Line = dict[str, Any]
 MEANINGLESS: dict[str, str] = {
     r"header driver": "the name of the program that wrote it decides nothing",
     r"header epoch": "only traces of the run's other epochs could contradict the epoch",
+    r"header peer": "only traces of the rank's other peers could contradict its number",
     r"time_s": "when it happened decides nothing",
 }
 """By path in a line."""
 
-INCOMPLETE: dict[str, str] = {
-    r"header inputs .*": "what there was is compared with what was trained on when the epoch is complete, in join mode",
+UNREAD: dict[str, str] = {
+    r"header inputs .*": "what there was, if it is more than was trained on, is compared with that when all of it was read",
     r"samples_read samples \d+ 0": "so are the samples' ids",
 }
-"""The same where the epoch is not complete, or its mode is quota."""
+"""The same where a rank has not read all that it has."""
 
 ORDER = "ranks did the same, in another order among them"
 UNUSED = "of a sample that no step holds, only what the offers count is compared"
@@ -39,11 +40,13 @@ def explain(original: bytes, data: bytes) -> Counter[str]:
     if one == other:
         return Counter([NOTHING])
     reasons: Counter[str] = Counter()
-    is_complete = b'"kind":"complete"' in original and one[0]["config"]["mode"] == "join"
-    known = MEANINGLESS if is_complete else MEANINGLESS | INCOMPLETE
+    is_read = _list_read(one) | ({None} if b'"kind":"complete"' in original else set())
     for path in compare(one[0], other[0]):
-        reasons[_find(f"header {path}", known)] += 1
+        part = re.match(r"inputs (\d+)", path)
+        is_known = part is None or one[0]["inputs"][int(part[1])]["rank"] in is_read
+        reasons[_find(f"header {path}", MEANINGLESS if is_known else MEANINGLESS | UNREAD)] += 1
     for rank in range(one[0]["world_size"]):
+        known = MEANINGLESS if rank in is_read else MEANINGLESS | UNREAD
         left, right = ([line for line in lines[1:] if line["rank"] == rank] for lines in (one, other))
         steps = [step for line in left for effect in line["effects"] for step in effect.get("steps", ())]
         emitted = {position for step in steps for position in step["positions"]}
@@ -63,6 +66,12 @@ def explain(original: bytes, data: bytes) -> Counter[str]:
     if not reasons:
         reasons[ORDER if sorted(map(str, one)) == sorted(map(str, other)) else LATE] += 1
     return reasons
+
+
+def _list_read(lines: list[Line]) -> set[int | None]:
+    """The ranks that have read all they have."""
+    events = [(line["rank"], line["event"] or {}) for line in lines[1:]]
+    return {rank for rank, event in events if event.get("is_ended") or event.get("start", {}).get("is_ended")}
 
 
 def _find(place: str, known: dict[str, str]) -> str:

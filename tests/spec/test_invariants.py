@@ -136,13 +136,18 @@ def test_an_update_in_parts_breaks_i13() -> None:
     (invariant,) = (invariant for invariant in INVARIANTS if invariant.id == "I13")
     offer, samples = State(phase=Phase.OFFER), make_shard([1] * 5)
     whole, carried = (State(phase=Phase.COUNT, aligned=(samples[:1],), window=window) for window in ((), samples[1:2]))
-    assert invariant.holds(own, offer, whole)
-    assert not invariant.holds(own, offer, carried), "a sample slips into the next update"
-    assert not invariant.holds(shared, offer, whole), "round 0 of three only draws"
-    assert invariant.holds(shared, replace(offer, round=2), whole)
-    assert invariant.holds(own, State(), State(window=samples[:3], wanted_samples=1))
-    assert not invariant.holds(own, State(), State(window=samples[:3], wanted_samples=2)), "reads of the next update"
-    assert not invariant.holds(own, whole, replace(whole, window=samples))
+    assert invariant.holds(own, replace(offer, round=1), whole)
+    assert not invariant.holds(own, replace(offer, round=1), carried), "a sample slips into the next update"
+    assert not invariant.holds(own, offer, whole), "round 0 of two only releases"
+    assert not invariant.holds(shared, replace(offer, round=2), whole), "round 2 of four only draws"
+    assert invariant.holds(shared, replace(offer, round=3), whole)
+    for window, holds in (
+        (State(window=samples[:3], wanted_samples=1), True),
+        (State(window=samples[:3], wanted_samples=2), False),
+    ):
+        assert invariant.holds(own, State(), replace(window, round=1)) == holds, "5 are more than an update's"
+        assert not invariant.holds(own, State(), window), "nothing is read in round 0"
+    assert not invariant.holds(own, replace(whole, round=1), replace(whole, round=1, window=samples))
     assert invariant.holds(make_config(), offer, carried)
 
 

@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import PaperRule, compute_checked_target
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.batching.updates import compute_first_place, compute_portion, compute_portion_shares, count_portions
 from odb_ref.core.config import Config
-from odb_ref.core.effects import OutcomeKind, Read
+from odb_ref.core.effects import Effect, OutcomeKind, PostCounts, PostOffer, Read
 from odb_ref.core.errors import RuleError, UsageError
-from odb_ref.core.events import Agreed, SamplesRead
+from odb_ref.core.events import Agreed, Collated, Counted, SamplesRead
 from odb_ref.core.machine import start, transition
 from odb_ref.core.resume import RoundStart
-from odb_ref.core.types import Mode
+from odb_ref.core.state import State
+from odb_ref.core.types import Mode, compute_padded_tokens
 from tests.helpers.world import AnyOrder, ByArrival, Fault, World, make_config, make_shard
 
 LENGTHS = st.lists(st.integers(1, 20), max_size=40)
@@ -55,7 +57,7 @@ def list_updates(world: World) -> dict[int, Counter[int]]:
     updates: dict[int, Counter[int]] = defaultdict(Counter)
     for node in world.nodes:
         for step in node.taken:
-            update = step.round // node.machine.config.update_portions
+            update = step.round // node.machine.config.update_rounds
             updates[update].update(sample.id for sample in step.group)
     return dict(updates)
 
@@ -126,21 +128,54 @@ def test_a_budget_that_changes_changes_no_update(
 def test_every_group_of_an_update_is_emitted_in_it() -> None:
     """Spec: R16.3. A round of the free mode would keep the hardly filled group, and follow the rank with the fewest."""
     lengths = [8, 1, 8, 1, 8, 1, 8, 1, 2, 2]
-    for layout, last in ((Layout.PACKED, [1]), (Layout.PADDED, [1])):
+    for layout, last in ((Layout.PACKED, [3]), (Layout.PADDED, [3])):
         world = make_world(lengths, 2, 8, budget_tokens=8, layout=layout).run()
         rounds = [[step.round for step in node.taken] for node in world.nodes]
-        assert rounds == [[0, 0, 0, 0, *last]] * 2  # rank 1 splits its one group of four, to keep up
+        assert rounds == [[1, 1, 1, 1, *last]] * 2  # rank 1 splits its one group of four, to keep up
         assert world.outcomes[0] == world.outcomes[1]
 
 
-def test_a_padded_update_has_twice_the_steps_if_there_are_samples() -> None:
+def test_padding_is_worth_a_step_from_a_sixteenth_of_the_budget_on() -> None:
     """Spec: R16.3."""
     lengths = [1, 1, 2, 2, 9, 9, 9, 9]
-    for layout, sizes in ((Layout.PACKED, [[8]]), (Layout.PADDED, [[3, 2, 2, 1]])):
-        world = make_world(lengths, 1, 8, budget_tokens=54, layout=layout, order=StepOrder.FULLEST).run()
-        groups = [sorted(map(len, world.get_groups(0)), reverse=True)]
-        assert groups == sizes
+    for settings, groups in (
+        ({"layout": Layout.PACKED}, [8]),
+        ({"budget_tokens": 80}, [4, 4]),  # 2 tokens of padding in the first; a 9 would make it 30
+        ({"budget_tokens": 31}, [2, 2, 3, 1]),  # 1 token: of the others three fit
+        ({"budget_tokens": 31, "sizes": Sizes.POWERS}, [2, 2, 2, 2]),
+        ({"order": StepOrder.SAMPLER}, [8]),
+    ):
+        world = make_world(lengths, 1, 8, **{"budget_tokens": 80, "order": StepOrder.FULLEST} | settings).run()
+        assert sorted(map(len, world.get_groups(0))) == sorted(groups)
         assert list_updates(world) == list_expected(8, 8)
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(0, 12), st.booleans(), st.integers(1, 200))
+def test_a_group_holds_no_more_padding_than_that(
+    lengths: list[int], ranks: int, more: int, is_shared: bool, budget: int
+) -> None:
+    """Spec: R16.3. What R4.2 splits has less."""
+    world = make_world(lengths, ranks, ranks + more, is_shared=is_shared, budget_tokens=budget).run()
+    for node in world.nodes:
+        for step in node.taken:
+            padding = compute_padded_tokens(step.group) - sum(sample.length for sample in step.group)
+            assert padding <= budget // 16
+
+
+@given(LENGTHS, st.integers(1, 3), st.integers(0, 9), st.booleans(), st.integers(0, 9999))
+def test_an_update_is_released_before_the_next_is_read(
+    lengths: list[int], ranks: int, more: int, is_shared: bool, seed: int
+) -> None:
+    """Spec: R16.3. So the first step of an epoch waits for no more than one update, and ranks hold samples of two."""
+    size = ranks + more
+    world = make_world(lengths, ranks, size, is_shared=is_shared, seed=seed)
+    while world.step():
+        for node in world.nodes:
+            state = node.machine.state
+            update = state.round // node.machine.config.update_rounds
+            assert all(step.round // node.machine.config.update_rounds == update - 1 for step in state.plan)
+            if state.plan:
+                assert not state.window, "the steps before are not released, and samples are read"
 
 
 @given(LENGTHS, st.integers(1, 3), st.integers(0, 9), st.booleans(), st.randoms(use_true_random=False))
@@ -179,9 +214,7 @@ def test_the_start_of_an_update_is_two_integers(
     expected = {number: ids for number, ids in list_updates(whole).items() if number >= update}
     world = make_world(lengths, ranks, size, is_shared=is_shared)
     config = world.nodes[0].machine.config
-    begin = RoundStart(round=update * config.update_portions, planned_steps=7)
-    if update * size > len(lengths):
-        return
+    begin = RoundStart(round=update * config.update_rounds, planned_steps=7)
     rest = make_world(lengths, ranks, size, is_shared=is_shared, seed=seed, checkpoints=[Begun(begin)] * ranks).run()
     assert list_updates(rest) == expected
     assert rest.nodes[0].taken[:1] == [] or rest.nodes[0].taken[0].number == 7
@@ -211,25 +244,41 @@ def test_the_shares_of_an_update_are_its_places(ranks: int, more: int, update: i
     assert sorted(places) == list(range(update * size, (update + 1) * size))
 
 
+def begin_reading(config: Config) -> tuple[State, tuple[Effect, ...]]:
+    """The state and effects of a single rank after the first round, in which nothing is read."""
+    state, (post,) = start(config)
+    assert isinstance(post, PostOffer)
+    assert (post.offer.samples_min, post.offer.groups_max) == (1, 0), "or the epoch would close here"
+    state, effects = transition(config, state, Agreed(post.offer))
+    state, more = transition(config, state, Counted((), ()))
+    return transition(config, state, Collated(0))[0], (*effects, *more)
+
+
+def test_nothing_is_read_in_the_first_round_of_an_update() -> None:
+    """Spec: R16.3, R6.1. Checks: UPDATE."""
+    _, effects = begin_reading(make_config(update_samples=4))
+    assert [effect for effect in effects if isinstance(effect, Read)] == [Read(4, 0)]
+
+
 def test_a_short_read_takes_nothing_from_the_next_update() -> None:
     """Spec: R16.2, R16.5. Checks: UPDATE."""
     config = make_config(update_samples=4)
-    state, effects = start(config)
-    assert effects == (Read(4, 0),)
+    state, _ = begin_reading(config)
     state, (post,) = transition(config, state, SamplesRead(make_shard([3, 3, 3]), is_full=True))
+    assert isinstance(post, PostOffer)
     assert post.offer.samples_max == 3
-    _, effects = transition(config, state, Agreed(post.offer))
-    assert Read(4, 4) in effects, "by its place, not by how many were good"
+    assert config.compute_update_place(1) == 4, "by its place, not by how many were good"
 
 
 def test_a_rank_whose_part_is_bad_goes_on() -> None:
     """Spec: R16.5. Checks: UPDATE, TERM."""
     config = make_config(update_samples=2)
-    state, _ = start(config)
+    state, _ = begin_reading(config)
     state, (post,) = transition(config, state, SamplesRead((), is_full=True))
+    assert isinstance(post, PostOffer)
     assert (post.offer.samples_min, post.offer.groups_max) == (1, 0), "or the epoch would close here"
     state, effects = transition(config, state, Agreed(post.offer))
-    assert effects[0] == Read(2, 2)
+    assert effects == (PostCounts(()),)
     assert not state.aligned
 
 
@@ -322,8 +371,9 @@ def test_a_rule_may_not_keep_back_a_group_of_an_update() -> None:
             return 1
 
     config = make_config(update_samples=4)
-    state, _ = start(config)
+    state, _ = begin_reading(config)
     _, (post,) = transition(config, state, SamplesRead(make_shard([8, 8, 8, 8])))
+    assert isinstance(post, PostOffer)
     assert compute_checked_target(Short(), post.offer) == 1
     with pytest.raises(RuleError):
         compute_checked_target(Short(), post.offer, is_update=True)

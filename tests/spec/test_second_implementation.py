@@ -59,6 +59,12 @@ def _fit(group: list[Item], config: Config) -> bool:
     )
 
 
+def _is_dense(group: list[Item], config: Config) -> bool:
+    """R16.3."""
+    padding = _cost(group, config) - sum(length for _, length, _ in group)
+    return config.update_samples is None or padding <= config.budget_tokens // 16
+
+
 def _pack(window: list[Item], config: Config) -> list[list[Item]]:
     """R2.5."""
     groups: list[list[Item]] = []
@@ -94,7 +100,7 @@ def _group(window: list[Item], config: Config) -> list[list[Item]]:
         return _group_friendly(sorted(window, key=lambda item: (item[1], item[0])), config)
     groups: list[list[Item]] = [[]]
     for item in sorted(window, key=lambda item: (item[1], item[0])):
-        if groups[-1] and not _fit([item, *groups[-1]], config):
+        if groups[-1] and not (_fit([item, *groups[-1]], config) and _is_dense([item, *groups[-1]], config)):
             groups.append([])
         groups[-1].insert(0, item)
     return [group for group in groups if group]
@@ -117,7 +123,7 @@ def _group_friendly(items: list[Item], config: Config) -> list[list[Item]]:
     if not items:
         return []
     fits = 1
-    while fits < len(items) and _fit(items[: fits + 1], config):
+    while fits < len(items) and _fit(items[: fits + 1], config) and _is_dense(items[: fits + 1], config):
         fits += 1
     size = max(_list_friendly(config, fits))
     return [items[:size][::-1], *_group_friendly(items[size:], config)]
@@ -269,6 +275,9 @@ def _run(
             to_emit = [_count_to_emit(groups[r], bounds[r]) for r in ranks if not ended[r]]
             reached["kept back"] |= bool(to_emit) and max(due, min(to_emit)) < min(map(len, groups))
             target = max(due, min(to_emit, default=most))
+        if round_ < config.ramp_rounds and not all(ended):
+            reached["ramp"] += 1
+            target = max(1, due, target // 4)
         if config.mode is Mode.QUOTA:
             target = min(target, *held)
         aligned = []

@@ -22,9 +22,9 @@ def _list_draws(config: Config, update: int, lengths: list[int], bad: set[int]) 
     size, ranks = config.update_samples or 0, range(config.world_size)
     places = [place for place in range(update * size, (update + 1) * size) if place < len(lengths)]
     if config.shared_samples is None:
-        return [[[place for place in places if place % config.world_size == r] for r in ranks]]
+        return [[[] for _ in ranks], [[place for place in places if place % config.world_size == r] for r in ranks]]
     portions = min(6, len(bin(size // config.world_size)) - 2)
-    draws: list[list[list[int]]] = []
+    draws: list[list[list[int]]] = [[[] for _ in ranks]]
     drawn = 0
     for portion in range(portions):
         left = len(places) - drawn
@@ -53,8 +53,6 @@ def _run(config: Config, lengths: list[int], bad: set[int]) -> list[list[Taken]]
             read[r] += len(good)
         groups = [_group(window, config) for window in windows]
         target = max(map(len, groups))
-        if config.layout is Layout.PADDED:
-            target = min(2 * target, max(map(len, windows)))
         aligned = [_order(_align(own, target, 0, config)[0], round_, config) for own in groups]
         for j in range(target):
             items = [item for emitted in aligned for item in emitted[j]]

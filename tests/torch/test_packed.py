@@ -86,7 +86,9 @@ def test_a_row_is_what_transformers_makes_of_the_samples(has_labels: bool, is_li
         {name: value.tolist() if is_list else value for name, value in sample.items() if has_labels or name != "labels"}
         for sample in SAMPLES
     ]
-    theirs = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)(samples)
+    # Theirs took tensors for lists before transformers 5, and failed.
+    lists = [{name: torch.as_tensor(value).tolist() for name, value in sample.items()} for sample in samples]
+    theirs = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)(lists)
     ours = FlattenSamples()(samples)
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
@@ -166,9 +168,12 @@ def test_a_collate_fn_that_packs_by_itself_is_used_as_it_is_and_checked() -> Non
         return {name: torch.cat([sample[name] for sample in samples])[None] for name in ("input_ids", "labels")}
 
     transformers = pytest.importorskip("transformers")
-    with ODBDataLoader(
-        Texts(0, 12), **nested(collate_fn=transformers.DataCollatorWithFlattening(), **SETTINGS)
-    ) as loader:
+    collator = transformers.DataCollatorWithFlattening()
+
+    def collate(samples: list[dict[str, Any]]) -> Any:
+        return collator([{name: value.tolist() for name, value in sample.items()} for sample in samples])
+
+    with ODBDataLoader(Texts(0, 12), **nested(collate_fn=collate, **SETTINGS)) as loader:
         assert sum(info.local_samples for _, info in loader.steps()) == 12
     with (
         ODBDataLoader(Texts(0, 12), **nested(collate_fn=pack, **SETTINGS)) as loader,

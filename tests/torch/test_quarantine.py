@@ -260,7 +260,7 @@ def test_bad_samples_of_one_rank_leave_all_ranks_in_step_and_too_many_end_all() 
 
 def read_empty_shard(rank: int, bad: range) -> Any:
     dataset = Numbers(20, 20) if rank == 0 else Spoiled(40, bad, ("raise",))
-    options = SETTINGS | ({} if rank == 0 else {"sampler": []})
+    options = SETTINGS | {"name": "one"} | ({} if rank == 0 else {"sampler": []})
     with ODBDataLoader(dataset, **nested(shard="given", **options)) as loader:
         return [(pop_step_info(batch).is_idle, batch["numbers"]) for batch in loader]
 
@@ -470,10 +470,10 @@ def test_positions_count_the_places_that_are_not_set_aside(bad: set[int]) -> Non
     for place in sorted(bad):
         assert quarantine.add(place, "bad") == ""
     good = [place for place in range(60) if place not in bad]
-    assert [quarantine.get_place(position) for position in range(len(good))] == good
-    assert [quarantine.get_position(place) for place in good] == list(range(len(good)))
+    assert [quarantine.places.get_place(position) for position in range(len(good))] == good
+    assert [quarantine.places.get_position(place) for place in good] == list(range(len(good)))
     resumed = Quarantine(lambda place: place, max_bad=50, total_samples=None, bad=sorted(bad))
-    assert [resumed.get_place(position) for position in range(len(good))] == good
+    assert [resumed.places.get_place(position) for position in range(len(good))] == good
     assert resumed.count == len(bad)
 
 

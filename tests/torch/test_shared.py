@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
@@ -160,7 +163,7 @@ def test_a_window_of_bad_samples_ends_the_epoch_by_name() -> None:
     """Spec: R14.5, R11.2. Checks: ABORT. Not without a word, and not as the end of the order."""
     results = run_ranks(2, read_a_bad_window)
     assert {(result.error, result.rank) for result in results} == {("JobError", 1)}
-    assert all("samples" in result.text and "bad" in result.text for result in results), results
+    assert all("each sample of a window is bad" in result.text for result in results), results
 
 
 def read_a_failure(rank: int, workers: int) -> None:
@@ -215,35 +218,53 @@ def test_what_has_no_common_order_is_refused() -> None:
 
 def test_the_places_of_what_is_drawn_are_known_by_number() -> None:
     """Spec: R14.4, R14.6."""
-    places = Places(())
+    places = Places(is_drawn=True)
     for drawn in (range(4, 7), range(4, 7), range(7, 7), range(20, 22)):
         places.draw(drawn)
-    assert [places.get_place(number) for number in range(5)] == [4, 5, 6, 20, 21]
-    assert [places.get_number(place) for place in (4, 6, 20, 21)] == [0, 2, 3, 4]
+    assert [places.get_place(position) for position in range(5)] == [4, 5, 6, 20, 21]
+    assert [places.get_position(place) for place in (4, 6, 20, 21)] == [0, 2, 3, 4]
     own = Places()
-    assert (own.get_place(7), own.get_number(7)) == (7, 7)
+    assert (own.get_place(7), own.get_position(7)) == (7, 7)
+    resumed = Places(10, 30, left_out=(30, 33))
+    assert [resumed.get_place(position) for position in range(10, 13)] == [31, 32, 34]
+
+
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.booleans(), st.randoms(use_true_random=False))
+def test_places_are_those_of_what_is_neither_left_out_nor_skipped(
+    left_out: set[int], bad: set[int], is_drawn: bool, rng: Any
+) -> None:
+    """Spec: R11.1, R14.4. In whatever order they are skipped."""
+    places = Places(5, 0, left_out=left_out, is_drawn=is_drawn)
+    cuts = sorted(rng.sample(range(31), 3))
+    for begin, end in pairwise([0, *cuts, 31]):
+        places.draw(range(begin, end))
+    skipped = sorted(bad - left_out, key=lambda _: rng.random())
+    for place in skipped:
+        places.skip(place)
+    good = [place for place in range(31) if place not in left_out | bad]
+    assert [places.get_place(position) for position in range(5, 5 + len(good))] == good
+    assert [places.get_position(place) for place in good] == list(range(5, 5 + len(good)))
 
 
 def test_places_go_on_with_those_of_a_round() -> None:
     """Spec: R11.3, R14.6. Samples 0 to 8 stand before place 40, 5 is carried, and the round has drawn two places or none."""
     for count in (0, 2):
-        places = Places(())
         start = RoundStart(read_samples=9, carried=(5,), draw=Draw(40, count, 60))
-        places.resume(start, (22,))
+        places = Places.resume(start, (22,), ())
         assert places.end == 40 + count
         places.draw(range(60, 61))
-        assert (places.get_place(5), places.get_number(22)) == (22, 5)
-        assert [places.get_place(number) for number in range(9, 10 + count)] == [*range(40, 40 + count), 60]
+        assert (places.get_place(5), places.get_position(22)) == (22, 5)
+        assert [places.get_place(position) for position in range(9, 10 + count)] == [*range(40, 40 + count), 60]
 
 
 def test_a_quarantine_counts_what_is_drawn() -> None:
     """Spec: R11.1, R14.4."""
-    quarantine = Quarantine(lambda place: place, max_bad=9, total_samples=40, places=Places(()))
+    quarantine = Quarantine(lambda place: place, max_bad=9, total_samples=40, places=Places(is_drawn=True))
     quarantine.places.draw(range(10, 14))
     assert quarantine.add(11, "spoilt") == ""
-    assert [quarantine.get_position(place) for place in (10, 12, 13)] == [0, 1, 2]
+    assert [quarantine.places.get_position(place) for place in (10, 12, 13)] == [0, 1, 2]
     quarantine.places.draw(range(30, 32))
-    assert [quarantine.get_place(position) for position in range(5)] == [10, 12, 13, 30, 31]
+    assert [quarantine.places.get_place(position) for position in range(5)] == [10, 12, 13, 30, 31]
     assert quarantine.get_known(3, False) == 32  # what was drawn was read
     assert quarantine.add(31, "spoilt") == ""
     assert quarantine.get_known(4, False) == 32  # though a rank that draws nothing more reads no good sample behind it

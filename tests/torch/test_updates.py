@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, DistributedSampler, RandomSampler  # noqa:
 from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
+from tests.torch.ranks import CAN_SHARD, run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -106,29 +106,51 @@ def read_with_bad(rank: int, settings: dict[str, Any]) -> list[dict[int, list[in
 
 def read_sampler(rank: int, kind: str) -> list[dict[int, list[int]]]:
     data = Numbers(0, SAMPLES)
-    sampler: Any
-    if kind == "distributed":
-        sampler = DistributedSampler(data, shuffle=True, seed=5)
-        return read(rank, {"sampler": sampler, "shuffle": False})
     sampler = RandomSampler(data, generator=torch.Generator().manual_seed(5 + (rank if kind == "different" else 0)))
-    return read(rank, {"sampler": sampler, "shard": "shared", "shuffle": False})
+    return read(rank, {"sampler": sampler, "shard": "auto" if kind == "unsaid" else "shared", "shuffle": False})
 
 
-def test_the_order_may_be_that_of_a_sampler() -> None:
-    (alone,) = run_ranks(1, read_sampler, "random")
-    together = run_ranks(2, read_sampler, "random")
+@pytest.mark.parametrize("kind", ["random", "unsaid"])
+def test_the_order_may_be_that_of_a_sampler(kind: str) -> None:
+    """Each sample once, whether or not the ranks are told to share the order that each of them lists."""
+    (alone,) = run_ranks(1, read_sampler, kind)
+    together = run_ranks(2, read_sampler, kind)
     order = list(RandomSampler(range(SAMPLES), generator=torch.Generator().manual_seed(5)))
     expected = [sorted(order[first : first + UPDATE]) for first in range(0, SAMPLES, UPDATE)]
     assert join([alone]) == join(together) == expected
 
 
-def test_the_order_may_be_that_of_distributed_sampler() -> None:
-    """With its repeated samples at the end."""
-    results = run_ranks(2, read_sampler, "distributed")
-    shares = [list(DistributedSampler(range(SAMPLES), 2, rank, seed=5)) for rank in range(2)]
-    half = UPDATE // 2
-    expected = [sorted(shares[0][i : i + half] + shares[1][i : i + half]) for i in range(0, len(shares[0]), half)]
-    assert join(results) == expected
+def read_replicas(rank: int, settings: dict[str, Any], replicas: int | None) -> Any:
+    """Updates of two epochs in the order of a `DistributedSampler`, and how many the loader says that there are."""
+    data = Numbers(0, SAMPLES)
+    sampler = DistributedSampler(data, replicas, None if replicas is None else 0, seed=5)
+    settings = settings | {"sampler": sampler, "shuffle": False}
+    with ODBDataLoader(data, **nested(**SETTINGS | settings)) as loader:
+        count = len(loader)
+    return read(rank, settings, 2), count
+
+
+@pytest.mark.parametrize("settings", [{}, {"shard": "shared"}, {"drop_last": True}], ids=str)
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, None), (3, None), (1, 1), (2, 1)])
+def test_the_order_may_be_that_of_distributed_sampler(
+    settings: dict[str, Any], ranks: int, replicas: int | None
+) -> None:
+    """With its repeated samples at the end; its own epoch is set. One of one replica is an order for any number of ranks."""
+    results = run_ranks(ranks, read_replicas, settings, replicas)
+    assert not any(result.error for result in results), results
+    for epoch in range(2):
+        samplers = [DistributedSampler(range(SAMPLES), replicas or ranks, r, seed=5) for r in range(replicas or ranks)]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        order = [number for places in zip(*samplers, strict=True) for number in places]
+        ends = range(UPDATE, len(order) + (1 if "drop_last" in settings else UPDATE), UPDATE)
+        expected = [sorted(order[end - UPDATE : end]) for end in ends]
+        found = [sorted(n for r in results for n in r.value[0][epoch].get(u, [])) for u in range(len(expected))]
+        assert found == expected
+        assert all(
+            result.value[1] == len(expected) == len(set().union(*(r.value[0][epoch] for r in results)))
+            for result in results
+        )
 
 
 def test_samplers_that_differ_between_ranks_are_refused() -> None:
@@ -336,6 +358,9 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
     return weights
 
 
+SHARDED = pytest.mark.skipif(not CAN_SHARD, reason="fully_shard of torch 2.6 does not run on processors")
+
+
 @pytest.mark.parametrize(
     ("world_size", "settings", "fsdp"),
     [
@@ -344,8 +369,8 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
         (4, {"num_workers": 1}, False),
         (3, {"token_budget": 25}, False),
         (2, {"layout": "packed", "collate_fn": pack}, False),
-        (2, {}, True),
-        (4, {"layout": "packed", "collate_fn": pack}, True),
+        pytest.param(2, {}, True, marks=SHARDED),
+        pytest.param(4, {"layout": "packed", "collate_fn": pack}, True, marks=SHARDED),
     ],
 )
 def test_the_weights_are_those_of_plain_training_after_every_update(

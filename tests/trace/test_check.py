@@ -237,6 +237,7 @@ def test_what_does_not_apply_is_not_passed(tmp_path: Path) -> None:
         Property.STOP: "no consumer left",
         Property.SIZES: "any number of samples",
         Property.DEAL: "each rank has its own source",
+        Property.PEERS: "each rank is one process",
         Property.UPDATE: "free mode",
         Property.RESUME: "does not go on from another trace",
         Property.REPLAY: "not asked for (--replay)",

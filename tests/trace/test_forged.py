@@ -14,7 +14,7 @@ import odb_ref.core.rounds as rounds_module
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.effects import Outcome
 from odb_ref.core.offer import Offer
-from odb_ref.trace.check import check_traces
+from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.tamper import Line, Tampered
 from tests.helpers.world import Fault, make_configs, run_by_arrival
 
@@ -157,6 +157,13 @@ def read_twice_at_once(trace: Tampered) -> None:
     record["effects"].append(dict(effect))
 
 
+def fall_behind_and_be_lost(trace: Tampered) -> None:
+    """The consumer of rank 1 takes one step until its rank is lost; that of rank 2 takes all it may."""
+    for record in trace.answers("step_taken", 1)[1:]:
+        record["event"] = {"kind": "urged"}
+    set_limit(trace, 1, 1)
+
+
 FORGED: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, ...]]] = [
     (go_on_after_another_left, "STOP", DEEP, STOP),
     (stop_earlier_than_agreed, "STOP", {}, STOP),
@@ -166,6 +173,7 @@ FORGED: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault,
     (keep_released_steps_back, "RELEASE", {}, FAIL),
     (ignore_a_loss, "ABORT", {}, KILL),
     (train_on_after_a_loss, "ABORT", {}, KILL),
+    (fall_behind_and_be_lost, "STOP", {"depth_steps": 30}, KILL),
     (lose_another_rank, "ABORT", {}, KILL),
     (lose_for_another_cause, "ABORT", {}, KILL),
     (blame_a_rank_for_completing, "ABORT", {}, ()),
@@ -196,6 +204,168 @@ def test_a_forged_trace_is_refused(
     forge(trace)
     found = check_traces([trace.write(tmp_path / "t")]).violations
     assert property_ in {str(item.property) for item in found}, [str(item) for item in found]
+
+
+# A rank is gone: what it posted is not known, but what the others posted bounds what they are told.
+
+
+def be_gone(traces: list[Tampered]) -> list[Line]:
+    """Rank 0 is gone before its fifth offer; the others are told the agreement, which is returned, and of the loss."""
+    first, *others = traces
+    place = first.records.index([record for record, _ in first.iterate("post_offer")][4])
+    del first.records[place:]
+    told = []
+    for rank, trace in enumerate(others, 1):
+        end = trace.records.index(trace.answers("agreed", rank)[4])
+        taken = sum(item in trace.answers("step_taken", rank) for item in trace.records[:end])
+        outcome = {"kind": "lost", "rank": 0, "cause": "gone"}
+        finish = {"kind": "finish", "outcome": outcome, "step_limit": taken}
+        told.append(trace.records[end]["event"]["agreement"])
+        event = {"kind": "peer_lost", "rank": 0, "cause": "gone"}
+        trace.records[end + 1 :] = [{"rank": rank, "event": event, "effects": [finish]}]
+    return told
+
+
+def tell_of_fewer_groups_than_there_are(traces: list[Tampered]) -> None:
+    for agreement in be_gone(traces):
+        agreement["groups_max"] = agreement["due_max"] = 0
+
+
+def tell_of_more_samples_than_the_poorest_has(traces: list[Tampered]) -> None:
+    for agreement in be_gone(traces):
+        agreement["samples_min"] = 4 * 10**9
+
+
+def tell_ranks_apart(traces: list[Tampered]) -> None:
+    be_gone(traces)[0]["samples_max"] += 1
+
+
+def hide_a_failure(traces: list[Tampered]) -> None:
+    """Rank 1 fails before it offers; the agreement knows nothing of it."""
+    be_gone(traces)
+    trace = traces[1]
+    record, effect = find(trace, "post_offer", 1)
+    record["effects"].remove(effect)
+    effect["offer"]["failed_rank"] = 1
+    failed = {"rank": 1, "event": {"kind": "local_failed", "cause": "x"}, "effects": [effect]}
+    trace.records.insert(trace.records.index(record) + 1, failed)
+
+
+@pytest.mark.parametrize(
+    ("forge", "broken"),
+    [
+        (be_gone, set()),
+        (tell_of_fewer_groups_than_there_are, {"EXCHANGE"}),
+        (tell_of_more_samples_than_the_poorest_has, {"EXCHANGE"}),
+        (tell_ranks_apart, {"EXCHANGE"}),
+        (hide_a_failure, {"EXCHANGE"}),
+    ],
+)
+def test_what_is_told_without_a_rank_that_is_gone_is_no_less_than_the_others_said(
+    forge: Callable[[list[Tampered]], object], broken: set[str], tmp_path: Path
+) -> None:
+    """Spec: R3.2, R6.2."""
+    configs = make_configs(len(SHARDS))
+    paths = run_by_arrival(SHARDS, configs, seed=3, trace=tmp_path / "t", is_one_file=False).paths
+    traces = [Tampered(path) for path in paths]
+    forge(traces)
+    for trace, path in zip(traces, paths, strict=True):
+        trace.write(path)
+    assert {str(item.property) for item in check_traces(paths).violations} >= broken
+    assert check_traces(paths).is_ok == (not broken), [str(item) for item in check_traces(paths).violations]
+
+
+def test_counts_that_are_less_than_what_is_known_of_them_are_refused(tmp_path: Path) -> None:
+    """Spec: R4.5, R6.3."""
+    configs = make_configs(len(SHARDS), shared_samples=sum(map(len, SHARDS)))
+    paths = run_by_arrival(SHARDS, configs, seed=3, trace=tmp_path / "t", is_one_file=False).paths
+    first = Tampered(paths[0])
+    place = first.records.index([record for record, _ in first.iterate("post_counts")][4])
+    del first.records[place:]
+    first.write(paths[0])
+    assert "WEIGHT" not in {str(item.property) for item in check_traces(paths).violations}
+    for path in paths[1:]:
+        trace = Tampered(path)
+        trace.events("counted")[4]["counts"][0][0] = 0
+        trace.write(path)
+    assert "WEIGHT" in {str(item.property) for item in check_traces(paths).violations}
+
+
+DOUBTS = [
+    (KILL, 1, 2, "whether rank 2 was gone, as rank 1 was told: it has ended by itself"),
+    (KILL, 1, 1, "whether rank 1 was gone, as rank 1 was told: it has ended by itself"),
+    (KILL, 1, None, "whether rank 0 was gone: rank 1 was told of a loss, not of whose"),
+]
+
+
+@pytest.mark.parametrize(("faults", "rank", "named", "doubt"), DOUBTS)
+def test_whose_loss_a_rank_is_told_of_is_said_where_no_trace_can_show_it(
+    faults: tuple[Fault, ...], rank: int, named: int | None, doubt: str, tmp_path: Path
+) -> None:
+    """NP18: each knows what it saw; one that gives up names itself. Spec: R7.5."""
+    trace = run(tmp_path / "t", {}, faults)
+    for event in trace.events("peer_lost", rank):
+        event["rank"] = named
+    find(trace, "finish", rank)[1]["outcome"]["rank"] = named
+    verdict = check_traces([trace.write(tmp_path / "t")])
+    assert verdict.is_ok
+    assert doubt in verdict.jobs[0].unsaid
+
+
+def test_what_a_killed_rank_took_is_said_where_its_trace_cannot_show_it(tmp_path: Path) -> None:
+    """What it had not yet written is lost with it. Spec: R7.5."""
+    trace = run(tmp_path / "t", {"depth_steps": 30}, (Fault("kill", 0, 110),))
+    assert len(trace.answers("step_taken", 0)) > 2
+    for record in trace.answers("step_taken", 0)[1:]:
+        record["event"] = {"kind": "urged"}
+    verdict = check_traces([trace.write(tmp_path / "t")])
+    assert verdict.is_ok
+    assert "whether rank 0 took more than 1 steps: its trace has no finish" in verdict.jobs[0].unsaid
+
+
+# Peers: processes that are one rank write traces of their own, which must tell of the same steps. Spec: R17.5.
+
+
+def write_peers(folder: Path, *shards: list[list[int]]) -> list[Path]:
+    """The job of each peer number, by itself: what they hold apart is compared by nobody but the checker."""
+    paths = [folder / f"peer{peer}" for peer in range(len(shards))]
+    for peer, (path, lengths) in enumerate(zip(paths, shards, strict=True)):
+        run_by_arrival(lengths, make_configs(2, peers=len(shards), peer=peer), seed=peer, trace=path, run="r")
+    return paths
+
+
+ALIKE = [[3, 5, 7, 2] * 5, [4, 9] * 9]
+
+
+def test_peers_that_train_alike_are_accepted_and_one_without_the_other_is_said(tmp_path: Path) -> None:
+    """Spec: R17.5. Checks: PEERS."""
+    paths = write_peers(tmp_path, ALIKE, ALIKE)
+    verdict = check_traces(paths, is_replayed=True)
+    assert verdict.is_ok, [str(item) for item in verdict.violations]
+    assert [(job.get_status(Property.PEERS), job.unsaid) for job in verdict.jobs] == [(Status.HOLDS, ())] * 2
+    (alone,) = check_traces(paths[:1]).jobs
+    assert alone.unsaid == ("whether the other peers of each rank train on the same: no trace of them is given",)
+
+
+def have_other_samples(paths: list[Path]) -> None:
+    trace = Tampered(paths[1])
+    rows = [row for event in trace.events("samples_read", 0) for row in event["samples"]]
+    rows[0][0], rows[-1][0] = rows[-1][0], rows[0][0]
+    trace.header["inputs"][0].pop("order")
+    trace.write(paths[1])
+
+
+def have_fewer_steps(paths: list[Path]) -> None:
+    write_peers(paths[0].parent, ALIKE, [ALIKE[0][:-1], ALIKE[1]])
+
+
+@pytest.mark.parametrize("differ", [have_other_samples, have_fewer_steps])
+def test_peers_that_differ_are_refused(differ: Callable[[list[Path]], None], tmp_path: Path) -> None:
+    """Spec: R17.5. Checks: PEERS."""
+    paths = write_peers(tmp_path, ALIKE, ALIKE)
+    differ(paths)
+    verdict = check_traces(paths)
+    assert {str(item.property) for item in verdict.violations} == {"PEERS"}
 
 
 # Other protocols under the same name: the machine itself is changed, its trace is honest, and nothing is replayed.

@@ -9,14 +9,27 @@ from typing import Any
 
 import pytest
 
-from odb_ref.core.resume import Checkpoint, Resumed
+from odb_ref.core.resume import Checkpoint
+from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
 from odb_ref.trace.format import TraceError
-from odb_ref.trace.origin import DIGEST_BITS, Lot, Origin, OwnedLot, digest_ids, make_lot
+from odb_ref.trace.origin import DIGEST_BITS, Lot, Origin, OwnedLot, digest_ids, make_lot, place_lot
 from odb_ref.trace.reading import read_trace
 from odb_ref.trace.writing import TraceWriter
 from tests.helpers.tamper import Tampered
-from tests.helpers.world import AnyOrder, Node, Shard, World, make_config, make_configs, make_shards, run_by_arrival
+from tests.helpers.world import (
+    AnyOrder,
+    Fault,
+    Node,
+    Shard,
+    World,
+    make_config,
+    make_configs,
+    make_input,
+    make_shards,
+    run_by_arrival,
+    write_trace,
+)
 
 SHARDS = make_shards(
     [
@@ -26,7 +39,6 @@ SHARDS = make_shards(
         [9, 1, 2, 7, 1, 8, 6, 4, 6, 2, 4, 4, 4],
     ]
 )
-INPUTS = [make_lot(sample.id for sample in shard) for shard in SHARDS]
 STEPS = 6
 
 
@@ -34,32 +46,26 @@ def write(
     paths: Sequence[Path], nodes: Sequence[Node], origins: Sequence[Origin], saved: Sequence[Checkpoint] = ()
 ) -> None:
     for rank, (path, node) in enumerate(zip(paths, nodes, strict=True)):
-        with TraceWriter(path, node.machine.config, driver="test", origin=origins[rank]) as writer:
-            event = None
-            if saved:
-                start = saved[rank].start
-                event = Resumed(start, tuple(node.shard[position] for position in start.carried))
-            writer.record(rank, event, node.begun)
-            for item, effects in node.events:
-                writer.record(rank, item, effects)
+        write_trace(path, node, origins[rank], saved[rank] if saved else None)
 
 
 def list_paths(folder: Path, name: str, ranks: int = len(SHARDS)) -> list[Path]:
     return [folder / f"{name}{rank}.ndjson" for rank in range(ranks)]
 
 
-def write_job(folder: Path, run: str = "r") -> list[Path]:
-    """An epoch that is stopped after some steps, and its rest."""
+def write_job(folder: Path, run: str = "r", lost: int | None = None) -> list[Path]:
+    """An epoch that is stopped after some steps, and its rest. Of ``lost`` the rest has a sample less, and says so."""
     config, ranks = make_config(), range(len(SHARDS))
     begun = World(config, SHARDS, schedule=AnyOrder(5), stops=dict.fromkeys(ranks, STEPS)).run()
     saved = [node.ledger.compute_checkpoint() for node in begun.nodes]
-    rest = World(config, SHARDS, schedule=AnyOrder(7), checkpoints=saved).run()
-    inputs = [OwnedLot(rank=rank, lot=INPUTS[rank]) for rank in ranks]
+    shards = [shard[:-1] if rank == lost else shard for rank, shard in enumerate(SHARDS)]
+    rest = World(config, shards, schedule=AnyOrder(7), checkpoints=saved).run()
     taken = [make_lot(sample.id for step in node.taken for sample in step.group) for node in begun.nodes]
     first, second = list_paths(folder, "a"), list_paths(folder, "b")
-    write(first, begun.nodes, [Origin(run=f"{run}1", inputs=(inputs[rank],)) for rank in ranks])
-    before = [OwnedLot(rank=rank, lot=taken[rank], steps=STEPS) for rank in ranks]
-    write(second, rest.nodes, [Origin(run=f"{run}2", inputs=(inputs[r],), before=(before[r],)) for r in ranks], saved)
+    write(first, begun.nodes, [Origin(run=f"{run}1", inputs=(make_input(rank, SHARDS[rank]),)) for rank in ranks])
+    before = [OwnedLot(rank=rank, lot=taken[rank], steps=STEPS, run=f"{run}1") for rank in ranks]
+    origins = [Origin(run=f"{run}2", inputs=(make_input(r, shards[r]),), before=(before[r],)) for r in ranks]
+    write(second, rest.nodes, origins, saved)
     return [*first, *second]
 
 
@@ -74,10 +80,10 @@ def write_fewer_ranks(folder: Path) -> list[Path]:
     ]
     rest = World(make_config(), tuple(halves), schedule=AnyOrder(7)).run()
     first, second = list_paths(folder, "a"), list_paths(folder, "b", 2)
-    write(first, begun.nodes, [Origin(inputs=(OwnedLot(rank=rank, lot=INPUTS[rank]),)) for rank in range(4)])
-    before = OwnedLot(lot=make_lot(gone), steps=STEPS)
-    lots = [make_lot(sample.id for sample in half) for half in halves]
-    write(second, rest.nodes, [Origin(inputs=(OwnedLot(rank=r, lot=lots[r]),), before=(before,)) for r in range(2)])
+    write(first, begun.nodes, [Origin(run="r1", inputs=(make_input(rank, SHARDS[rank]),)) for rank in range(4)])
+    before = OwnedLot(lot=make_lot(gone), steps=STEPS, run="r1")
+    origins = [Origin(run="r2", inputs=(make_input(r, halves[r]),), before=(before,)) for r in range(2)]
+    write(second, rest.nodes, origins)
     return [*first, *second]
 
 
@@ -178,15 +184,132 @@ def test_an_epoch_that_a_run_begins_again_is_refused(tmp_path: Path) -> None:
     assert tell([tmp_path / "a", tmp_path / "b"]) == set()
 
 
-def test_a_gap_between_epochs_is_said(tmp_path: Path) -> None:
-    """Spec: R9.6."""
-    for epoch in (0, 2):
-        path = tmp_path / str(epoch)
-        run_by_arrival([[3, 5], [4]], make_configs(2), trace=path, run="r")
+def write_epochs(folder: Path, *epochs: tuple[int, str, list[list[int]]]) -> list[Path]:
+    """Small jobs, of these epochs, runs and lengths."""
+    paths = [folder / f"{number}" for number in range(len(epochs))]
+    for path, (epoch, run, lengths) in zip(paths, epochs, strict=True):
+        run_by_arrival(lengths, make_configs(2), trace=path, run=run)
         change(path, lambda trace, epoch=epoch: trace.header.update(epoch=epoch))
-    first, second = check_traces([tmp_path / "0", tmp_path / "2"]).jobs
-    assert first.unsaid == ()
-    assert second.unsaid == ("whether epoch 1 was trained on: no trace of it is given",)
+    return paths
+
+
+def list_unsaid(paths: Sequence[Path]) -> list[str]:
+    verdict = check_traces(paths)
+    assert verdict.is_ok
+    return [text for job in verdict.jobs for text in job.unsaid]
+
+
+SOME, OTHER = [[3, 5], [4]], [[3, 5], [4, 4]]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "unsaid"),
+    [
+        ([(0, "r", SOME), (1, "r", SOME)], []),
+        ([(0, "r", SOME), (2, "r", SOME)], ["whether epoch 1 was trained on: no trace of it is given"]),
+        ([(3, "r", SOME)], ["whether epoch 2 was trained on: no trace of it is given"]),
+        (
+            [(0, "r", SOME), (0, "s", SOME)],
+            ["whether epoch 0 was trained on twice: another run begins it with the same samples"] * 2,
+        ),
+        ([(0, "r", SOME), (0, "s", OTHER)], []),
+        (
+            [(0, "r", SOME), (1, "r", OTHER)],
+            ["whether epoch 1 was to have other samples than epoch 0, as it has"],
+        ),
+    ],
+)
+def test_what_epochs_do_not_tell_of_each_other_is_said(
+    epochs: list[tuple[int, str, list[list[int]]]], unsaid: list[str], tmp_path: Path
+) -> None:
+    """Spec: R9.6."""
+    assert list_unsaid(write_epochs(tmp_path, *epochs)) == unsaid
+
+
+def test_files_of_two_runs_are_two_jobs_in_whatever_order(tmp_path: Path) -> None:
+    """Spec: R9.6."""
+    for name in "ab":
+        run_by_arrival(SOME, make_configs(2), trace=tmp_path / name, run=name, is_one_file=False)
+    files = [tmp_path / name for name in ("a.0", "b.1", "a.1", "b.0")]
+    assert [len(job.paths) for job in check_traces(files).jobs] == [2, 2]
+    assert check_traces(files).is_ok
+    assert tell(files[:2] + files[3:]) == {"FREE"}  # rank 1 of run a is missing, and that of b does not stand for it
+
+
+SAMPLES = "whether all samples were trained on: the header of rank 1 does not say how many there are"
+BEFORE = "whether it goes on where it had stopped: the header of rank 0 does not say what had been trained on"
+
+
+def test_a_header_that_is_silent_for_one_rank_is_said(tmp_path: Path) -> None:
+    """Spec: R9.6."""
+    paths = write_job(tmp_path)
+    assert list_unsaid(paths) == []
+    change(paths[1], lambda trace: trace.header.pop("inputs"))
+    change(paths[4], lambda trace: trace.header.pop("before"))
+    verdict = check_traces(paths)
+    assert SAMPLES in verdict.jobs[0].unsaid
+    assert BEFORE in verdict.jobs[1].unsaid
+
+
+def test_a_rest_that_skips_a_sample_and_says_so_is_refused(tmp_path: Path) -> None:
+    """Spec: R9.6. Checks: RESUME. Where no run is named, the other traces of the epoch may be of another training."""
+    paths = write_job(tmp_path, lost=0)
+    assert tell(paths) == {"RESUME"}
+    for path in paths[4:]:
+        change(path, lambda trace: trace.header["before"][0].pop("run"))
+    assert "whether it goes on where it had stopped: the traces of that epoch are of other samples" in list_unsaid(
+        paths
+    )
+
+
+def train_on_more_than_there_is(trace: Tampered) -> None:
+    trace.header["inputs"][0]["samples"] = 1
+
+
+def say_that_the_source_has_ended_early(trace: Tampered) -> None:
+    trace.header["inputs"][0]["samples"] += 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "faults", "forge", "broken"),
+    [
+        ({"mode": Mode.QUOTA, "quota_samples": 12}, (), train_on_more_than_there_is, "ONCE"),
+        ({}, (Fault("fail", 1, 60),), train_on_more_than_there_is, "ONCE"),
+        ({}, (Fault("kill", 1, 60),), train_on_more_than_there_is, "ONCE"),
+        ({"mode": Mode.QUOTA}, (), say_that_the_source_has_ended_early, "QUOTA"),
+        ({"window_samples": 30}, (Fault("fail", 1, 12),), say_that_the_source_has_ended_early, "CONSERVE"),
+    ],
+)
+def test_what_there_was_bounds_epochs_that_are_not_complete(
+    settings: dict[str, Any], faults: tuple[Fault, ...], forge: Callable[[Tampered], None], broken: str, tmp_path: Path
+) -> None:
+    """Spec: R9.6. Checks: ONCE, QUOTA, CONSERVE."""
+    path = tmp_path / "t"
+    run_by_arrival([[3, 5, 7, 2] * 5, [4, 9] * 9], make_configs(2, **settings), seed=3, faults=faults, trace=path)
+    assert tell([path]) == set()
+    change(path, forge)
+    assert tell([path]) == {broken}
+
+
+def exchange_ids(trace: Tampered, rank: int, other: int) -> None:
+    """The first sample of a rank and the last of another change their ids."""
+    first = next(event["samples"] for event in trace.events("samples_read", rank) if event["samples"])
+    last = next(event["samples"] for event in reversed(trace.events("samples_read", other)) if event["samples"])
+    first[0][0], last[-1][0] = last[-1][0], first[0][0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "other"), [({}, 0), ({"shared_samples": 38}, 1), ({"shared_samples": 38, "update_samples": 8}, 1)]
+)
+def test_ids_exchanged_within_a_rank_or_in_a_common_order_are_found(
+    settings: dict[str, Any], other: int, tmp_path: Path
+) -> None:
+    """Spec: R9.6. Checks: COVER."""
+    path = tmp_path / "t"
+    run_by_arrival([[3, 5, 7, 2] * 5, [4, 9] * 9], make_configs(2, **settings), seed=3, trace=path)
+    assert tell([path]) == set()
+    change(path, lambda trace: exchange_ids(trace, 0, other))
+    assert tell([path]) == {"COVER"}
 
 
 def test_a_sample_set_aside_is_accounted_for(tmp_path: Path) -> None:
@@ -196,10 +319,15 @@ def test_a_sample_set_aside_is_accounted_for(tmp_path: Path) -> None:
     change(path, drop_the_tail)
     assert tell([path]) == {"COVER"}
     trace = Tampered(path)
-    lot = Lot(2, trace.header["inputs"][0]["digest"]) + make_lot([77])
-    trace.header["inputs"][0] |= {"samples": lot.samples, "digest": lot.digest}
-    trace.records.insert(2, {"rank": 0, "event": {"kind": "set_aside", "id": 77}, "effects": []})
+    ids = [0, 77, 1]
+    trace.header["inputs"][0] |= {"samples": 3, "digest": digest_ids(ids), "order": place_lot(ids).digest}
+    event = {"kind": "set_aside", "id": 77, "place": 1}
+    trace.records.insert(2, {"rank": 0, "event": event, "effects": []})
     assert check_traces([trace.write(path)], is_replayed=True).is_ok
+    event["place"] = 0
+    assert tell([trace.write(path)]) == {"COVER"}
+    del event["place"]  # as older traces
+    assert check_traces([trace.write(path)]).is_ok
 
 
 def test_a_trace_of_version_1_is_judged_and_what_cannot_be_said_is_said(tmp_path: Path) -> None:
@@ -244,6 +372,8 @@ PART = {"rank": 0, "samples": 1, "digest": 1, "steps": 0}
         {"before": [PART | {"samples": -1}]},
         {"before": [PART | {"digest": 2**DIGEST_BITS}]},
         {"before": [PART | {"more": 1}]},
+        {"before": [PART | {"run": 5}]},
+        {"inputs": [{"rank": 0, "samples": 1, "digest": 1, "order": -1}]},
         {"inputs": [PART]},
     ],
 )
@@ -257,9 +387,26 @@ def test_a_malformed_origin_is_refused(origin: dict[str, Any], tmp_path: Path) -
 
 
 def test_a_header_is_read_as_it_was_written(tmp_path: Path) -> None:
-    origin = Origin(run="r", inputs=(OwnedLot(rank=0, lot=Lot(3, 7)),), before=(OwnedLot(lot=Lot(2, 9), steps=4),))
+    inputs = OwnedLot(rank=0, lot=Lot(3, 7), order=5)
+    origin = Origin(run="r", inputs=(inputs,), before=(OwnedLot(lot=Lot(2, 9), steps=4, run="q"),))
     with TraceWriter(tmp_path / "t", make_config(), driver="test", origin=origin) as writer:
-        writer.set_aside(0, 5)
+        writer.set_aside(0, 5, 3)
     header, records = read_trace(tmp_path / "t")
     assert header.origin == origin
-    assert [record.event for record in records] == [json.loads('{"kind": "set_aside", "id": 5}')]
+    assert [record.event for record in records] == [json.loads('{"kind": "set_aside", "id": 5, "place": 3}')]
+
+
+def test_a_round_of_the_ramp_has_the_target_of_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec: R3.3, R9. Checks: REPLAY."""
+    monkeypatch.setattr("odb_ref.core.rounds.RAMP_SHARE", 1)
+    path = tmp_path / "t"
+    run_by_arrival([[9] * 40], make_configs(1, budget_tokens=9, window_samples=32, ramp_rounds=2), trace=path)
+    monkeypatch.undo()
+    assert tell([path]) == {"REPLAY"}
+    trace = Tampered(path)
+    trace.header["version"] = 1
+    del trace.header["inputs"]
+    (job,) = check_traces([trace.write(path)], is_replayed=True).jobs
+    assert job.violations == ()
+    (replayed,) = (item for item in job.properties if item.property is Property.REPLAY)
+    assert "a trace of version 1" in replayed.reason

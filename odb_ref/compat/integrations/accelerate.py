@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "accelerate", extra="accelerate")
+
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
@@ -12,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from odb_ref.compat.config import LossScalingMode
-from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, apply
+from odb_ref.compat.dataloader import ODBDataLoader, apply
+from odb_ref.compat.handle import ODBHandle
 from odb_ref.compat.integrations.bridge import Bridge, BridgeState
 from odb_ref.compat.step_info import ODBStepInfo
 from odb_ref.torch import UsageError
@@ -31,20 +36,27 @@ class OnDevice:
             yield send_to_device(batch, self._accelerator.device)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ODBAccelerateBridge(Bridge):
     """What a loop asks: `consume_batch` before the model sees a batch, `backward` in place of the Accelerator's."""
 
     accelerator: Accelerator
-    dataloader: ODBDataLoader[object] | OnDevice
+    dataloader: object
+    handle: ODBHandle
+    sample_budget: int | None = None
+    loss_scaling: LossScalingMode = None
+    state: BridgeState = field(default_factory=BridgeState)
 
-    def backward(self, loss: Tensor, info: ODBStepInfo | None = None, **kwargs: object) -> None:
-        """Does the backward pass of the weighed loss."""
-        self.accelerator.backward(self.scale_loss(loss, info), **kwargs)
+    def backward(self, loss: Tensor, info: ODBStepInfo | None = None, **kwargs: object) -> Tensor:
+        """Returns the weighed loss, after its backward pass."""
+        scaled = self.scale_loss(loss, info)
+        self.accelerator.backward(scaled, **kwargs)
+        return scaled
 
-    def join_uneven_inputs(self, joinables: Iterable[object], **kwargs: object) -> AbstractContextManager[None]:
-        """Returns a context that does nothing: all ranks take the same number of steps, so nobody has to be waited for."""
-        return nullcontext()
+    def join_uneven_inputs(self, joinables: Iterable[object], **kwargs: object) -> AbstractContextManager[object]:
+        """Returns the Accelerator's own context. All ranks take the same number of steps, so it has nobody to wait for."""
+        context: AbstractContextManager[object] = self.accelerator.join_uneven_inputs([*joinables], **kwargs)
+        return context
 
 
 def configure_accelerator(
@@ -60,24 +72,20 @@ def configure_accelerator(
     """Returns the bridge of a loop over ``dataloader``, which becomes an `ODBDataLoader` if it is none yet.
 
     `Accelerator.prepare` leaves such a loader as it is, before and after; with ``prepare_dataloader`` the bridge's moves
-    batches to the device, which is all that is left to prepare.
+    batches to the device, too. With a ``handle`` the loader may be any that was made before.
 
     Raises: UsageError as `ODBDataLoader`.
     """
-    if not isinstance(dataloader, ODBDataLoader):
+    if isinstance(dataloader, ODBDataLoader):
+        handle = ODBHandle(dataloader.odb_config) if handle is None else handle
+    elif handle is None:
         handle = apply(dataloader, loss_scaling=loss_scaling, **apply_kwargs)  # type: ignore[arg-type]
-    elif apply_kwargs:
+        apply_kwargs = {}
+    if apply_kwargs:
         raise UsageError(
             f"the loader has its settings already, and {', '.join(sorted(apply_kwargs))} is given beside it"
         )
-    elif handle is None:
-        handle = ODBHandle(dataloader.odb_config)
-    loader: ODBDataLoader[object] = dataloader  # type: ignore[assignment]  # it is one now
-    prepared = OnDevice(loader, accelerator) if prepare_dataloader else loader
-    return ODBAccelerateBridge(
-        accelerator=accelerator,
-        dataloader=prepared,
-        handle=handle,
-        sample_budget=sample_budget,
-        loss_scaling=loss_scaling,
-    )
+    made: object = accelerator.prepare(dataloader) if prepare_dataloader else dataloader
+    if prepare_dataloader and isinstance(made, ODBDataLoader):
+        made = OnDevice(made, accelerator)
+    return ODBAccelerateBridge(accelerator, made, handle, sample_budget, loss_scaling)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from odb_ref.compat.config import LossScalingMode
-from odb_ref.compat.dataloader import ODBHandle
+from odb_ref.compat.handle import ODBHandle
 from odb_ref.compat.step_info import ODBStepInfo, pop_step_info
 from odb_ref.torch import UsageError
 
@@ -21,14 +21,14 @@ class BridgeState:
     last_step_info: ODBStepInfo | None = None
 
 
-@dataclass(slots=True, kw_only=True)
 class Bridge:
     """What a training step asks: `consume_batch` before the model sees a batch, `scale_loss` before its backward pass."""
 
+    __slots__ = ()
     handle: ODBHandle
-    sample_budget: int | None = None
-    loss_scaling: LossScalingMode = None
-    state: BridgeState = field(default_factory=BridgeState)
+    sample_budget: int | None
+    loss_scaling: LossScalingMode
+    state: BridgeState
 
     def consume_batch(self, batch: object) -> ODBStepInfo:
         """Returns what belongs to a batch, takes it out of it, and counts its samples."""

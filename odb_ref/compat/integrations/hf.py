@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "transformers", "accelerate", extra="transformers")
+
 import math
 from collections.abc import Mapping, MutableMapping, Sized
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from odb_ref.compat.config import LossScalingMode, ODBConfig, resolve_config, split_settings
-from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, make_options
-from odb_ref.compat.step_info import ODBStepInfo, find_step, pop_step_info
+from odb_ref.compat.dataloader import ODBDataLoader, make_options
+from odb_ref.compat.handle import ODBHandle
+from odb_ref.compat.step_info import ODBStepInfo, carries_step, pop_step_info
 from odb_ref.integrations.hf import enable
 from odb_ref.integrations.hf.steps import ODBOptions
 from odb_ref.torch import UsageError
@@ -54,6 +59,61 @@ class ODBTrainerBridge:
 
     def consume_step(self, info: ODBStepInfo) -> None:
         """Does nothing: the Trainer counts each step once, whoever takes what belongs to it out of the batch."""
+
+
+class _Schedule(Protocol):
+    def step(self) -> object: ...
+
+
+class ODBDynamicBatchCallback(TrainerCallback):  # type: ignore[misc]
+    """Counts samples in place of steps, for a Trainer that appends those of each batch to ``state.total_batch_sizes``.
+
+    Epochs and the learning rate's schedule follow the samples, and training ends after ``odb_total_samples``. A Trainer of
+    `configure_trainer` counts by itself and needs none of this.
+    """
+
+    def __init__(
+        self,
+        odb_total_samples: int | None = None,
+        *,
+        sample_budget: int | None = None,
+        scheduler_progress: SchedulerProgress = "samples",
+    ) -> None:
+        self.sample_budget = odb_total_samples if sample_budget is None else sample_budget
+        self._follows_samples = scheduler_progress == "samples"
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **_: object) -> None:
+        """Starts to count."""
+        state.total_data_step, state.accumulation_batch_size, state.total_batch_sizes = 0, 0, []
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Counts the samples of a micro-step."""
+        sizes, state.total_batch_sizes = state.total_batch_sizes, []
+        state.accumulation_batch_size += sum(sizes)
+        state.total_data_step += sum(sizes)
+        if not self.sample_budget:
+            return
+        state.epoch = state.total_data_step / self.sample_budget * args.num_train_epochs
+        if state.total_data_step >= self.sample_budget:
+            control.should_training_stop = True
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        lr_scheduler: _Schedule | None = None,
+        **_: object,
+    ) -> None:
+        """Counts those of the update, and takes the schedule as far."""
+        self.on_substep_end(args, state, control)
+        # The Trainer itself takes one of the schedule's steps.
+        if lr_scheduler is not None and self._follows_samples:
+            for _step in range(state.accumulation_batch_size - 1):
+                lr_scheduler.step()
+        state.accumulation_batch_size = 0
 
 
 class _Counter(TrainerCallback):  # type: ignore[misc]
@@ -131,7 +191,7 @@ def _resolve(
     else:
         given: object = settings.get("config")
         rest = {name: value for name, value in settings.items() if name != "config"}
-        config = handle.config if handle is not None else resolve_config(_check_config(given), rest)
+        config = handle.config if handle is not None else resolve_config(config=_check_config(given), **rest)
         options = {**config.make_options(), **spread(own)}
         if dataloader is not None and not is_trainers:
             options = make_options(dataloader, config, own)
@@ -197,6 +257,8 @@ def enable_odb(
     if sample_budget is None and dataset_size is not None:
         sample_budget = math.ceil(dataset_size * trainer.args.num_train_epochs)
     if not isinstance(loader, ODBDataLoader):
+        if token_budget is None and "config" not in apply_kwargs:
+            token_budget = getattr(trainer.args, "odb_token_budget", None)
         settings = {"token_budget": token_budget, "loss_scaling": loss_scaling, "join": join}
         apply_kwargs = {name: value for name, value in settings.items() if value is not None} | apply_kwargs
     return configure_trainer(
@@ -233,16 +295,17 @@ class ODBTrainerMixin:
     ) -> tuple[list[object], object]:
         """Returns the batches of a window, and no token count of the Trainer's where they carry their own."""
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
-        return batches, None if any(find_step(batch) for batch in batches) else count
+        return batches, None if any(map(carries_step, batches)) else count
 
     def compute_loss(
         self, model: nn.Module, inputs: MutableMapping[str, object], *args: object, **kwargs: object
     ) -> object:
-        """Returns the loss, weighed where the batch says how."""
-        if find_step(inputs) is None:
+        """Returns the loss, weighed where the batch says how; ``state.odb_step_infos`` then ends with what it says."""
+        if not carries_step(inputs):
             other: object = super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
             return other
         info = pop_step_info(inputs, loss_scaling=self.odb_loss_scaling)
+        self.state.odb_step_infos = [info]  # type: ignore[attr-defined]
         result: object = super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
         steps: int = getattr(self, "current_gradient_accumulation_steps", 1)
         match result:

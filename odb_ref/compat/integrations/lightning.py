@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "lightning", extra="lightning")
+
 import inspect
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, cast
 
 from lightning.pytorch import LightningModule, Trainer
@@ -13,7 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from odb_ref.compat.config import LossScalingMode
-from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, apply
+from odb_ref.compat.dataloader import ODBDataLoader, apply
+from odb_ref.compat.handle import ODBHandle
 from odb_ref.compat.integrations.bridge import Bridge, BridgeState
 from odb_ref.compat.step_info import ODBStepInfo, pop_step_info
 from odb_ref.torch import UsageError
@@ -21,11 +26,21 @@ from odb_ref.torch import UsageError
 ODBLightningBridgeState = BridgeState
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ODBLightningBridge(Bridge):
-    """What a training step asks."""
+    """What a training step asks; the module itself says how far it is, too."""
 
     module: LightningModule
+    handle: ODBHandle
+    sample_budget: int | None = None
+    loss_scaling: LossScalingMode = None
+    state: BridgeState = field(default_factory=BridgeState)
+
+    def consume_batch(self, batch: object) -> ODBStepInfo:
+        """Returns what belongs to a batch, takes it out of it, and counts its samples."""
+        info = Bridge.consume_batch(self, batch)
+        self.module.odb_emitted_samples, self.module.odb_last_step_info = self.state.emitted_samples, info
+        return info
 
 
 def configure_lightning_module(
@@ -52,8 +67,8 @@ def configure_lightning_module(
         handle = apply(dataloader, loss_scaling=loss_scaling, **apply_kwargs)  # type: ignore[arg-type]
     if handle is None:
         raise UsageError("configure_lightning_module needs a dataloader, or the handle of one that apply has changed")
-    bridge = ODBLightningBridge(module=module, handle=handle, sample_budget=sample_budget, loss_scaling=loss_scaling)
-    module.odb_bridge = bridge
+    bridge = ODBLightningBridge(module, handle, sample_budget, loss_scaling)
+    module.odb_bridge, module.odb_emitted_samples, module.odb_last_step_info = bridge, 0, None
     if wrap_training_step:
         module.training_step = _wrap(module.training_step, bridge)
     return bridge
@@ -106,12 +121,10 @@ class ODBLightningCallback(Callback):  # type: ignore[misc]
             trainer.should_stop = True
 
     def _count(self, module: LightningModule) -> int:
-        bridge = getattr(module, "odb_bridge", None)
-        if isinstance(bridge, ODBLightningBridge):
-            return bridge.state.emitted_samples
-        if isinstance(module, ODBLightningMixin):
-            return module.odb_emitted_samples
-        raise UsageError("a sample budget needs a module of configure_lightning_module, or with ODBLightningMixin")
+        count = getattr(module, "odb_emitted_samples", None)
+        if not isinstance(count, int):
+            raise UsageError("a sample budget needs a module of configure_lightning_module, or with ODBLightningMixin")
+        return count
 
 
 class ODBLightningMixin:

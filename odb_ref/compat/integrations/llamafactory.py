@@ -5,6 +5,10 @@ Needs `transformers` only: LLaMA-Factory's trainers are Trainers, and its argume
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "transformers", "accelerate", extra="transformers")
+
 from typing import Final, Literal
 
 from transformers import Trainer

@@ -30,27 +30,33 @@ _REACH: Final = 64
 """Among how many samples the next group is looked for first."""
 
 
-def compute_groups(samples: Iterable[Sample], budget_tokens: int, limits: tuple[int, ...] = ()) -> tuple[Group, ...]:
-    """Returns the samples as groups of at most ``budget_tokens`` padded tokens that use no more of any resource than
-    ``limits`` say.
+def compute_groups(
+    samples: Iterable[Sample], budget_tokens: int, limits: tuple[int, ...] = (), most_padding: int | None = None
+) -> tuple[Group, ...]:
+    """Returns the samples as groups of at most ``budget_tokens`` padded tokens, ``most_padding`` of them padding, that use no
+    more of any resource than ``limits`` say.
 
     A sample that exceeds one of these by itself is a group of its own. Groups come shortest first; inside a group the
     longest sample is first. Ties in length fall to the position.
 
-    Spec: R2.1, R2.2. Preserves: BUDGET, FEWEST.
+    Spec: R2.1, R2.2, R16.3. Preserves: BUDGET, FEWEST where padding is not bounded.
     """
     groups: list[Group] = []
-    begin = 0
+    begin = held = 0
     room = limits
+    most = budget_tokens if most_padding is None else most_padding
     # Sorting keeps the order of equals: by whole numbers twice is faster than once by pairs, and a window is in order.
     by_position = sorted(samples, key=attrgetter("position"))
     ordered = sorted(by_position, key=attrgetter("length"))
     for end, sample in enumerate(ordered):
         size = end - begin
-        if size and ((size + 1) * sample.length > budget_tokens or (limits and any(map(gt, sample.costs, room)))):
+        padded = size * sample.length
+        is_over = padded + sample.length > budget_tokens or padded - held > most
+        if size and (is_over or (limits and any(map(gt, sample.costs, room)))):
             groups.append(tuple(ordered[begin:end][::-1]))
-            begin = end
+            begin, held = end, 0
             room = limits
+        held += sample.length
         if limits:
             room = tuple(map(sub, room, sample.costs))
     if ordered:
@@ -59,7 +65,11 @@ def compute_groups(samples: Iterable[Sample], budget_tokens: int, limits: tuple[
 
 
 def compute_sized_groups(
-    samples: Iterable[Sample], sizes: Sizes, budget_tokens: int, limits: tuple[int, ...] = ()
+    samples: Iterable[Sample],
+    sizes: Sizes,
+    budget_tokens: int,
+    limits: tuple[int, ...] = (),
+    most_padding: int | None = None,
 ) -> tuple[Group, ...]:
     """Returns the samples as groups, each begun as `compute_groups` begins its first and cut to a friendly number of samples:
     the longest, which are cut off, begin the next.
@@ -70,7 +80,7 @@ def compute_sized_groups(
     ordered = sorted(samples, key=attrgetter("length", "position"))
     begin, reach = 0, _REACH
     while begin < len(ordered):
-        first, *others = compute_groups(ordered[begin : begin + reach], budget_tokens, limits)
+        first, *others = compute_groups(ordered[begin : begin + reach], budget_tokens, limits, most_padding)
         if not others and begin + reach < len(ordered):
             reach *= 2  # more might join
             continue

@@ -26,12 +26,16 @@ class Layout(StrEnum):
     """One row, in which the samples are laid end to end. Spec: R2.5."""
 
     def compute_groups(
-        self, samples: Iterable[Sample], budget_tokens: int, limits: tuple[int, ...] = ()
+        self,
+        samples: Iterable[Sample],
+        budget_tokens: int,
+        limits: tuple[int, ...] = (),
+        most_padding: int | None = None,
     ) -> tuple[Group, ...]:
         """Returns the samples as groups; one of two or more fits the budget and every limit. Preserves: BUDGET, CONSERVE."""
         match self:
             case Layout.PADDED:
-                return compute_groups(samples, budget_tokens, limits)
+                return compute_groups(samples, budget_tokens, limits, most_padding)
             case Layout.PACKED:
                 return compute_rows(samples, budget_tokens, limits)
 

@@ -40,13 +40,16 @@ class StepOrder(StrEnum):
         limits: tuple[int, ...] = (),
         *,
         sizes: Sizes = Sizes.ANY,
+        most_padding: int | None = None,
     ) -> tuple[Group, ...]:
-        """Returns the samples as groups; one of two or more fits the budget and every limit. Preserves: BUDGET, CONSERVE."""
+        """Returns the samples as groups; one of two or more fits the budget and every limit, and where it is padded, and not of
+        neighbours, holds no more padding than ``most_padding``. Preserves: BUDGET, CONSERVE.
+        """
         if sizes != _ANY:  # which only goes with padded groups, in another order than the sampler's
-            return compute_sized_groups(samples, sizes, budget_tokens, limits)
+            return compute_sized_groups(samples, sizes, budget_tokens, limits, most_padding)
         if self is StepOrder.SAMPLER:
             return compute_runs(samples, layout.count_tokens, budget_tokens, limits)
-        return layout.compute_groups(samples, budget_tokens, limits)
+        return layout.compute_groups(samples, budget_tokens, limits, most_padding)
 
     def compute_rank(self, group: Group, layout: Layout, cost: Cost = TOKENS) -> int:
         """Returns the number by which a rank's groups are lined up, the least first; by their tokens, they are chosen too.

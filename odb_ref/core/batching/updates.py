@@ -1,9 +1,10 @@
 """Updates of a fixed number of samples: which places of the common order an update holds, and which rank reads which.
 
-Update u holds the places from u x N on, N of them, or what is left. Ranks with a source of their own read every W-th place, so
-what a rank gives to an update follows from its number alone. Ranks that share one order (R14) draw an update in a few
-*portions*, a round each, of which the last forms the steps: the first portion in equal parts, each later one so that the ranks
-come to hold equally many tokens. Half of what is left goes into a portion, so that the last ones, which even out, are small.
+Update u holds the places from u x N on, N of them, or what is left. It has a few rounds. In the first nothing is read: its
+agreement releases the update before. Ranks with a source of their own then read every W-th place at once, so what a rank
+gives to an update follows from its number alone. Ranks that share one order (R14) draw an update in a few *portions*, a round
+each: the first in equal parts, each later one so that the ranks come to hold equally many tokens. Half of what is left goes
+into a portion, so that the last ones, which even out, are small. The last round forms the steps.
 
 Nothing here knows of samples, windows or phases. Spec: R16.
 """
@@ -18,10 +19,27 @@ from odb_ref.core.batching.shards import Draw, compute_shares
 MOST_PORTIONS: Final = 6
 """In how many portions an update is drawn, at most: what is left uneven then is about a long sample."""
 
+PADDING_SHARE: Final = 16
+"""A group of an update holds no more padding than this part of the budget."""
+
 
 def count_portions(update_samples: int, world_size: int) -> int:
     """Returns in how many portions ranks that share an order draw an update: the last ones are a sample a rank. Spec: R16.4."""
     return min(MOST_PORTIONS, (update_samples // world_size).bit_length())
+
+
+def count_rounds(update_samples: int, world_size: int, *, is_shared: bool) -> int:
+    """Returns how many rounds an update has: one that releases the update before, and one for each part of it. Spec: R16.3."""
+    return 1 + (count_portions(update_samples, world_size) if is_shared else 1)
+
+
+def compute_most_padding(budget_tokens: int) -> int:
+    """Returns how many tokens of padding a group of an update may have under a budget: about what a step costs by itself.
+
+    In the free mode a group may be carried to be filled. An update emits all of its groups, so what they hold beside its
+    samples is only worth a step that it saves: see ``spec/decisions/0012``. Spec: R16.3.
+    """
+    return budget_tokens // PADDING_SHARE
 
 
 def compute_first_place(update: int, *, update_samples: int, rank: int, world_size: int) -> int:

@@ -1,5 +1,9 @@
 """The Hugging Face Trainer on an `ODBDataLoader`: `ODBTrainer`, or `enable` for a Trainer that somebody else has made."""
 
+from odb_ref.extras import require
+
+require(__name__, "transformers", "accelerate", extra="transformers")
+
 from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions
 from odb_ref.integrations.hf.trainer import ODBTrainer, enable
 

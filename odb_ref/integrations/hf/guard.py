@@ -16,11 +16,12 @@ import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
+from odb_ref.integrations.accelerate import accumulating
 from odb_ref.integrations.hf.evaluation import EvaluatingTrainer
 from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.saving import STATE_STEM, SavedLoader
 from odb_ref.integrations.hf.steps import STEP_INFO, Inputs, TrainerSteps
-from odb_ref.integrations.hf.updates import TrainerUpdates, UpdateBatch
+from odb_ref.integrations.hf.updates import TrainerUpdates, UpdateBatch, cut_rows, is_idle
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import StepInfo, UsageError
 from odb_ref.torch.loop.guard import WindowGuard, is_sharded
@@ -69,11 +70,11 @@ class SteppingTrainer(EvaluatingTrainer):
     def _run_update(self, model: nn.Module, update: UpdateBatch, *args: object, **kwargs: object) -> Tensor:
         """Returns the sum of the weighed losses; the ranks' gradients are averaged with the last."""
         loss = torch.zeros((), device=self.args.device)
-        for part in update.parts[:-1]:
-            with self.accelerator.no_sync(model=model):
+        for part in update.parts:
+            info = part[STEP_INFO]
+            is_end = isinstance(info, StepInfo) and info.is_update_end
+            with accumulating(self.accelerator, model, is_update_end=is_end):
                 loss += self.training_step(model, part, *args, **kwargs)
-        for part in update.parts[-1:]:
-            loss += self.training_step(model, part, *args, **kwargs)
         return loss
 
     def floating_point_ops(self, inputs: Inputs) -> int:
@@ -81,11 +82,12 @@ class SteppingTrainer(EvaluatingTrainer):
         if not isinstance(inputs, UpdateBatch):
             flops: int = super().floating_point_ops(inputs)
             return flops
-        return sum(map(self.floating_point_ops, inputs.parts))
+        return sum(self.floating_point_ops(part) for part in inputs.parts if not is_idle(part))
 
     def _track_num_input_tokens(self, inputs: Inputs) -> None:
         for part in inputs.parts if isinstance(inputs, UpdateBatch) else (inputs,):
-            super()._track_num_input_tokens(part)
+            # All ranks take part; an idle one has nothing to add.
+            super()._track_num_input_tokens(cut_rows(part) if is_idle(part) else part)
 
     def _run_whole(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
         self.has_weighed = not (self.takes_step_info and isinstance(inputs.get(STEP_INFO), StepInfo))

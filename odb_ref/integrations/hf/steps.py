@@ -9,6 +9,7 @@ from typing import Final, Literal, Self
 
 from transformers import TrainingArguments
 
+from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT, get_sampling
 from odb_ref.integrations.progress import Intervals
 from odb_ref.integrations.steps import read_windows
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
@@ -123,6 +124,7 @@ def check_arguments(args: TrainingArguments, *, is_free: bool) -> None:
     if args.auto_find_batch_size:
         raise UsageError("auto_find_batch_size has no batch size to find: lower ODBOptions.token_budget instead")
     if not is_free:
+        _check_plain_arguments(args)
         return  # what orders or drops samples for fixed batches does so here
     if args.dataloader_drop_last:
         warnings.warn(
@@ -131,11 +133,30 @@ def check_arguments(args: TrainingArguments, *, is_free: bool) -> None:
             RuntimeWarning,
             stacklevel=4,
         )
-    if args.train_sampling_strategy not in ("random", "sequential"):
+    if get_sampling(args) not in ("random", "sequential"):
         raise UsageError(
-            f"train_sampling_strategy={args.train_sampling_strategy!r} orders samples for fixed batches: "
-            "use 'random' or 'sequential'"
+            f"train_sampling_strategy={get_sampling(args)!r} orders samples for fixed batches: use 'random' or 'sequential'"
         )
+
+
+def _check_plain_arguments(args: TrainingArguments) -> None:
+    """Warns of what makes losses or counts of a plain Trainer others than those of the same updates here."""
+    said = []
+    if args.world_size > 1 and not args.average_tokens_across_devices:
+        said.append(
+            "average_tokens_across_devices=False: a plain Trainer then takes the mean of the ranks' means. The gradient here "
+            "is that of the mean over the tokens of all ranks, as with True, the default"
+        )
+    counted = getattr(args, "include_num_input_tokens_seen", "no")
+    if counted not in ("no", False) and not HAS_TOKEN_COUNT:
+        said.append("include_num_input_tokens_seen needs transformers 5.3: num_input_tokens_seen stays 0")
+    elif counted not in ("no", "non_padding", False):
+        said.append(
+            "include_num_input_tokens_seen='all' counts padding, of which there is less than in fixed batches; "
+            "'non_padding' counts what a plain Trainer does"
+        )
+    for text in said:
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
 
 
 def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODBOptions) -> None:
@@ -143,12 +164,7 @@ def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODB
 
     Raises: UsageError when it would: its rate may be 0 long before training ends.
     """
-    if odb.update_samples is not None:
-        raise UsageError(
-            "DeepSpeed's engine counts the micro-batches of an update, whose number is not the same in each: say "
-            "ODBOptions(update_samples=None)"
-        )
-    if "scheduler" in config and args.max_steps <= 0 and odb.follows_samples:
+    if "scheduler" in config and args.max_steps <= 0 and odb.follows_samples and odb.update_samples is None:
         raise UsageError(
             "the schedule of DeepSpeed's configuration goes by updates, and an epoch's are estimated: leave scheduler out of "
             "it and say lr_scheduler_type=, which follows the samples; or set max_steps, or ODBOptions(follows_samples=False)"
@@ -164,7 +180,14 @@ class TrainerSteps:
         """The epoch in which training starts: not 0 when it goes on from a checkpoint."""
         self.newest: StepInfo | None = None
         """What belongs to the batch that was handed out last; the Trainer takes the batches of a window together."""
+        self.batches: int | None = None
+        """More than an epoch has, for a Trainer before 5.3, which asks."""
         self._accumulation_steps = accumulation_steps
+
+    def __len__(self) -> int:
+        if self.batches is None:
+            raise TypeError("nobody knows how many batches an epoch takes before its end")
+        return self.batches
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch to read next, counted from the one in which training started."""

@@ -37,8 +37,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
 
@@ -59,13 +61,14 @@ from odb_ref.integrations.hf.guard import SteppingTrainer
 from odb_ref.integrations.hf.saving import read_states
 from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions, TrainerSteps, check_arguments, check_engine
 from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch, find_order
+from odb_ref.integrations.hf.versions import compute_predicted_share, compute_split, counts_first_labels, get_sampling
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.settings import arrange
 
 LossAndOutputs = Tensor | tuple[Tensor, object]
 
-_UNBOUNDED: Final = 2**62
+_UNBOUNDED: Final = 2**40
 """More updates than any epoch takes: the epoch itself says when it ends."""
 
 
@@ -99,10 +102,12 @@ class ODBTrainer(SteppingTrainer):
         self._accepted = {}
         self._states: list[Mapping[str, object]] = []
         self._saved_progress: Mapping[str, float] | None = None
+        self._counts_first = False
         # The loader goes on where it was saved; the Trainer must not skip batches on top of that.
         self.args.ignore_data_skip = True
         self.remove_callback(TrainerHooks)
-        self.add_callback(TrainerHooks(self))
+        # Before all others, which are to see the state that it corrects.
+        self.callback_handler.callbacks.insert(0, TrainerHooks(self))
 
     # Loader and steps ------------------------------------------------------------------------------------------------
 
@@ -119,7 +124,7 @@ class ODBTrainer(SteppingTrainer):
         if "generator" not in self.odb.loader:
             options["seed"] = self.args.seed if self.args.data_seed is None else self.args.data_seed
         if not is_iterable and "sampler" not in self.odb.loader:
-            options["shuffle"] = getattr(self.args, "train_sampling_strategy", "random") == "random"
+            options["shuffle"] = get_sampling(self.args) == "random"
         options |= choose_layout(self.data_collator, self.odb.loader)
         k = self.args.gradient_accumulation_steps
         update_samples, batches = self.odb.update_samples, None
@@ -129,6 +134,14 @@ class ODBTrainer(SteppingTrainer):
                 order = find_order(prepared, self.args.world_size)
                 options |= {"sampler": order, "shard": "shared", "shuffle": False}
                 batches = order.batches
+            # A plain Trainer before transformers 5.10 divides by first labels too, and its run is the one to keep.
+            is_told = "causal_shift" in self.odb.settings
+            is_padded = (options | self.odb.settings).get("layout", "padded") == "padded"
+            self._counts_first = (
+                counts_first_labels(self) and is_padded and not is_told and bool(options.get("causal_shift"))
+            )
+            if self._counts_first:
+                options["causal_shift"] = False
         options |= self.odb.settings
         source = take_share(self.train_dataset if is_iterable else prepared.dataset, self.args, options.get("shard"))
         if update_samples is None:
@@ -157,16 +170,27 @@ class ODBTrainer(SteppingTrainer):
                 "the loss would be normalised twice: ODBTrainer needs loss_is_scaled_for_ga = True and an Accelerator that "
                 "does not divide by the steps of an accumulation window"
             )
-        if self.get_sp_size() * self.get_cp_size() * self.get_tp_size() > 1:
+        if compute_split(self) > 1:
             raise UsageError("ODBTrainer does not run with sequence, context or tensor parallelism")
         check_arguments(self.args, is_free=self.odb.update_samples is None)
+        micro_batches = self.args.gradient_accumulation_steps * self.args.world_size
+        is_counted = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        if self.odb.update_samples == PLAIN and micro_batches > 1 and not is_counted:
+            warnings.warn(
+                f"{type(self.model).__name__} takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the "
+                f"{micro_batches} micro-batches of an update alike; here each counts by what it is the mean of",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         if self.accelerator.distributed_type is DistributedType.DEEPSPEED:
             check_engine(self.accelerator.deepspeed_plugin.deepspeed_config, self.args, self.odb)
 
     def set_initial_training_values(
-        self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps | TrainerUpdates
+        self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps | TrainerUpdates, *batch: int
     ) -> tuple[int, int, int, int, float, int, int]:
         """Returns the Trainer's bounds: those of ``max_steps``, or epochs that end when the loader says so.
+
+        ``batch`` is the samples of an update, which a Trainer before 5.3 passes.
 
         Raises: UsageError when the updates of an epoch are neither given nor to be estimated.
         """
@@ -175,7 +199,9 @@ class ODBTrainer(SteppingTrainer):
             if self._saved_progress is not None:
                 self.progress.load_state_dict(self._saved_progress)
         if not isinstance(dataloader, TrainerSteps):
-            values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(args, dataloader)
+            values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(
+                args, dataloader, *batch
+            )
             return values
         k = args.gradient_accumulation_steps
         updates = self.odb.updates_per_epoch
@@ -191,8 +217,9 @@ class ODBTrainer(SteppingTrainer):
         if self._saved_progress is not None:
             self.progress.load_state_dict(self._saved_progress)
         if updates is None or args.max_steps > 0:
-            values = super().set_initial_training_values(args, dataloader)
+            values = super().set_initial_training_values(args, dataloader, *batch)
             return values
+        dataloader.batches = _UNBOUNDED * k if batch else None
         epochs = math.ceil(args.num_train_epochs)
         samples = updates * self.get_total_train_batch_size(args)
         return (
@@ -278,6 +305,11 @@ class ODBTrainer(SteppingTrainer):
             raise UsageError(
                 "num_items_in_batch is set for a training batch, so the loss would be normalised twice: "
                 "get_batch_samples must be ODBTrainer's"
+            )
+        if self._counts_first:
+            share = compute_predicted_share(inputs.get("labels"))
+            info = replace(
+                info, loss_scale=info.loss_scale * share, local_supervised=info.local_supervised if share else 0
             )
         with gathering(self.accelerator, info) if self._guard is None else nullcontext():
             result = self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)

@@ -11,7 +11,9 @@ from collections.abc import Iterator, MutableMapping, Sized
 from itertools import cycle, islice
 from typing import Final
 
-from torch.utils.data import Sampler
+from accelerate.data_loader import SeedableRandomSampler
+from torch import Tensor
+from torch.utils.data import RandomSampler, Sampler
 
 from odb_ref.integrations.hf.steps import STEP_INFO, Inputs
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
@@ -26,6 +28,17 @@ class UpdateBatch(dict[str, object]):
     def __init__(self, parts: tuple[Inputs, ...] = ()) -> None:
         super().__init__()
         self.parts = parts
+
+
+def is_idle(part: Inputs) -> bool:
+    """Returns whether a micro-batch is a replay, which counts for nothing."""
+    info = part.get(STEP_INFO)
+    return isinstance(info, StepInfo) and info.is_idle
+
+
+def cut_rows(part: Inputs) -> Inputs:
+    """Returns a micro-batch without rows."""
+    return {name: value[:0] if isinstance(value, Tensor) else value for name, value in part.items()}
 
 
 class PlainOrder(Sampler[object]):
@@ -72,8 +85,13 @@ def find_order(prepared: object, world_size: int) -> PlainOrder:
     sampler, batch = getattr(inner, "sampler", None), getattr(inner, "batch_size", None)
     if not isinstance(sampler, Sampler) or not isinstance(batch, int) or getattr(outer, "split_batches", False):
         raise UsageError(
-            f"the Trainer's loader batches by {type(outer).__name__}, whose updates cannot be told: say "
-            "ODBOptions(update_samples=...) with a sampler or shard of your own, or update_samples=None"
+            f"the Trainer's loader batches by {type(outer).__name__}, in a way (split_batches, or its own) whose updates "
+            "cannot be told: say ODBOptions(update_samples=...) with a sampler or shard of your own, or update_samples=None"
+        )
+    if isinstance(sampler, RandomSampler) and not isinstance(sampler, SeedableRandomSampler):
+        raise UsageError(
+            "accelerator_config use_seedable_sampler=False draws the order of an epoch from what torch's generator has come "
+            "to, so the samples of an update cannot be told: leave it at True, or say ODBOptions(update_samples=None)"
         )
     is_even = bool(getattr(outer, "even_batches", True))
     return PlainOrder(sampler, batch, world_size, is_even=is_even, drops_last=bool(getattr(inner, "drop_last", False)))

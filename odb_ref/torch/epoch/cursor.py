@@ -13,6 +13,7 @@ from odb_ref.core.resume import Checkpoint, Ledger, RoundStart
 from odb_ref.core.types import ZERO_COUNTS, Step, StepCounts
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import EpochProgress
+from odb_ref.torch.plan.updates import begin_update
 from odb_ref.torch.reading.quarantine import Quarantine
 
 
@@ -48,10 +49,11 @@ class Cursor:
         """Where the round begins that is planned next."""
         self._start = start.progress
         self._accumulation_steps = accumulation_steps
-        self._portions = None if config.update_samples is None else config.update_portions
-        """How many rounds an update has, where the accumulation window is an update: all steps of one of them. Spec: R16.8."""
-        is_inside = self._portions is not None and bool(start.progress.gone_counts.samples)
-        self._resumed_update = self.next_start.round // (self._portions or 1) if is_inside else None
+        self._config = config
+        self._has_updates = config.update_samples is not None
+        """True where the accumulation window is an update: all steps of one of its rounds. Spec: R16.8."""
+        is_inside = bool(start.progress.gone_counts.samples)
+        self._resumed_update = self.next_start.round // config.update_rounds if is_inside else None
         """The update of which other ranks had trained on a part, where the epoch goes on inside one. Spec: R16.6."""
         self._summed, self._sum = range(0), ZERO_COUNTS
         """The update whose counts were asked for last, and these."""
@@ -94,7 +96,7 @@ class Cursor:
         step = planned.steps[self.next_step - planned.steps[0].number]
         self.next_step += 1
         self._ledger.note_taken(step.number, [sample.position for sample in step.group])
-        kept = self.next_step if self._portions is not None else self.compute_window(self.next_step).start
+        kept = self.next_step if self._has_updates else self.compute_window(self.next_step).start
         while self._rounds[0].steps[-1].number + 1 < kept:
             self._rounds.popleft()
         self._carried = {round_: places for round_, places in self._carried.items() if round_ >= step.round}
@@ -109,7 +111,7 @@ class Cursor:
 
     def compute_window(self, number: int) -> range:
         """Returns the steps of the accumulation window that a step lies in, a planned one where that is an update."""
-        if self._portions is not None:
+        if self._has_updates:
             steps = self._find_round(number).steps
             return range(steps[0].number, steps[-1].number + 1)
         first = number - number % self._accumulation_steps
@@ -117,8 +119,8 @@ class Cursor:
 
     def compute_update(self, step: Step) -> int:
         """Returns which update a step belongs to, counted from 0 in the epoch."""
-        if self._portions is not None:
-            return step.round // self._portions
+        if self._has_updates:
+            return step.round // self._config.update_rounds
         return step.number // self._accumulation_steps
 
     def is_update_end(self, number: int) -> bool:
@@ -129,11 +131,11 @@ class Cursor:
         """Returns which step must be planned, or never come, before this one may be taken: the last of its accumulation
         window, whose counts weigh it, and the one behind it, for it may be the last. An update is planned at once.
         """
-        return number + 1 if self._portions is not None else max(self.compute_window(number)[-1], number + 1)
+        return number + 1 if self._has_updates else max(self.compute_window(number)[-1], number + 1)
 
     def sum_counts(self, window: range) -> StepCounts:
         """Returns the counts of the steps of ``window`` that are known, those taken before a restart included."""
-        if self._portions is not None:
+        if self._has_updates:
             if window != self._summed:  # the same for all of its steps
                 self._summed, self._sum = window, self._sum_update(self._find_round(window.start).steps)
             return self._sum
@@ -157,22 +159,37 @@ class Cursor:
         checkpoint = self._ledger.compute_checkpoint()
         # What was read for the round decided its steps, the taken ones included.
         planned = self._find_round(self.next_step - 1) if checkpoint.taken_steps else None
-        known = 0 if planned is None else planned.known_places
+        if planned is None:
+            return EpochProgress(
+                checkpoint=checkpoint, base=self._start.base, places=self._carried[checkpoint.start.round]
+            )
+        update = planned.steps[0].round // self._config.update_rounds
+        if self._has_updates and self.next_step > planned.steps[-1].number:
+            rounds = self._config.update_rounds
+            start = begin_update(update + 1, self.next_step, self.emitted_samples, rounds=rounds)
+            return EpochProgress(checkpoint=Checkpoint(start=start))
+        is_resumed = update == self._resumed_update
         return EpochProgress(
             checkpoint=checkpoint,
             window=self._compute_taken(checkpoint),
-            bad=quarantine.get_bad_places(known),
-            known=known,
-            digest="" if planned is None else planned.compute_digest(),
+            bad=quarantine.get_bad_places(self._compute_begin(update), planned.known_places),
+            known=planned.known_places,
+            digest=planned.compute_digest(),
             base=self._start.base,
             places=self._carried[checkpoint.start.round],
-            gone=self._start.gone,
-            gone_counts=self._start.gone_counts,
+            gone=self._start.gone if is_resumed else (),
+            gone_counts=self._start.gone_counts if is_resumed else ZERO_COUNTS,
         )
+
+    def _compute_begin(self, update: int) -> int:
+        """Returns the first place of an update in the order that the rank reads; 0 in the free mode."""
+        if self._config.shared_samples is not None:
+            return update * (self._config.update_samples or 0)
+        return self._config.compute_update_place(update)
 
     def _compute_taken(self, checkpoint: Checkpoint) -> StepCounts:
         """Returns the counts of what was taken of the accumulation window."""
-        if self._portions is not None:
+        if self._has_updates:
             taken_steps = checkpoint.taken_steps
             return self._sum_update(self._find_round(self.next_step - 1).steps[:taken_steps] if taken_steps else ())
         taken = range(self.compute_window(self.next_step).start, self.next_step)

@@ -17,7 +17,6 @@ and every effect is performed in `EpochDriver._perform`::
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ from odb_ref.core.effects import (
 from odb_ref.core.errors import OdbError, UsageError
 from odb_ref.core.events import BudgetAccepted, Collated, Counted, Event, LocalFailed, SamplesRead, StepTaken
 from odb_ref.core.machine import Machine
-from odb_ref.core.resume import compute_round_start
+from odb_ref.core.resume import RoundStart, compute_round_start
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Sample, Step, StepCounts, make_sample
 from odb_ref.torch.epoch.cursor import Cursor, PlannedRound
@@ -47,7 +46,7 @@ from odb_ref.torch.epoch.trace import EpochTrace
 from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.plan.order import make_plan
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import EpochProgress
+from odb_ref.torch.plan.state import START, EpochProgress
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.quarantine import QuarantineError
 from odb_ref.torch.reading.service import BatchRequest, ReadItem, SampleService
@@ -163,8 +162,9 @@ class EpochDriver:
             if not self._is_reading or self.failure or self.is_finished:
                 return  # the epoch ends without them
             state = self.state
-            is_first = not state.read_samples and not self._start.progress.base
-            if is_ended and not items and is_first and (fault := self.quarantine.find_emptiness()):
+            # Where ranks share an order, others may have the good samples of it.
+            is_own = not self._start.is_shared and self._start.progress == START and not state.read_samples
+            if is_own and is_ended and not items and (fault := self.quarantine.find_emptiness()):
                 self.on_error(fault, QuarantineError(fault))
                 return
             samples = tuple(self._make_sample(*item) for item in items)
@@ -172,9 +172,8 @@ class EpochDriver:
                 self.submit(_Begin(samples))
             elif not items and self._is_stuck(state):
                 fault = (
-                    "each sample of a window is bad, and with shard='shared' a window needs a good one: pass a larger "
-                    "Batching(window=), "
-                    f"or ramp_rounds=0 where it is one of the first; the last, {self.quarantine.describe_last()}"
+                    "each sample of a window is bad, and with shard='shared' a window needs a good one: pass a larger Batching("
+                    f"window=), or ramp_rounds=0 where it is one of the first; the last, {self.quarantine.describe_last()}"
                 )
                 self.on_error(fault, QuarantineError(fault))
             else:
@@ -186,7 +185,9 @@ class EpochDriver:
         return self._start.is_shared and is_free and not state.window and not state.is_ended
 
     def _make_sample(self, place: int, length: int, supervised: int, costs: tuple[int, ...]) -> Sample:
-        return make_sample(self._start.get_id(place), self.quarantine.get_position(place), length, supervised, costs)
+        return make_sample(
+            self._start.get_id(place), self.quarantine.places.get_position(place), length, supervised, costs
+        )
 
     def on_bad(self, place: int, cause: str) -> None:
         """Sets a sample aside; it lies behind those reported before. Spec: R11."""
@@ -226,7 +227,7 @@ class EpochDriver:
             self.failure = error
             if not self.has_begun:
                 # Which round it begins with does not matter: a failure ends the epoch whatever round the others are in.
-                self._machine.begin()
+                self._perform([effect for effect in self._machine.begin() if isinstance(effect, PostOffer)])
                 self.has_begun = True
             self.submit(LocalFailed(cause))
 
@@ -274,7 +275,7 @@ class EpochDriver:
             self.on_error(describe(error), error)
             return
         self.has_begun = True
-        self._trace.set_aside(self.quarantine.get_bad_places(sys.maxsize))
+        self._trace.set_aside(self.quarantine.get_bad_places())
         self._accept(self._acceptance.begin(self.state.accepted_tokens))
         self._perform(effects)
 
@@ -312,10 +313,16 @@ class EpochDriver:
                 steps=steps,
                 next_start=begins,
                 budget_tokens=min(self._config.budget_tokens, begun.agreed_tokens),
-                known_places=self.quarantine.get_known(begins.read_samples, begun.is_ended),
-                carried_places=tuple(map(self.quarantine.get_place, carried)),
+                known_places=self._compute_known(begun, begins),
+                carried_places=tuple(map(self.quarantine.places.get_place, carried)),
             )
         )
+
+    def _compute_known(self, begun: RoundStart, begins: RoundStart) -> int:
+        """Returns how many places of the rank's order have decided the steps up to those of a round. Spec: R11.3."""
+        if self._config.update_samples is None or self._start.is_shared:
+            return self.quarantine.get_known(begins.read_samples, begun.is_ended)
+        return self._config.compute_update_place(begins.round // self._config.update_rounds)
 
     def _skip(self) -> None:
         """Takes the steps that were trained on before the state was saved. Spec: R10.2."""
@@ -356,7 +363,7 @@ class EpochDriver:
                 self.service.read(count, self._get_places(self.state.window), end)
             return
         places = range(first or 0, (first or 0) + count)
-        self.quarantine.draw(places)
+        self.quarantine.places.draw(places)
         if self._is_reading:
             left_out = frozenset(self._start.progress.bad + self._start.progress.gone)
             items = [(place, self._start.get_key(place)) for place in places if place not in left_out]
@@ -366,7 +373,7 @@ class EpochDriver:
         return BatchRequest(step.number, self._get_places(step.group), step.number >= self.cursor.first_step)
 
     def _get_places(self, samples: Group) -> tuple[int, ...]:
-        return tuple(self.quarantine.get_place(sample.position) for sample in samples)
+        return tuple(self.quarantine.places.get_place(sample.position) for sample in samples)
 
     # State -----------------------------------------------------------------------------------------------------------
 

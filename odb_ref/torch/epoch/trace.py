@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import chain
 
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Effect
@@ -11,7 +12,7 @@ from odb_ref.core.events import Event
 from odb_ref.core.resume import Resumed
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.quarantine import Quarantine
-from odb_ref.trace.origin import Lot, Origin, OwnedLot, make_lot
+from odb_ref.trace.origin import Lot, Origin, OwnedLot, make_lot, place_lot
 from odb_ref.trace.writing import TraceWriter
 
 
@@ -41,7 +42,7 @@ class EpochTrace:
         """Writes which samples are set aside, once the machine has begun. Spec: R9.6."""
         if self._writer is not None:
             for place in places:
-                self._writer.set_aside(self._config.rank, self._start.get_id(place))
+                self._writer.set_aside(self._config.rank, self._start.get_id(place), place)
 
     def close(self) -> None:
         """Completes the file."""
@@ -53,21 +54,27 @@ class EpochTrace:
 def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
     """Returns what this rank knows of its epoch. Spec: R9.6.
 
-    It does not know how many samples a stream has, nor what the others had drawn of a shared order before the epoch was
-    resumed. What another number of ranks had trained on is not counted.
+    It does not know how many samples a stream has, nor, inside an update, what the others had drawn of a shared order before
+    the epoch was resumed. What another number of ranks had trained on is not counted.
     """
     progress, checkpoint = start.progress, start.checkpoint
     run = "" if progress.base else start.run
-    if start.keys is None or (start.is_shared and checkpoint is not None):
+    if start.keys is None or (start.is_shared and not progress.is_between_updates):
         return Origin(run=run)
 
     def make(places: Iterable[int]) -> Lot:
         return make_lot(map(start.get_id, places))
 
-    owner = None if start.is_shared else rank
-    inputs = (OwnedLot(rank=owner, lot=make(range(len(start.keys))) - make(progress.gone)),)
-    if checkpoint is None:
+    owner, first = None if start.is_shared else rank, start.first_place
+    is_known = not (first and start.max_bad)  # with updates nobody knows any more what was set aside before
+    begin = first if start.is_shared or not is_known else 0
+    places = range(begin, len(start.keys))
+    order = None if progress.gone else place_lot(map(start.get_id, places), begin).digest
+    inputs = (OwnedLot(rank=owner, lot=make(places) - make(progress.gone), order=order),)
+    if checkpoint is None or not is_known:
         return Origin(run=run, inputs=inputs)
-    positions = range(max(checkpoint.start.read_samples, *(position + 1 for position in checkpoint.taken), 0))
-    taken = (quarantine.get_place(position) for position in positions if checkpoint.is_taken(position))
-    return Origin(run=run, inputs=inputs, before=(OwnedLot(rank=rank, lot=make(taken), steps=progress.steps),))
+    read = checkpoint.start.read_samples
+    positions = range(read if first else 0, max(read, *(position + 1 for position in checkpoint.taken), 0))
+    taken = (quarantine.places.get_place(position) for position in positions if checkpoint.is_taken(position))
+    before = (OwnedLot(rank=owner, lot=make(chain(range(first), taken)), steps=progress.steps),)
+    return Origin(run=run, inputs=inputs, before=before)

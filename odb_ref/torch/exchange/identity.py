@@ -68,9 +68,10 @@ class LoaderIdentity:
         names = [
             name for name in sorted({**self.facts, **other.facts}) if self.facts.get(name) != other.facts.get(name)
         ]
-        if not names or (self.name, self.data) != (other.name, other.data):
+        if self.name != other.name or (self.data == other.data and not names):
             return ""
-        return f": their data sets differ in {', '.join(names)}. If it is one loader, {_NAME_IT}"
+        what = "type or size" if self.data != other.data else ", ".join(names)
+        return f": their data sets differ in {what}. If it is one loader, {_NAME_IT}"
 
 
 def describe_crossed(rank: str, ours: object, other: str, theirs: object) -> str:

@@ -32,6 +32,7 @@ from odb_ref.torch.exchange.collectives import (
     Transport,
     compute_tree,
 )
+from odb_ref.torch.exchange.group_store import get_group_store
 from odb_ref.torch.exchange.identity import LoaderIdentity, describe_crossed, get_generation
 from odb_ref.torch.exchange.interface import choose_address, list_ports
 from odb_ref.torch.exchange.link import End, EndedError, Endpoint, Link
@@ -71,7 +72,7 @@ def make_transport(
     met = get_generation().met
     met[roster.processes] += 1
     digest = hashlib.sha256(repr(roster.processes).encode()).hexdigest()[:12]
-    store = group.get_group_store()
+    store = get_group_store(group)
     keys = PrefixStore(f"odb_ref/{digest}/{met[roster.processes]}", store)
     begun = PrefixStore("odb_ref/begun", store)
     try:

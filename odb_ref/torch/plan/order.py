@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from odb_ref.core.batching.updates import compute_first_place, count_rounds
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.sampler import list_keys
 from odb_ref.torch.plan.settings import describe_changes
@@ -96,6 +97,19 @@ class Order:
         samples, size = self.count_samples(), self.update_samples or 1
         return samples // size if self.drops_last else -(-samples // size)
 
+    def compute_first_place(self, progress: EpochProgress, rank: int, world_size: int) -> int:
+        """Returns where in the order that the rank reads its next update begins; 0 in the free mode.
+
+        Spec: R16.2, R16.6.
+        """
+        if self.update_samples is None or progress.checkpoint is None:
+            return 0
+        rounds = count_rounds(self.update_samples, world_size, is_shared=self.is_shared)
+        update = progress.checkpoint.start.round // rounds
+        if self.is_shared:
+            return update * self.update_samples
+        return compute_first_place(update, update_samples=self.update_samples, rank=rank, world_size=world_size)
+
     def _get_sized(self) -> Sized:
         source = self.dataset if self.sampler is None else self.sampler
         if not isinstance(source, Sized):
@@ -104,13 +118,14 @@ class Order:
 
     def compute_keys(
         self, epoch: int, rank: int, world_size: int, base: tuple[Generation, ...]
-    ) -> tuple[Sequence[object], int | None, int]:
-        """Returns this rank's keys in order, how many samples the epoch has (None when unknown), and how many were taken
-        before.
+    ) -> tuple[Sequence[object], int | None, int, str]:
+        """Returns this rank's keys in order, how many samples the epoch has (None when unknown), how many were taken before,
+        and of a sampler that all ranks have alike a digest of what it lists.
         """
         order: Sequence[object] = self._compute_order(epoch) if self.sampler is None else list_keys(self.sampler, epoch)
         if not self.is_auto:
-            return _pack(order), len(order) if world_size == 1 else None, 0
+            return _pack(order), len(order) if world_size == 1 else None, 0, ""
+        listed = "" if self.sampler is None else compute_digest(order)
         if self.drops_last:
             order = order[: self.count_updates() * (self.update_samples or 1)]
         total = len(order)
@@ -119,7 +134,7 @@ class Order:
             order = generation.compute_rest(order)
             bad += sum(len(part.bad) for part in generation.parts)
         own = order if self.is_shared or world_size == 1 else order[rank::world_size]
-        return _pack(own), total, total - len(order) - bad
+        return _pack(own), total, total - len(order) - bad, listed
 
     def _compute_order(self, epoch: int) -> Sequence[int]:
         count = self.count_samples()
@@ -131,8 +146,9 @@ class Order:
         """
         if start.keys is None:
             return ""
-        is_told = self.is_auto and self.sampler is None  # a sampler may list other keys the second time
-        return compute_digest(self._compute_order(start.epoch) if is_told else start.keys)
+        if start.listed:
+            return start.listed  # a sampler may list other keys the second time
+        return compute_digest(self._compute_order(start.epoch) if self.is_auto else start.keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,16 +185,18 @@ def make_beginning(
     """
     progress = choose_progress(order, rank, world_size, loaded, settings)
     keys: Sequence[object] | None = None
-    total, before = None, 0
+    total, before, listed = None, 0, ""
     if not order.is_iterable:
-        keys, total, before = order.compute_keys(epoch, rank, world_size, progress.base)
+        keys, total, before, listed = order.compute_keys(epoch, rank, world_size, progress.base)
         if quota is not None and before >= quota:
             keys = []  # met before the number of ranks changed: there is nothing left to read
 
     beginning = Beginning(
         start=EpochStart(
             keys=keys,
+            listed=listed,
             progress=progress,
+            first_place=order.compute_first_place(progress, rank, world_size),
             seed=compute_seed(Use.EPOCH, order.seed, epoch, rank, len(progress.base)),
             # Ranks may have seeds of their own where each is given its samples. What is not shuffled is the same in each epoch.
             order_seed=compute_seed(
@@ -226,11 +244,11 @@ def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
     """
     keys, progress = start.keys, start.progress
     round_start = None if progress.checkpoint is None else progress.checkpoint.start
-    carried = () if round_start is None else tuple(map(quarantine.get_place, round_start.carried))
+    carried = () if round_start is None else tuple(map(quarantine.places.get_place, round_start.carried))
     if start.is_shared and keys is not None:
         return ReadPlan(keys=[keys[p] for p in carried], places=carried, seed=start.seed, is_drawn=True)
     read_samples = 0 if round_start is None else round_start.read_samples
-    first = quarantine.get_place(read_samples - 1) + 1 if read_samples else 0
+    first = start.first_place or (quarantine.places.get_place(read_samples - 1) + 1 if read_samples else 0)
     bad = frozenset(progress.bad + progress.gone)
     if keys is None:
         return ReadPlan(keys=None, first=first, kept=frozenset(carried), dropped=bad, seed=start.seed)
@@ -256,10 +274,12 @@ def choose_progress(
         what = "; ".join(describe_changes(saved.order, order.description))
         raise UsageError(f"load_state_dict: the order of samples is another than when the state was saved ({what})")
     changes = describe_changes(first.settings, settings)
+    has_updates = order.is_auto and order.update_samples is not None
+    is_between = has_updates and saved.progress.is_between_updates  # then all ranks' states are one
     if first.world_size == world_size and not changes:
-        if mine is None:
+        if mine is None and not is_between:
             raise UsageError(f"load_state_dict: the state of rank {first.rank} was given to rank {rank}")
-        return mine.progress
+        return saved.progress
     if first.world_size != world_size:
         changes.insert(0, f"ranks: saved {first.world_size}, now {world_size}")
     what = "; ".join(changes)
@@ -268,12 +288,13 @@ def choose_progress(
             "load_state_dict: where each rank is given its own samples, an epoch goes on only with as many ranks and the "
             f"settings it was saved with ({what})"
         )
-    if order.update_samples is not None and json.loads(first.settings).get("update_samples") != order.update_samples:
+    if has_updates and json.loads(first.settings).get("update_samples") != order.update_samples:
         raise UsageError(f"load_state_dict: the updates of an epoch cannot change inside it ({what})")
-    if len(loaded) != first.world_size:
+    if len(loaded) != first.world_size and not is_between:
         raise UsageError(
             f"load_state_dict: ranks or settings have changed ({what}), so the states of all ranks are needed, as a list"
         )
     if order.update_samples is not None:
-        return begin_inside(loaded, order.update_samples, rank, world_size, is_shared=order.is_shared)
+        states = [saved] if is_between else loaded
+        return begin_inside(states, order.update_samples, rank, world_size, is_shared=order.is_shared)
     return EpochProgress(base=join_states(loaded))

@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Final
+
+from torch.utils.data import DistributedSampler, Sampler
 
 from odb_ref.core.errors import UsageError, read_integer
 
 _left: Final[dict[int, tuple[weakref.ref[object], Mapping[str, int]]]] = {}
 """By the identity of a sampler: the numbers it held when a loader was done with it."""
+
+
+class AllReplicas(Sampler[object]):
+    """The order of which a `DistributedSampler` lists one rank's share: what its ranks list, one of each in turn.
+
+    All ranks list the same, and may be more or fewer than the sampler counts.
+    """
+
+    def __init__(self, sampler: DistributedSampler[object]) -> None:
+        self._sampler = sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the sampler's."""
+        self._sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self._sampler.total_size
+
+    def __iter__(self) -> Iterator[object]:
+        whole = copy.copy(self._sampler)
+        whole.rank, whole.num_replicas, whole.num_samples = 0, 1, whole.total_size
+        return iter(whole)
 
 
 def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:

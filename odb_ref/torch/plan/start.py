@@ -26,6 +26,10 @@ class EpochStart:
     With shared shards those of all ranks, of which it draws some.
     """
     is_shared: bool = False
+    listed: str = ""
+    """A digest of what a sampler lists that all ranks have alike."""
+    first_place: int = 0
+    """With updates: where the first of them begins in the order that the rank reads. Spec: R16.6."""
     progress: EpochProgress = START
     seed: int = 0
     order_seed: int = 0
@@ -89,11 +93,11 @@ class EpochStart:
 
     def make_quarantine(self) -> Quarantine:
         """Knows what was set aside before."""
-        places = Places()
+        start, first = RoundStart() if self.checkpoint is None else self.checkpoint.start, self.first_place
+        left_out = self.progress.bad + self.progress.gone
+        places = Places(start.read_samples if first else 0, first, left_out=left_out)
         if self.is_shared:
-            places = Places(())
-            if self.checkpoint is not None:
-                places.resume(self.checkpoint.start, self.progress.places)
+            places = Places.resume(start, self.progress.places, left_out)
         return Quarantine(
             self.get_key,
             max_bad=self.max_bad,
@@ -101,8 +105,6 @@ class EpochStart:
             bad=self.progress.bad,
             known_places=self.progress.known,
             places=places,
-            begin=0 if self.checkpoint is None or not self.is_shared else self.checkpoint.start.draw.first,
-            gone=self.progress.gone,
         )
 
     def get_key(self, place: int) -> object:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -26,6 +25,7 @@ from odb_ref.core.errors import UsageError, read_integer
 from odb_ref.core.offer import NONE
 from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.core.types import ZERO_COUNTS, StepCounts
+from odb_ref.torch.reading.quarantine import Places
 
 StateDict = dict[str, object]
 
@@ -48,11 +48,10 @@ class Part:
             raise UsageError("load_state_dict: a rank at its beginning has taken no part")
         return cls(progress.checkpoint, progress.bad, progress.places, progress.gone)
 
-    def list_taken(self) -> set[int]:
-        """Returns the places of what was taken of the round saved, with a shard of its own."""
-        left_out = sorted((*self.bad, *self.gone))
-        gaps = [place - index for index, place in enumerate(left_out)]
-        return {position + bisect_right(gaps, position) for position in self.checkpoint.taken}
+    def list_taken(self, begin: int) -> set[int]:
+        """Returns the places of what was taken of an update that begins at a place, with a shard of its own."""
+        places = Places(self.checkpoint.start.read_samples, begin, left_out=self.bad + self.gone)
+        return set(map(places.get_place, self.checkpoint.taken))
 
     def list_drawn(self) -> tuple[list[int], list[int]]:
         """Returns the places that a rank had drawn by the round saved and not taken before it, and those of them it had taken.
@@ -107,7 +106,7 @@ class EpochProgress:
     window: StepCounts = ZERO_COUNTS
     """Global counts of what was taken of the accumulation window that the checkpoint lies in."""
     bad: tuple[int, ...] = ()
-    """The places set aside among the ``known`` ones."""
+    """The places set aside among the ``known`` ones, with updates those of the one that the checkpoint lies in."""
     known: int = 0
     """So many places of the rank's order decide the steps taken: each is set aside, or must be read again alike."""
     digest: str = ""
@@ -120,6 +119,11 @@ class EpochProgress:
     """The places of the update in which this number of ranks began that others had trained on before. Spec: R16.6."""
     gone_counts: StepCounts = ZERO_COUNTS
     """Their global counts, which are a part of that update's."""
+
+    @property
+    def is_between_updates(self) -> bool:
+        """True where no update was begun that is not complete: only round and steps count of what is saved. Spec: R16.6."""
+        return self.checkpoint is None or not (self.checkpoint.taken_steps or self.window.samples)
 
     @property
     def steps(self) -> int:

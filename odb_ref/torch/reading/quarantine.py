@@ -7,6 +7,7 @@ samples; a *place* counts what the sampler names, good or bad. `Quarantine` know
 from __future__ import annotations
 
 import contextlib
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -149,48 +150,77 @@ class Quarantined:
 
 
 class Places:
-    """The places of a rank's samples, which are numbered from 0 as it reads them, those set aside included.
+    """Where a rank's good samples stand: each *position*, which counts these without a gap, has a *place*. Known as runs.
 
-    With a shard of its own the numbers are the places. With shared shards (``drawn=()``) what it draws are runs of both.
+    With a shard of its own the first sample stands at ``place``, and all places follow that are not ``left_out``. With shared
+    shards (``is_drawn``) the rank draws runs of places, behind those at which what was ``carried`` stands, by position.
     """
 
-    def __init__(self, drawn: Sequence[range] | None = None) -> None:
-        self._numbers, self._firsts = ([0], [0]) if drawn is None else ([], [])
-        """Where each run begins."""
-        self._count = 0
-        self.end = None if drawn is None else 0
+    def __init__(
+        self,
+        position: int = 0,
+        place: int = 0,
+        *,
+        left_out: Iterable[int] = (),
+        is_drawn: bool = False,
+        carried: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        self._left_out = sorted(left_out)
+        pairs = list(carried)
+        self._positions, self._places = [one for one, _ in pairs], [other for _, other in pairs]
+        self._next = position
+        """The position of what is drawn next."""
+        self.end = place if is_drawn else None
         """What a rank has drawn stands before this, all of it; None with a shard of its own."""
-        for places in drawn or ():
-            self.draw(places)
+        if not is_drawn:
+            self._add_runs(place, sys.maxsize)
 
-    def resume(self, start: RoundStart, carried: Sequence[int]) -> None:
-        """Begins where a round did: with the places of what was ``carried`` into it, and those drawn for it. Spec: R14.6."""
-        self._numbers, self._firsts = list(start.carried), list(carried)
-        self._count = start.read_samples
-        self.end = start.draw.first
-        self.draw(range(start.draw.first, start.draw.first + start.draw.count))
+    @classmethod
+    def resume(cls, start: RoundStart, carried: Sequence[int], left_out: Iterable[int]) -> Places:
+        """Returns those of shared shards where a round began, with those drawn for it. Spec: R14.6."""
+        pairs = zip(start.carried, carried, strict=True)
+        drawn = range(start.draw.first, start.draw.first + start.draw.count)
+        begin = drawn.stop if start.is_ended else drawn.start  # an order that has ended was drawn for a round before
+        found = cls(start.read_samples, begin, left_out=left_out, is_drawn=True, carried=pairs)
+        found.draw(drawn)
+        return found
 
     def draw(self, places: range) -> None:
         """Appends what was drawn; again, it is what it was."""
-        if len(places) and (not self._firsts or self._firsts[-1] < places.start):
-            self._numbers.append(self._count)
-            self._firsts.append(places.start)
-            self._count += len(places)
+        if self.end is not None and len(places) and places.start >= self.end:
+            self._add_runs(places.start, places.stop)
             self.end = places.stop
 
-    def get_place(self, number: int) -> int:
-        """Returns where sample ``number`` stands, as far as is known."""
-        if self.end is None:
-            return number
-        run = bisect_right(self._numbers, number) - 1
-        return self._firsts[run] + number - self._numbers[run]
+    def _add_runs(self, begin: int, end: int) -> None:
+        for left in (*self._left_out[bisect_left(self._left_out, begin) : bisect_left(self._left_out, end)], end):
+            if begin < left:
+                self._positions.append(self._next)
+                self._places.append(begin)
+                self._next += left - begin
+            begin = left + 1
 
-    def get_number(self, place: int) -> int:
-        """Returns which sample stands at ``place``."""
-        if self.end is None:
-            return place
-        run = bisect_right(self._firsts, place) - 1
-        return self._numbers[run] + place - self._firsts[run]
+    def skip(self, place: int) -> None:
+        """Leaves out a place that is not left out yet."""
+        run = bisect_right(self._places, place) - 1
+        position = self._positions[run] + place - self._places[run]
+        self._positions[run + 1 :] = [other - 1 for other in self._positions[run + 1 :]]
+        self._next -= 1
+        self._positions.insert(run + 1, position)
+        self._places.insert(run + 1, place + 1)
+        for empty in (run + 1, run):  # of the two parts
+            ends = self._positions[empty + 1] if empty + 1 < len(self._positions) else self._next
+            if self._positions[empty] == ends:
+                del self._positions[empty], self._places[empty]
+
+    def get_place(self, position: int) -> int:
+        """Returns where the good sample number ``position`` stands, as far as is known."""
+        run = bisect_right(self._positions, position) - 1
+        return self._places[run] + position - self._positions[run]
+
+    def get_position(self, place: int) -> int:
+        """Returns the number of the good sample at ``place``."""
+        run = bisect_right(self._places, place) - 1
+        return self._positions[run] + place - self._places[run]
 
 
 class Quarantine:
@@ -205,37 +235,16 @@ class Quarantine:
         bad: Iterable[int] = (),
         known_places: int = 0,
         places: Places | None = None,
-        begin: int = 0,
-        gone: Iterable[int] = (),
     ) -> None:
         self._get_key = get_key
         self._max_bad = max_bad
         self._total_samples = total_samples
-        self.places = Places() if places is None else places
-        """Where the samples stand, by number: those before ``begin`` are not numbered if they were set aside."""
         self._bad = list(bad)
-        left_out = sorted((*self._bad, *gone))
-        # With shared shards what stands behind the draws so far is numbered when it is drawn.
-        self._not_drawn = [place for place in left_out if self.places.end is not None and place >= self.places.end]
-        self._left_out = [
-            self.places.get_number(place) for place in left_out if place >= begin and place not in self._not_drawn
-        ]
-        # The number of position p is p plus how many left out lie at or before it: those with gap <= p.
-        self._gaps = [number - index for index, number in enumerate(self._left_out)]
+        self.places = Places(left_out=self._bad) if places is None else places
         self._known_places = known_places
         self._records = [Quarantined(get_key(place), SAVED_CAUSE) for place in self._bad[:KEPT_RECORDS]]
         self._last = Quarantined(get_key(self._bad[-1]), SAVED_CAUSE) if self._bad else None
         self._is_told = False
-
-    def draw(self, places: range) -> None:
-        """Numbers what was drawn of a shared order, that which is left out included. Spec: R14.6."""
-        self.places.draw(places)
-        drawn = [place for place in self._not_drawn if place in places]
-        self._not_drawn = [place for place in self._not_drawn if place >= places.stop]
-        for place in drawn:
-            number = self.places.get_number(place)
-            self._gaps.append(number - len(self._gaps))
-            self._left_out.append(number)
 
     @property
     def count(self) -> int:
@@ -247,9 +256,9 @@ class Quarantine:
         """The first of them, at most `KEPT_RECORDS`."""
         return tuple(self._records)
 
-    def get_bad_places(self, known: int) -> tuple[int, ...]:
-        """Returns those set aside among the first ``known`` places."""
-        return tuple(self._bad[: bisect_left(self._bad, known)])
+    def get_bad_places(self, begin: int = 0, end: int = sys.maxsize) -> tuple[int, ...]:
+        """Returns those set aside among the places from ``begin`` up to ``end``."""
+        return tuple(self._bad[bisect_left(self._bad, begin) : bisect_left(self._bad, end)])
 
     def take_warning(self) -> str:
         """Returns what to warn of: once, as soon as a sample was set aside; otherwise empty."""
@@ -278,14 +287,13 @@ class Quarantine:
         Spec: R11.1, R11.2. Preserves: REPLAY.
         """
         key = self._get_key(place)
-        number = self.places.get_number(place)
-        self._gaps.append(number - len(self._gaps))
-        self._left_out.append(number)
         self._bad.append(place)
+        read_samples = self.places.get_position(place) + len(self._bad)
+        self.places.skip(place)
         self._last = Quarantined(key, cause)
         if len(self._records) < KEPT_RECORDS:
             self._records.append(self._last)
-        limit = self._compute_limit(number + 1)
+        limit = self._compute_limit(read_samples)
         if len(self._bad) <= limit:
             return ""
         return (
@@ -309,15 +317,6 @@ class Quarantine:
             return ""
         return f"each of the {len(self._bad)} samples of this rank is bad; {self._last.index!r}: {self._last.cause}"
 
-    def get_place(self, position: int) -> int:
-        """Returns where the sampler names the good sample number ``position``, as far as is known."""
-        return self.places.get_place(position + bisect_right(self._gaps, position))
-
-    def get_position(self, place: int) -> int:
-        """Returns the number of the good sample at ``place``."""
-        number = self.places.get_number(place)
-        return number - bisect_left(self._left_out, number) if self._left_out else number
-
     def get_known(self, good_samples: int, is_all: bool) -> int:
         """Returns how many places hold the first so many good samples; those behind the last included if these are all
         there are. With shared shards: that hold all that was drawn, which is read to its end.
@@ -326,5 +325,5 @@ class Quarantine:
         """
         if self.places.end is not None:
             return self.places.end
-        last = self.get_place(good_samples - 1) if good_samples else -1
+        last = self.places.get_place(good_samples - 1) if good_samples else -1
         return max(last, self._bad[-1]) + 1 if is_all and self._bad else last + 1

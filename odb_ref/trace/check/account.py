@@ -1,4 +1,7 @@
-"""What the ranks train on, against what there was: dropped tails, and samples that a resume repeats or skips. Spec: R9.6."""
+"""What the ranks train on, against what there was: dropped tails, exchanged ids, and samples that a resume repeats or skips.
+
+Spec: R9.6.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from odb_ref.trace.check.verdict import Judgement, Property
-from odb_ref.trace.origin import Lot, OwnedLot, make_lot
+from odb_ref.trace.origin import Lot, OwnedLot, make_lot, place_lot
 
 NOTHING: Final = Lot()
 
@@ -15,15 +18,26 @@ NOTHING: Final = Lot()
 class Account:
     """The samples that one rank trains on, those of the steps before ``first_step`` left out: they were trained on before."""
 
-    __slots__ = ("_planned", "_sought", "first_step", "found", "planned", "set_aside", "taken")
-
-    def __init__(self, first_step: int, sought: Iterable[int]) -> None:
+    def __init__(self, first_step: int = 0, sought: Iterable[int] = ()) -> None:
         self.first_step = first_step
         self.planned = NOTHING
         """What is in the steps planned."""
         self.taken = NOTHING
         """What is in the steps taken."""
         self.set_aside = NOTHING
+        self.held = NOTHING
+        """What is read and in no step, where the trace ends."""
+        self.is_ended = False
+        """True when all there is was read, by then, and the steps that were trained on before are planned again."""
+        self.is_whole = False
+        """True when it has completed the epoch."""
+        self.placed = NOTHING
+        """What was read and set aside, by places."""
+        self.is_placed = True
+        """False where these are not known."""
+        self._next_place = 0
+        self._bad: set[int] = set()
+        """Places set aside that lie before none that was read."""
         self._planned: deque[Lot] = deque()
         """What is in each step planned and not taken."""
         self._sought = frozenset(sought)
@@ -31,7 +45,20 @@ class Account:
         """What was taken when so many steps were, of those numbers that resumed traces go on from."""
 
     def __len__(self) -> int:
-        return len(self._planned)
+        return len(self._planned) + len(self._bad)
+
+    def ask(self, first: int | None) -> None:
+        """Notes a read, and from which place on, where it says so."""
+        self._next_place = self._next_place if first is None else first
+
+    def read(self, ids: Iterable[int]) -> None:
+        """Notes samples that come in: they are at the next places that are not set aside."""
+        for id_ in ids:
+            while self._next_place in self._bad:
+                self._bad.remove(self._next_place)
+                self._next_place += 1
+            self.placed += place_lot((id_,), self._next_place)
+            self._next_place += 1
 
     def plan(self, number: int, ids: Iterable[int]) -> None:
         """Notes a step that is planned."""
@@ -46,24 +73,56 @@ class Account:
         if number + 1 in self._sought:
             self.found[number + 1] = self.taken
 
-    def set_one_aside(self, id_: int) -> None:
+    def set_one_aside(self, id_: int, place: int | None) -> None:
         """Notes a sample that is set aside."""
         self.set_aside += make_lot((id_,))
+        if place is None:
+            self.is_placed = False
+            return
+        self._bad.add(place)
+        self.placed += place_lot((id_,), place)
+
+    def close(self, held: Iterable[int], planned_steps: int, *, is_read: bool) -> None:
+        """Notes how the trace ends: with these ids in no step, and with the source read to its end or not."""
+        self.is_ended = self.is_whole or (is_read and planned_steps >= self.first_step)
+        if not self.is_whole:  # else all that it holds is missing from its steps
+            self.held = make_lot(held)
 
 
 def judge_inputs(
-    inputs: Iterable[OwnedLot], before: Mapping[int | None, Lot], accounts: Mapping[int, Account]
+    inputs: Iterable[OwnedLot],
+    before: Mapping[int | None, Lot],
+    accounts: Mapping[int, Account],
+    world_size: int,
+    *,
+    is_quota: bool,
 ) -> Iterator[tuple[int | None, Judgement]]:
-    """Yields what is judged of an epoch that is complete in join mode, by rank: all there was is trained on, and once."""
+    """Yields what is judged of an epoch, by rank: no more is trained on than there was; and where all was read, it is what
+    there was, each sample at its place.
+    """
     for part in inputs:
-        ranks = accounts if part.rank is None else [rank for rank in accounts if rank == part.rank]
-        lot = sum((accounts[rank].planned + accounts[rank].set_aside for rank in ranks), NOTHING)
-        lot += sum((before.get(rank, NOTHING) for rank in ranks), NOTHING)
+        ranks = [rank for rank in accounts if part.rank in (rank, None)]
+        own = [accounts[rank] for rank in ranks]
+        used = sum((before.get(rank, NOTHING) for rank in ranks), NOTHING)
+        used += sum((account.planned + account.set_aside for account in own), NOTHING)
+        found = used + sum((account.held for account in own), NOTHING)
         whose = "the ranks have" if part.rank is None else "it has"
-        if lot.samples > part.lot.samples:
-            yield part.rank, (Property.ONCE, f"{whose} trained on {lot.samples} samples of {part.lot.samples}")
-        elif lot.samples < part.lot.samples:
-            yield part.rank, (Property.COVER, f"{whose} trained on {lot.samples} samples of {part.lot.samples}")
+        is_whole = all(account.is_whole for account in own)
+        if used.samples > part.lot.samples:
+            yield part.rank, (Property.ONCE, f"{whose} trained on {used.samples} samples of {part.lot.samples}")
+        elif len(own) < (world_size if part.rank is None else 1) or not all(account.is_ended for account in own):
+            continue
         else:
-            what = f"{whose} trained on {lot.samples} samples, but others than there were"
-            yield part.rank, (Property.COVER, what if lot != part.lot else "")
+            what = f"{whose} {'trained on' if is_whole else 'read'} {found.samples} samples"
+            placed = sum((account.placed for account in own), NOTHING)
+            is_placed = part.order is not None and all(account.is_placed for account in own)
+            if found.samples != part.lot.samples:
+                what += f" of {part.lot.samples}"
+            elif found != part.lot:
+                what += ", but others than there were"
+            elif is_placed and placed.digest != part.order:
+                what += ", some of them from other places than they have"
+            else:
+                what = ""
+            rest = Property.QUOTA if is_quota else Property.CONSERVE
+            yield part.rank, (Property.COVER if is_whole else rest, what)

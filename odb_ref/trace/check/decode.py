@@ -280,6 +280,8 @@ class Settings:
     """How many samples the ranks share, None when each has a source of its own. Spec: R14.1."""
     window_samples: int
     ramp_rounds: int
+    ramp_share: int = 4
+    """One in so many steps is formed in a round of the ramp; all where a trace is of version 1. Spec: R3.3, R9."""
     is_quota: bool
     quota_samples: int | None
     max_age_rounds: int
@@ -291,11 +293,20 @@ class Settings:
     """What every rank with this configuration must offer."""
 
     @property
-    def portions(self) -> int:
-        """In how many rounds an update is drawn; 1 where each rank has a source of its own. Spec: R16.3, R16.4."""
-        if self.update_samples is None or self.shared_samples is None:
+    def rounds(self) -> int:
+        """How many rounds an update has: one in which nothing is read, and one for each portion, or for all of it where each
+        rank has a source of its own. In the free mode 1. Spec: R16.3, R16.4.
+        """
+        if self.update_samples is None:
             return 1
-        return max(1, min(6, len(f"{self.update_samples // self.world_size:b}")))
+        if self.shared_samples is None:
+            return 2
+        return 1 + max(1, min(6, len(f"{self.update_samples // self.world_size:b}")))
+
+    @property
+    def most_padding(self) -> int:
+        """How much padding a group may have. Spec: R16.3."""
+        return self.budget_tokens if self.update_samples is None else self.budget_tokens // 16
 
     @property
     def counts_width(self) -> int:
@@ -380,6 +391,7 @@ def decode_settings(header: Header) -> Settings:
         else _get_setting(config, "shared_samples", least=0),
         window_samples=_get_setting(config, "window_samples"),
         ramp_rounds=_get_setting(config, "ramp_rounds", least=0),
+        ramp_share=1 if header.version == 1 else 4,
         is_quota=mode == Mode.QUOTA,
         quota_samples=None if config.get("quota_samples") is None else _get_setting(config, "quota_samples"),
         max_age_rounds=_get_setting(config, "max_age_rounds"),

@@ -109,8 +109,8 @@ class Exchanges:
         wire = agreement.to_wire()
 
         def is_combination(exchange: OneExchange) -> bool:
-            if self._has_others:  # what other peers have posted can only add to it: the offers are a join-semilattice
-                return all(map(ge, wire, exchange.wire))
+            if self._has_others or self._is_partial(exchange):
+                return all(map(ge, wire, exchange.wire))  # more posts can only add to it: offers are a join-semilattice
             return wire == exchange.wire
 
         is_right = self._answer(ExchangeKind.OFFER, rank, number, agreement, is_combination)
@@ -119,9 +119,19 @@ class Exchanges:
     def answer_counts(self, rank: int, number: int, rows: Rows, wants: list[int]) -> bool:
         """Returns True when ``rows`` is the sum of the counts of all ranks, and ``wants`` what they want, by rank."""
         answer = [*rows, wants]
-        return self._answer(
-            ExchangeKind.COUNTS, rank, number, answer, lambda it: rows == it.rows and wants == _list_by_rank(it.wants)
-        )
+
+        def is_sum(exchange: OneExchange) -> bool:
+            if not self._is_partial(exchange):
+                return rows == exchange.rows and wants == [want for _, want in sorted(exchange.wants.items())]
+            is_whole = len(wants) == (self._world_size if exchange.wants else 0)
+            return (
+                list(map(len, rows)) == list(map(len, exchange.rows))
+                and all(all(map(ge, *both)) for both in zip(rows, exchange.rows, strict=True))
+                and is_whole
+                and all(wants[poster] == want for poster, want in exchange.wants.items())
+            )
+
+        return self._answer(ExchangeKind.COUNTS, rank, number, answer, is_sum)
 
     def answer_reports(self, rank: int, reports: list[TracedReport]) -> bool:
         """Returns True when ``reports`` are the reports of all ranks, by rank."""
@@ -129,7 +139,8 @@ class Exchanges:
 
         def is_complete(exchange: OneExchange) -> bool:
             posted = [item for _, item in sorted(exchange.posted.items())]
-            return set(posted) <= set(digests) if self._has_others else posted == digests
+            is_partial = self._has_others or self._is_partial(exchange)
+            return set(posted) <= set(digests) if is_partial else posted == digests
 
         return self._answer(ExchangeKind.REPORT, rank, 0, b"".join(digests), is_complete)
 
@@ -140,8 +151,12 @@ class Exchanges:
             self._open.pop((kind, number - _KEPT), None)
         return exchange
 
+    def _is_partial(self, exchange: OneExchange) -> bool:
+        """Returns True when the posts of some rank are not known: it is gone. What is known bounds what the others are told."""
+        return len(exchange.posted) < self._world_size
+
     def _is_missing(self, exchange: OneExchange) -> bool:
-        if len(exchange.posted) == self._world_size:
+        if not self._is_partial(exchange):
             return False
         return not self.gone or len(exchange.posted.keys() | self.gone) < self._world_size
 
@@ -171,21 +186,12 @@ class Exchanges:
             return True
         if exchange.is_broken:
             return True
-        if exchange.answer is not None and exchange.answer == raw:
-            return True
-        if len(exchange.posted) < self._world_size:
-            # A rank is gone, so what it posted is unknown; the others must still be told the same.
-            is_same = exchange.answer is None
-            exchange.answer = raw if is_same else exchange.answer
-            return is_same
+        if exchange.answer is not None:
+            return exchange.answer == raw  # whatever it is: all must be told the same
         if not is_right(exchange):
             return False
         exchange.answer = raw
         return True
-
-
-def _list_by_rank(wants: dict[int, int]) -> list[int]:
-    return [want for _, want in sorted(wants.items())]
 
 
 def _digest(report: TracedReport) -> bytes:

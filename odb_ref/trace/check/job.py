@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from odb_ref.core.effects import OutcomeKind
@@ -12,7 +13,7 @@ from odb_ref.core.offer import NONE
 from odb_ref.trace.check.account import Account, judge_inputs
 from odb_ref.trace.check.decode import TracedFinish
 from odb_ref.trace.check.exchanges import ANSWERS, ExchangeKind, Exchanges
-from odb_ref.trace.check.lineage import Lineage, judge_lineage, list_unsaid
+from odb_ref.trace.check.lineage import Lineage, judge_lineage, judge_peers, list_unsaid
 from odb_ref.trace.check.rank import RankChecker
 from odb_ref.trace.check.replay import Depths, Rules, replay
 from odb_ref.trace.check.rounds import Rounds
@@ -20,7 +21,6 @@ from odb_ref.trace.check.scope import BY_CONFIGURATION, compute_not_applicable
 from odb_ref.trace.check.stream import Stream, group_into_jobs, list_traces, merge
 from odb_ref.trace.check.verdict import Findings, JobVerdict, Judgement, Property, Verdict, Violation
 from odb_ref.trace.format import Record, TraceError
-from odb_ref.trace.origin import Origin
 
 
 def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rules: Rules = ()) -> Verdict:
@@ -129,30 +129,30 @@ class Job:
             stream, record = item
             rank = self._ranks.get(record.rank)
             if rank is None:
+                before = stream.header.origin.before
                 rank = RankChecker(record.rank, stream.settings, self._exchanges, self._rounds, self._findings)
-                rank.account = self._open_account(stream.header.origin, record.rank)
+                rank.account = Account(next((p.steps for p in before if p.rank == record.rank), 0), self._sought)
                 self._ranks[record.rank] = rank
-            before = rank.size
+            size = rank.size
             try:
                 rank.handle(record)
             except TraceError as error:
                 raise stream.locate(error) from error
             self.records += 1
-            self._remembered += rank.size - before
+            self._remembered += rank.size - size
             if self._remembered + len(self._rounds.places) > self._most:
                 raise stream.locate(f"the ranks hold more than {self._most} samples and steps: too many to check")
 
-    def _open_account(self, origin: Origin, rank: int) -> Account | None:
-        if not origin.inputs and not self._sought:
-            return None
-        first_step = next((part.steps for part in origin.before if part.rank == rank), 0)
-        return Account(first_step, self._sought)
-
     def trace_back(self) -> Lineage:
         """Returns where the job comes from, and what it has trained on."""
-        accounts = {rank.rank: rank.account for rank in self._ranks.values() if rank.account is not None}
-        is_resumed = any(rank.is_resumed for rank in self._ranks.values())
-        return Lineage(self._header, [stream.header.origin for stream in self._streams], accounts, is_resumed)
+        ranks = self._ranks.values()
+        return Lineage(
+            self._header,
+            [(stream.ranks, stream.header.origin) for stream in self._streams],
+            {rank.rank: rank.close_account() for rank in ranks},
+            {rank.rank: rank.planned for rank in ranks if rank.settings.peers > 1},
+            is_resumed=any(rank.is_resumed for rank in ranks),
+        )
 
     def judge(self, own: Lineage, lineages: Sequence[Lineage], *, is_replayed: bool, rules: Rules = ()) -> JobVerdict:
         """Returns the verdict on all that `follow` has seen, its ``own`` lineage among those of all jobs given."""
@@ -160,15 +160,15 @@ class Job:
         finishes = [(rank, rank.output.finish) for rank in ranks if rank.output.finish is not None]
         self._judge_ends(ranks)
         self._judge_outcomes(finishes)
-        left = (rank.output.taken_steps for rank in ranks if rank.output.has_left or self._is_lost(rank.rank))
+        left = (rank.output.taken_steps for rank in ranks if rank.output.is_out or self._is_lost(rank.rank))
         fewest_left = min(left, default=NONE)
         self._judge_lockstep(ranks)
         for rank, finish in finishes:
             self._judge_finish(rank, finish, fewest_left)
         self._judge_rounds(ranks)
         self._judge_draws(ranks)
-        self._judge_inputs(ranks, own)
-        for number, judgement in judge_lineage(own, lineages):
+        self._judge_inputs(own)
+        for number, judgement in chain(judge_lineage(own, lineages), judge_peers(own, lineages)):
             self._note(judgement, number)
         not_applicable = compute_not_applicable(ranks, finishes, self._streams)
         if not is_replayed:
@@ -191,7 +191,7 @@ class Job:
             outcome="; ".join(sorted({finish.outcome for _, finish in finishes})) or "unfinished",
             properties=self._findings.judge(not_applicable),
             violations=self._findings.get_violations(ignored),
-            unsaid=tuple(list_unsaid(own, lineages)),
+            unsaid=(*list_unsaid(own, lineages), *self._list_doubts(ranks)),
         )
 
     def is_early(self, record: Record) -> bool:
@@ -279,19 +279,16 @@ class Job:
             self._findings.violate(Property.STOP, what, rank=finish.rank)
 
     def _judge_lockstep(self, ranks: Sequence[RankChecker]) -> None:
-        """Judges STOP: where consumers take steps together (A5), none takes two more than one that left."""
-        leavers = [rank for rank in ranks if rank.output.has_left]
-        if not leavers:
+        """Judges STOP: where consumers take steps together (A5), none takes two more than one that left or has ended."""
+        ended = [rank for rank in ranks if rank.output.has_left or rank.output.finish is not None]
+        if not ended:
             return
-        first = min(leavers, key=lambda rank: rank.output.taken_steps)
+        first = min(ended, key=lambda rank: rank.output.taken_steps)
         fewest = first.output.taken_steps
         for rank in ranks:
             taken = rank.output.taken_steps
-            if taken <= fewest + 1:
-                self._findings.checked[Property.STOP] += 1
-            else:
-                what = f"takes {taken} steps, though the consumer of rank {first.rank} left after {fewest}: not in lockstep"
-                self._findings.violate(Property.STOP, what, rank=rank.rank, round_=rank.round, step=fewest + 1)
+            what = f"takes {taken} steps, though that of rank {first.rank} was out after {fewest}: not in lockstep"
+            self._note((Property.STOP, "" if taken <= fewest + 1 else what), rank.rank, rank.round, fewest + 1)
 
     def _judge_finish(self, rank: RankChecker, finish: TracedFinish, fewest_left: int) -> None:
         """Judges a rank that has ended; a rank that left the others has taken ``fewest_left`` steps."""
@@ -353,22 +350,34 @@ class Job:
         else:
             self._findings.violate(Property.COVER, f"closes, and no rank has read place {missing} of the common order")
 
-    def _judge_inputs(self, ranks: Sequence[RankChecker], lineage: Lineage) -> None:
+    def _judge_inputs(self, lineage: Lineage) -> None:
         """Judges COVER and ONCE against what there was to train on, where the headers say so. Spec: R9.6."""
-        shared = {part for origin in lineage.origins for part in origin.inputs if part.rank is None}
+        shared = {part for _, origin in lineage.files for part in origin.inputs if part.rank is None}
         if len(shared) > 1:
             self._findings.violate(Property.DEAL, "the ranks draw from a common order of different samples")
-        is_join = not self._streams[0].settings.is_quota
-        accounts = {rank.rank: rank.account for rank in ranks if rank.is_complete and rank.account is not None}
-        inputs = [part for part in lineage.inputs.values() if part.rank in accounts or part.rank is None]
-        if is_join and accounts and (not shared or len(accounts) == self._header.world_size):
-            before = {number: part.lot for number, part in lineage.before.items()}
-            for number, judgement in judge_inputs(inputs, before, accounts):
-                self._note(judgement, number)
+        before = {number: part.lot for number, part in lineage.before.items()}
+        inputs = [part for part in lineage.inputs.values() if part.rank in lineage.accounts or part.rank is None]
+        is_quota = self._streams[0].settings.is_quota
+        for number, judgement in judge_inputs(
+            inputs, before, lineage.accounts, self._header.world_size, is_quota=is_quota
+        ):
+            self._note(judgement, number)
 
-    def _note(self, judgement: Judgement, rank: int | None) -> None:
+    def _list_doubts(self, ranks: Sequence[RankChecker]) -> Iterator[str]:
+        """Yields what is said of losses that no trace can show to be so. Spec: R7.5."""
+        told = {lost: rank.rank for rank in reversed(ranks) for lost in rank.lost_peers}
+        most = max((rank.output.taken_steps for rank in ranks), default=0)
+        for rank in ranks:
+            if rank.rank in told and rank.output.finish is not None:
+                yield f"whether rank {rank.rank} was gone, as rank {told[rank.rank]} was told: it has ended by itself"
+            elif None in told and rank.output.finish is None:
+                yield f"whether rank {rank.rank} was gone: rank {told[None]} was told of a loss, not of whose"
+            if rank.output.finish is None and rank.output.taken_steps + 1 < most:
+                yield f"whether rank {rank.rank} took more than {rank.output.taken_steps} steps: its trace has no finish"
+
+    def _note(self, judgement: Judgement, rank: int | None, round_: int | None = None, step: int | None = None) -> None:
         property_, what = judgement
         if what:
-            self._findings.violate(property_, what, rank=rank)
+            self._findings.violate(property_, what, rank=rank, round_=round_, step=step)
         else:
             self._findings.checked[property_] += 1

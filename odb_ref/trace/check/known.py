@@ -17,7 +17,7 @@ _FIELDS: Final = {
     "local_failed": {"cause"},
     "peer_lost": {"rank", "cause"},
     "budget_accepted": {"tokens"},
-    "set_aside": {"id"},
+    "set_aside": {"id", "place"},
     "start": {
         "round", "read_samples", "is_ended", "carried", "marks", "planned_steps", "global_samples", "draw", "agreed_tokens",
         "accepted_tokens",

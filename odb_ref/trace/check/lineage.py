@@ -1,14 +1,37 @@
-"""Jobs together: does a resumed epoch go on where one had stopped, and is an epoch begun twice? Spec: R9.6."""
+"""Jobs together: does a resumed epoch go on where one had stopped, is one begun twice, do peers train alike? Spec: R9.6."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
 
 from odb_ref.trace.check.account import NOTHING, Account
 from odb_ref.trace.check.verdict import Judgement, Property
 from odb_ref.trace.format import Header
 from odb_ref.trace.origin import Lot, Origin, OwnedLot
+
+_KEPT: Final = 8
+"""How many rounds are kept: in a right trace no peer is more than one ahead of another."""
+
+
+class Planned:
+    """A digest of all that a rank has planned by the end of each of the last rounds, to be compared with its peers'."""
+
+    __slots__ = ("_digest", "is_ended", "rounds")
+
+    def __init__(self) -> None:
+        self._digest = b""
+        self.rounds: deque[tuple[int, bytes]] = deque(maxlen=_KEPT)
+        self.is_ended = False
+        """True when the rank ended as its ranks agreed."""
+
+    def plan(self, round_: int, what: object) -> None:
+        """Notes what is planned in a round."""
+        self._digest = blake2b(self._digest + repr(what).encode(), digest_size=16).digest()
+        self.rounds.append((round_, self._digest))
 
 
 @dataclass(slots=True)
@@ -16,22 +39,24 @@ class Lineage:
     """What one job's traces say of where it comes from and what it left behind: ``job`` is an epoch, or a part of one."""
 
     header: Header
-    origins: list[Origin] = field(default_factory=list)
-    """Of each file."""
+    files: list[tuple[set[int], Origin]] = field(default_factory=list)
+    """The ranks of each file, and its origin."""
     accounts: dict[int, Account] = field(default_factory=dict)
     """By rank, where something is counted."""
+    planned: dict[int, Planned] = field(default_factory=dict)
+    """By rank, where it has peers."""
     is_resumed: bool = False
     """True when a rank's first record says so."""
 
     @property
     def inputs(self) -> dict[int | None, OwnedLot]:
         """What there was to train on, by whose it is."""
-        return {part.rank: part for origin in self.origins for part in origin.inputs}
+        return {part.rank: part for _, origin in self.files for part in origin.inputs}
 
     @property
     def before(self) -> dict[int | None, OwnedLot]:
         """What had been trained on before, by whose it is."""
-        return {part.rank: part for origin in self.origins for part in origin.before}
+        return {part.rank: part for _, origin in self.files for part in origin.before}
 
     @property
     def where(self) -> tuple[str, int, int]:
@@ -41,23 +66,46 @@ class Lineage:
     @property
     def run(self) -> str:
         """The run that it is of; empty where that is not known."""
-        return self.origins[0].run
+        return max(origin.run for _, origin in self.files)
+
+    @property
+    def is_rest(self) -> bool:
+        """True when it does not begin the epoch."""
+        return self.is_resumed or bool(self.before)
+
+    def list_silent(self, get: Callable[[Origin], Sequence[OwnedLot]]) -> list[int]:
+        """Returns the ranks of which the header of their own file does not say what ``get`` finds in it."""
+        told = [(ranks, {part.rank for part in get(origin)}) for ranks, origin in self.files]
+        return sorted(rank for ranks, said in told for rank in ranks if not said & {rank, None})
 
     def sum_inputs(self) -> Lot:
         """Returns what there was to train on, on all ranks that say so."""
         return sum((part.lot for part in self.inputs.values()), NOTHING)
 
+    @property
+    def _others(self) -> Lot:
+        """What other ranks had trained on that is not among the inputs: these are what was left."""
+        before = self.before
+        return before[None].lot if before.keys() == {None} else NOTHING
+
+    def is_of_epoch(self, other: Lineage) -> bool:
+        """Returns True when there is the same to train on as in ``other``, but for what was set aside there."""
+        missing = other.sum_inputs() + other._others - self.sum_inputs() - self._others
+        bad = sum(account.set_aside.samples for account in other.accounts.values())
+        return bool(other.inputs) and (missing == NOTHING or 0 < missing.samples <= bad)
+
     def compute_taken(self, rank: int | None, steps: int) -> Lot | None:
         """Returns what a rank, or all together, had trained on after so many steps; None where that is not known."""
         before = self.before
-        lot = before[rank].lot if rank in before else NOTHING
-        for number in range(self.header.world_size) if rank is None else (rank,):
+        ranks = range(self.header.world_size) if rank is None else (rank,)
+        lot = sum(
+            (before[number].lot for number in ranks if number in before), self._others if rank is None else NOTHING
+        )
+        for number in ranks:
             account = self.accounts.get(number)
             if account is None or steps not in account.found:
                 return None
             lot += account.found[steps]
-            if rank is None and number in before:
-                lot += before[number].lot
         return lot
 
 
@@ -65,52 +113,104 @@ def judge_lineage(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[i
     """Yields what is judged of a job among all that are given, by rank."""
     for part in job.before.values():
         sources = _list_sources(part, job, all_jobs)
-        if sources:
-            is_known = any(source.compute_taken(part.rank, part.steps) == part.lot for source in sources)
-            what = f"goes on after {part.steps} steps with {part.lot.samples} samples trained on, which no trace of it shows"
-            yield part.rank, (Property.RESUME, "" if is_known else what)
-    if job.run and not job.before and not job.is_resumed:
-        earlier = next(
-            other for other in all_jobs if _is_same_epoch(job, other) and not other.before and not other.is_resumed
+        if not sources:
+            continue
+        had = [source for source in sources if _has_same_samples(part, job, source)]
+        is_known = any(source.compute_taken(part.rank, part.steps) == part.lot for source in had)
+        what = (
+            f"goes on after {part.steps} steps with {part.lot.samples} samples trained on, which no trace of it shows"
         )
-        is_first = earlier is job or earlier.run != job.run
+        what = what if had else "is resumed with other samples than the part before had"
+        if had or part.run:
+            yield part.rank, (Property.RESUME, "" if is_known else what)
+    if job.run and not job.is_rest:
+        earlier = next(other for other in all_jobs if _is_begun_alike(other, job) and other.run == job.run)
+        is_first = earlier is job
         yield None, (Property.ONCE, "" if is_first else f"begins epoch {job.header.epoch} of the run again")
+
+
+def _list_sources(part: OwnedLot, job: Lineage, all_jobs: Sequence[Lineage]) -> list[Lineage]:
+    """Returns the jobs that a resumed one may go on from: of the same epoch, and of the run where that is said."""
+    found = [other for other in all_jobs if other is not job and other.where == job.where]
+    found = [other for other in found if part.run in ("", other.run)]
+    return [other for other in found if part.rank is None or other.header.world_size == job.header.world_size]
+
+
+def _has_same_samples(part: OwnedLot, job: Lineage, other: Lineage) -> bool:
+    """Returns True when there was the same to train on for both: for a rank, or for all together."""
+    if part.rank is None:
+        return job.is_of_epoch(other)
+    ours, theirs = (side.get(part.rank, side.get(None)) for side in (job.inputs, other.inputs))
+    return ours is not None and theirs is not None and ours.lot == theirs.lot
+
+
+def _is_begun_alike(one: Lineage, other: Lineage) -> bool:
+    return one.where == other.where and not one.is_rest
+
+
+def judge_peers(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[int | None, Judgement]]:
+    """Yields whether the ranks of a job have planned what their peers did, as far as both have come. Spec: R17. By rank."""
+    others = [other for other in all_jobs if _are_peers(job, other)]
+    for rank, mine in job.planned.items() if others else ():
+        known = [other.planned[rank] for other in others if rank in other.planned]
+        is_right = (all if job.run else any)(_is_alike(mine, theirs) for theirs in known)
+        yield rank, (Property.PEERS, "" if is_right else "plans other steps than its peer, or other samples in them")
+
+
+def _are_peers(job: Lineage, other: Lineage) -> bool:
+    mine, theirs = job.header, other.header
+    is_same = (mine.driver, mine.epoch, mine.config, job.run) == (theirs.driver, theirs.epoch, theirs.config, other.run)
+    starts = [{part.steps for part in side.before.values()} for side in (job, other)]
+    return is_same and mine.peer != theirs.peer and starts[0] == starts[1]
+
+
+def _is_alike(one: Planned, other: Planned) -> bool:
+    """Returns True when two peers have planned the same up to the last round that both have, and ended in the same."""
+    first, second = dict(one.rounds), dict(other.rounds)
+    both = first.keys() & second.keys()
+    is_same = all(first[round_] == second[round_] for round_ in both)
+    ends = [max(rounds, default=None) for rounds in (first, second)]
+    return is_same and (ends[0] == ends[1] or not (one.is_ended and other.is_ended))
 
 
 def list_unsaid(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[str]:
     """Yields what of that cannot be said, and why."""
-    if not job.inputs:
-        yield "whether all samples were trained on: the header does not say how many there are"
-    if job.is_resumed and not job.before:
-        yield "whether it goes on where it had stopped: the header does not say what had been trained on"
+    everybody = set[int]().union(*(ranks for ranks, _ in job.files))
+    if silent := job.list_silent(lambda origin: origin.inputs):
+        yield f"whether all samples were trained on: {_name(silent, everybody)} does not say how many there are"
+    if job.is_resumed and (silent := job.list_silent(lambda origin: origin.before)):
+        yield f"whether it goes on where it had stopped: {_name(silent, everybody)} does not say what had been trained on"
     elif any(not _list_sources(part, job, all_jobs) for part in job.before.values()):
         yield "whether it goes on where it had stopped: no trace of the part before is given"
+    elif any(not part.run and not _list_same(part, job, all_jobs) for part in job.before.values()):
+        yield "whether it goes on where it had stopped: the traces of that epoch are of other samples"
+    if job.planned and not any(_are_peers(job, other) for other in all_jobs):
+        yield "whether the other peers of each rank train on the same: no trace of them is given"
     if not job.run:
         yield "whether an epoch was trained on twice, or left out: the header does not say of which run it is"
         return
-    epochs = {other.header.epoch for other in all_jobs if other.run == job.run}
-    if job.header.epoch > min(epochs) and job.header.epoch - 1 not in epochs:
-        yield f"whether epoch {job.header.epoch - 1} was trained on: no trace of it is given"
+    if job.is_rest:
+        return
+    epoch, samples = job.header.epoch, job.sum_inputs()
+    same = [other for other in all_jobs if other.where[::2] == job.where[::2]]
+    if any(_is_begun_alike(other, job) and other.run != job.run and other.sum_inputs() == samples for other in same):
+        yield f"whether epoch {epoch} was trained on twice: another run begins it with the same samples"
+    if epoch and not any(other.header.epoch == epoch - 1 for other in same):
+        yield f"whether epoch {epoch - 1} was trained on: no trace of it is given"
+    for other in same:
+        if (
+            (other.run, other.header.epoch) == (job.run, epoch - 1)
+            and not other.is_rest
+            and other.sum_inputs() != samples
+        ):
+            yield f"whether epoch {epoch} was to have other samples than epoch {epoch - 1}, as it has"
 
 
-def _is_same_epoch(job: Lineage, other: Lineage) -> bool:
-    return job.where == other.where and (other is job or job.run == other.run)
+def _list_same(part: OwnedLot, job: Lineage, all_jobs: Sequence[Lineage]) -> list[Lineage]:
+    return [other for other in _list_sources(part, job, all_jobs) if _has_same_samples(part, job, other)]
 
 
-def _list_sources(part: OwnedLot, job: Lineage, all_jobs: Sequence[Lineage]) -> list[Lineage]:
-    """Returns the jobs that a resumed one may go on from: of the same epoch, with the same samples."""
-    found = []
-    for other in all_jobs:
-        if other is job or other.where != job.where or not other.accounts:
-            continue
-        if part.rank is not None:
-            is_same = other.inputs.get(part.rank, other.inputs.get(None)) == job.inputs.get(
-                part.rank, job.inputs.get(None)
-            )
-        else:
-            earlier = other.before.get(None)
-            had = other.sum_inputs() + (earlier.lot if earlier else NOTHING)
-            is_same = had == job.sum_inputs() + part.lot
-        if is_same and other.inputs:
-            found.append(other)
-    return found
+def _name(ranks: Iterable[int], everybody: set[int]) -> str:
+    """Returns whose header is meant."""
+    told = ", ".join(map(str, ranks))
+    return "the header" if {*ranks} == everybody else f"the header of rank {told}"

@@ -109,5 +109,7 @@ def compute_target(agreement: Offer, settings: Settings) -> int | None:
     if settings.rule == "odb":
         target = max(target, agreement.due_max)
     if settings.update_samples is not None:  # Spec: R16.3
-        return target if settings.is_packed else min(2 * target, agreement.samples_max)
+        return target
+    if agreement.round_max < settings.ramp_rounds and agreement.groups_min != NONE:
+        target = max(1, agreement.due_max, target // settings.ramp_share)
     return min(target, agreement.samples_min) if settings.is_quota else target

@@ -9,30 +9,12 @@ from itertools import chain
 
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.offer import NONE, Offer
+from odb_ref.trace.check import decode
 from odb_ref.trace.check.account import Account
-from odb_ref.trace.check.decode import (
-    Rows,
-    Settings,
-    TracedFinish,
-    TracedReport,
-    TracedStep,
-    decode_finish,
-    get_counts,
-    get_flag,
-    get_integer,
-    get_kind,
-    get_offer,
-    get_optional,
-    get_rank,
-    get_report,
-    get_reports,
-    get_samples,
-    get_text,
-    get_wants,
-    iterate_steps,
-)
+from odb_ref.trace.check.decode import Rows, Settings, TracedFinish, TracedReport, TracedStep
 from odb_ref.trace.check.exchanges import ExchangeKind, Exchanges
 from odb_ref.trace.check.known import check_fields
+from odb_ref.trace.check.lineage import Planned
 from odb_ref.trace.check.outcomes import (
     Told,
     compute_target,
@@ -63,8 +45,8 @@ class RankChecker:
         self._exchanges = exchanges
         self._rounds = rounds
         self._findings = findings
-        self.account: Account | None = None
-        """What it trains on, where that is counted."""
+        self.account = Account()
+        self.planned = Planned()
         self._has_begun = self.is_resumed = False
         self._first_round = 0
         self.input = Input(rank, settings, rounds.places)
@@ -98,13 +80,19 @@ class RankChecker:
         finish = self.output.finish
         texts = len(self.failure) + len(self.reported_cause) + (len(finish.cause) if finish else 0)
         kept = (self._posted_counts, self._counted, self.lost_peers)
-        accounted = 0 if self.account is None else len(self.account)
-        return self.input.size + sum(map(len, kept)) + accounted + texts // 64
+        return self.input.size + sum(map(len, kept)) + len(self.account) + texts // 64
 
     @property
     def round(self) -> int:
         """The round the rank is in: one further with each that it has counted."""
         return self._first_round + self.answered[ExchangeKind.COUNTS]
+
+    def close_account(self) -> Account:
+        """Returns what it has trained on, as far as the trace goes."""
+        self.account.is_whole = self.is_complete and not self.settings.is_quota
+        is_read = self.input.is_ended and not self.input.is_open
+        self.account.close((row[0] for row in self.input.held.values()), self.planned_steps, is_read=is_read)
+        return self.account
 
     def handle(self, record: Record) -> None:
         """Judges one record.
@@ -152,20 +140,21 @@ class RankChecker:
 
     def _begin(self, event: JsonObject | None) -> None:
         self._has_begun = True
-        if event is not None and get_kind(event) == RESUMED:
+        if event is not None and decode.get_kind(event) == RESUMED:
             self._resume(event)
             return
         self._rounds.begin(0, 0, 0)
         self.input.begin()
         if event is not None:
-            self._violate(Property.EXCHANGE, f"begins with {get_kind(event)}")
+            self._violate(Property.EXCHANGE, f"begins with {decode.get_kind(event)}")
             self._handle_event(event)
 
     def _resume(self, event: JsonObject) -> None:
         """Begins at a saved round: what lies before ``start`` counts as emitted, but for the samples carried, and as taken."""
         self.is_resumed = True
+        self.account.is_placed = False
         start = decode_resumed(event).start
-        rows = get_samples(event)
+        rows = decode.get_samples(event)
         positions = [row[1] for row in rows]
         is_carried = positions == sorted({*start.carried}) and all(0 <= item < start.read_samples for item in positions)
         what = f"is resumed with the samples at {positions}; carried are {list(start.carried)} of {start.read_samples}"
@@ -183,46 +172,45 @@ class RankChecker:
         self._expect(is_same, Property.ALIGN, what, start.planned_steps)
 
     def _handle_event(self, event: JsonObject) -> None:
-        match get_kind(event):
+        match decode.get_kind(event):
             case "resumed":
                 self._violate(Property.EXCHANGE, "is resumed after it has begun")
             case "samples_read":
-                is_full = get_flag(event, "is_full") if "is_full" in event else False
-                is_ended = get_flag(event, "is_ended")
-                self._judge(self.input.read(get_samples(event), is_ended=is_ended, is_full=is_full))
+                is_full = decode.get_flag(event, "is_full") if "is_full" in event else False
+                is_ended = decode.get_flag(event, "is_ended")
+                rows = decode.get_samples(event)
+                self.account.read(row[0] for row in rows)
+                self._judge(self.input.read(rows, is_ended=is_ended, is_full=is_full))
             case "collated":
-                number = get_integer(event, "round")
+                number = decode.get_integer(event, "round")
                 is_next = self._collated_round < number == self.round - 1
                 self._expect(is_next, Property.RELEASE, f"collated round {number}, not the last one")
                 self._collated_round = max(number, self._collated_round)
             case "agreed":
                 self._agree(event)
             case "counted":
-                self._count(get_counts(event, self.settings.counts_width), get_wants(event))
+                self._count(decode.get_counts(event, self.settings.counts_width), decode.get_wants(event))
             case "reported":
-                reports = get_reports(event)
+                reports = decode.get_reports(event)
                 is_right = self._exchanges.answer_reports(self.rank, reports)
                 self._expect(is_right, Property.EXCHANGE, "is told other reports than the ranks have posted")
                 self.answered[ExchangeKind.REPORT] += 1
                 self._told.blamed = find_blamed(reports)
                 self.output.limit(self.output.released_steps)
             case "step_taken":
-                if self.account is not None:
-                    self.account.take(self.output.taken_steps)
+                self.account.take(self.output.taken_steps)
                 self._judge(self.output.take(), self.output.taken_steps)
             case "consumer_stopped":
                 self.output.leave()
             case "local_failed":
                 if not self._phases.is_ending and not self.failure:
-                    self.failure = get_text(event, "cause") or "unknown failure"
+                    self.failure = decode.get_text(event, "cause") or "unknown failure"
             case "peer_lost":
-                self._lose(get_rank(event), get_text(event, "cause"))
+                self._lose(decode.get_rank(event), decode.get_text(event, "cause"))
             case "budget_accepted":
-                self._budget.accept(get_integer(event, "tokens"))
+                self._budget.accept(decode.get_integer(event, "tokens"))
             case "set_aside":
-                id_ = get_integer(event, "id")
-                if self.account is not None:
-                    self.account.set_one_aside(id_)
+                self.account.set_one_aside(decode.get_integer(event, "id"), decode.get_optional(event, "place"))
             case kind if kind != "urged":
                 raise TraceError(f"unknown event kind {kind!r}")
 
@@ -234,23 +222,28 @@ class RankChecker:
             self.output.limit(self.output.taken_steps)
 
     def _handle_effect(self, effect: JsonObject) -> None:
-        match get_kind(effect):
+        match decode.get_kind(effect):
             case "deliver":
-                number = get_integer(effect, "number")
+                number = decode.get_integer(effect, "number")
                 self._judge(self.output.deliver(number), number)
             case "read":
-                read = (get_integer(effect, "count"), get_optional(effect, "first"))
+                read = (decode.get_integer(effect, "count"), decode.get_optional(effect, "first"))
+                self.account.ask(read[1])
                 self._judge(self.input.ask(*read, self._first_round + self.posted[ExchangeKind.OFFER]))
             case "collate":
-                self._collate(get_integer(effect, "round"), list(iterate_steps(effect, self.settings.counts_width)))
+                self._collate(
+                    decode.get_integer(effect, "round"), list(decode.iterate_steps(effect, self.settings.counts_width))
+                )
             case "post_offer":
-                self._post_offer(get_offer(effect, "offer"))
+                self._post_offer(decode.get_offer(effect, "offer"))
             case "post_counts":
-                self._post_counts(get_counts(effect, self.settings.counts_width), get_optional(effect, "wanted"))
+                self._post_counts(
+                    decode.get_counts(effect, self.settings.counts_width), decode.get_optional(effect, "wanted")
+                )
             case "post_report":
-                self._post_report(get_report(effect.get("report")))
+                self._post_report(decode.get_report(effect.get("report")))
             case "finish":
-                self._finish(decode_finish(effect))
+                self._finish(decode.decode_finish(effect))
             case kind:
                 raise TraceError(f"unknown effect kind {kind!r}")
 
@@ -363,6 +356,8 @@ class RankChecker:
         groups = [
             self._judge_step(number, offset, step, self.input.get_mark(due - 1)) for offset, step in enumerate(steps)
         ]
+        if self.settings.peers > 1:
+            self.planned.plan(number, ([step.number for step in steps], groups))
         self._judge(self.input.updates.judge_carried(self.input.held, self.input.marks[number], number))
         late, what = find_disorder(groups, len(self._posted_counts), number, self.settings)
         self._expect(not what, Property.ORDER, what, steps[late].number if steps else None)
@@ -399,8 +394,7 @@ class RankChecker:
             is_again = self.input.was_read(position)
             property_, what = (Property.ONCE, "is emitted again") if is_again else (Property.CONSERVE, "was never read")
             self._violate(property_, f"position {position} {what}", step.number, number)
-        if self.account is not None:
-            self.account.plan(step.number, (row[0] for row in group))
+        self.account.plan(step.number, (row[0] for row in group))
         rows = (self._posted_counts, self._counted)
         posted, told = (of_round[offset] if offset < len(of_round) else None for of_round in rows)
         oldest = 0 if self._is_cut_short else due_before
@@ -415,5 +409,6 @@ class RankChecker:
             self._violate(Property.FREE, "finishes twice")
             return
         self._judge(self.output.end(finish))
+        self.planned.is_ended = finish.kind != OutcomeKind.LOST
         self.is_complete = finish.kind == OutcomeKind.COMPLETE and not is_ended_by(self._told.agreement)
         self._judge(judge_outcome(finish, self._told))

@@ -40,6 +40,8 @@ def replay(paths: Sequence[str | Path], depths: Depths, findings: Findings, rule
     named = {rule.name: rule for rule in rules}
     for path in paths:
         stream = Stream(path)
+        if stream.header.version == 1 and stream.settings.ramp_rounds:
+            return "a trace of version 1 forms all steps of the ramp, this version a quarter of them"
         try:
             configs = {
                 rank: decode_config(

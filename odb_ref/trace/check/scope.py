@@ -55,6 +55,8 @@ def compute_not_applicable(
         reasons[Property.QUOTA] = "join mode"
     if settings.shared_samples is None:
         reasons[Property.DEAL] = "each rank has its own source"
+    if settings.peers == 1:
+        reasons[Property.PEERS] = "each rank is one process"
     if settings.update_samples is None:
         reasons[Property.UPDATE] = "free mode"
     if not is_complete:

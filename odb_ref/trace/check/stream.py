@@ -85,8 +85,9 @@ def list_traces(folder: Path) -> list[Path]:
 def group_into_jobs(streams: Sequence[Stream]) -> list[list[Stream]]:
     """Returns the files of each epoch of each job, in the order given.
 
-    Files of one job agree in driver, epoch, world size and peer, and begin with different ranks; a rank that comes again begins
-    another job. Where ranks have peers, those of each number are judged as a job. Spec: R17.5.
+    Files of one job agree in driver, epoch, world size and peer, and in the run where they say it, and begin with different
+    ranks; a rank that comes again begins another job. Where ranks have peers, those of each number are judged as a job.
+    Spec: R17.5.
     """
     jobs: list[list[Stream]] = []
     for stream in streams:
@@ -102,7 +103,8 @@ def is_of_job(stream: Stream, job: Sequence[Stream]) -> bool:
     """Returns True when ``stream`` may be one more file of ``job``."""
     ours, theirs = stream.header, job[0].header
     is_same = (ours.driver, ours.epoch, ours.world_size) == (theirs.driver, theirs.epoch, theirs.world_size)
-    is_same = is_same and ours.peer == theirs.peer
+    runs = {other.header.origin.run for other in job} | {ours.origin.run}
+    is_same = is_same and ours.peer == theirs.peer and len(runs - {""}) < 2
     return is_same and not any(other.ranks & stream.ranks for other in job)
 
 

@@ -30,6 +30,7 @@ class Property(StrEnum):
     WEIGHT = "WEIGHT"
     DEAL = "DEAL"
     RESUME = "RESUME"
+    PEERS = "PEERS"
     UPDATE = "UPDATE"
     REPLAY = "REPLAY"
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from odb_ref.core.types import Mode
 from odb_sim.baselines.plans import RankPlan
+from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import Workers
 from odb_sim.engine.metrics import StepRow, Totals, compute_totals, sum_moves
 from odb_sim.engine.timeline import Timeline
@@ -83,6 +84,7 @@ def simulate_plan(
     quota_samples: int | None = None,
     global_batch: GlobalBatch = EVERY_STEP,
     timeline: Timeline | None = None,
+    fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[list[StepRow], Totals]:
     """Returns the steps of a plan, and their sums.
@@ -113,8 +115,8 @@ def simulate_plan(
             taken_s[rank, step] = loader.take(seconds, asked_s) if has_batch else asked_s
             loaded_s[rank, step] = loader.done_s if has_batch else asked_s
         done_s[:, step] = free_s = taken_s[:, step] + compute_s[:, step]
-        if ends_update[step]:
-            free_s = np.full(ranks, float(free_s.max()) + sync_s)
+        if ends_update[step] or costs.collective.each_step:
+            free_s = np.full(ranks, float(free_s.max()) + sync_s * float(ends_update[step]))
         ended_s[:, step] = free_s
         emitted += int(batches.samples[:, step].sum())
         if on_progress is not None:
@@ -125,6 +127,12 @@ def simulate_plan(
         is_idle = batches.samples[:, :steps] == 0
         moments_s = (begun_s, loaded_s, taken_s, done_s, ended_s)
         _add_spans(timeline, moments_s, np.where(ends_update, sync_s, 0.0), is_idle)
+    if fill is not None:
+        shown = (batches.samples[:, :steps], batches.real[:, :steps], batches.padded[:, :steps])
+        ends = [plan.starts[steps] if steps < len(plan.starts) else len(plan.order) for plan in plans]
+        orders = [plan.order[:end] for plan, end in zip(plans, ends, strict=True)]
+        fill.add(0, *shown, workload.tokens[np.concatenate(orders)])
+        fill.end(0, done_s, ends_update)
     queued = _count_queued(loaded_s, taken_s, costs.loader.workers * costs.loader.prefetch_factor)
     rows = [
         _build_row(

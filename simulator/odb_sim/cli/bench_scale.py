@@ -12,16 +12,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
-from odb_ref.core.errors import UsageError
-from odb_sim.inputs.files import check_writable
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import build_workload
-from odb_sim.reports.answers_report import check_plots
-from odb_sim.reports.page import COLOURS, Report, make_figure
 from odb_sim.reports.terminal import print_table, show_progress
 from odb_sim.studies.runs import Driver, Run, run
 
@@ -68,18 +62,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 32, 128, 512, 2048], metavar="N")
     parser.add_argument("--samples-per-rank", type=int, default=610, metavar="M")
     parser.add_argument("--driver", nargs="+", type=Driver, choices=_DRIVERS, default=_DRIVERS, metavar="rounds|events")
-    parser.add_argument("--html", metavar="FILE", help="write a page with the curve")
     parser.add_argument("--one", nargs=3, metavar=("RANKS", "SAMPLES", "DRIVER"), help="one row, as JSON")
     options = parser.parse_args()
     if options.one is not None:
         ranks, samples, driver = options.one
         sys.stdout.write(json.dumps(measure(int(ranks), int(samples), Driver(driver))) + "\n")
         return
-    try:
-        check_writable(options.html)
-        check_plots(options.html)
-    except UsageError as error:
-        parser.error(str(error))
     points: list[Point] = [(driver, ranks) for driver in options.driver for ranks in options.ranks]
     measured: list[tuple[Point, Figures]] = []
     with show_progress("one process for each row", len(points)) as on_progress:
@@ -91,8 +79,6 @@ def main() -> None:
     rows = [_build_row(point, options.samples_per_rank, figures) for point, figures in measured]
     title = f"{_TRACE}, budget {_BUDGET_TOKENS:,}, window 256, {options.samples_per_rank:,} samples a rank"
     print_table(f"Cost of simulating {title}", _HEADER, rows)
-    if options.html is not None:
-        _write_page(Path(options.html), title, options.samples_per_rank, measured, rows)
 
 
 def _build_row(point: Point, samples_per_rank: int, figures: Figures) -> list[str]:
@@ -108,33 +94,6 @@ def _build_row(point: Point, samples_per_rank: int, figures: Figures) -> list[st
         f"{1e6 * figures['cpu_time_s'] / samples:.2f}",
         f"{figures['peak_bytes'] / 2**20:,.0f}",
     ]
-
-
-def _write_page(
-    path: Path, title: str, samples_per_rank: int, measured: Sequence[tuple[Point, Figures]], rows: list[list[str]]
-) -> None:
-    report = Report("What simulating costs", f"{title}; each point is a process of its own.")
-    figure, (left, right) = make_figure(11.0, 3.4, columns=2)
-    ranks = sorted({ranks for (_, ranks), _ in measured})
-    for driver, colour in ((Driver.ROUNDS, COLOURS["odb"]), (Driver.EVENTS, COLOURS["paper"])):
-        own = [(number, figures) for (name, number), figures in measured if name is driver]
-        places = [number for number, _ in own]
-        costs = [1e6 * figures["cpu_time_s"] / (number * samples_per_rank) for number, figures in own]
-        left.plot(places, costs, "o-", color=colour, label=str(driver))
-        right.plot(places, [figures["peak_bytes"] / 2**20 for _, figures in own], "o-", color=colour, label=str(driver))
-    left.set_ylim(bottom=0)
-    left.legend(frameon=False, fontsize=9)
-    left.set_title("processor microseconds for each sample", loc="left", fontsize=11)
-    right.set_ylim(bottom=0)
-    right.set_title("peak memory, MiB", loc="left", fontsize=11)
-    for axis in (left, right):
-        axis.set_xscale("log", base=2)
-        axis.minorticks_off()
-        axis.set_xticks(ranks, [f"{number:,}" for number in ranks])
-        axis.set_xlabel("ranks")
-    report.add_figure(figure, "The cost of a sample should not grow with the ranks; memory grows with the samples.")
-    report.add_table(_HEADER, rows)
-    report.write(path)
 
 
 if __name__ == "__main__":

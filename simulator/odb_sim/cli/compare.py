@@ -10,19 +10,20 @@ from typing import Final
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import (
     LENGTHS_HELP,
+    PAGE_HELP,
     add_executor_options,
     add_run_options,
     build_run,
+    build_source,
     check_batch_size,
     complain,
     load_lengths_option,
 )
 from odb_sim.engine.cautions import summarize_cautions
-from odb_sim.engine.metrics import Summary, describe_update
+from odb_sim.engine.metrics import UPDATE_COLUMNS, Summary, describe_update, list_update_values
 from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.lengths import list_bundled_names
-from odb_sim.reports.answers_report import check_plots
-from odb_sim.reports.run_report import write_compare_report
+from odb_sim.reports.answers_report import write_compare_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.cells import Store
 from odb_sim.studies.clusters import open_executor
@@ -41,8 +42,9 @@ _RANKS: Final = 8
 _HEADER: Final = [
     "policy",
     "speed-up",
+    *UPDATE_COLUMNS,
     "at own batch",
-    "samples an update",
+    *(f"own {name}" for name in UPDATE_COLUMNS[:2]),
     "steps",
     "efficiency",
     "excess",
@@ -56,10 +58,13 @@ _BLOCKS: Final[dict[str, Callable[[Compared, Summary], str]]] = {
     "Speed-up: samples per second over {reference}, both at one global batch": lambda compared, one: (
         f"{compared.compute_speedup(one):.2f}"
     ),
-    "Speed-up where every step is an update, whatever it holds": lambda compared, one: (
+    "What an update holds there: samples, tokens, micro-batches of a rank": lambda compared, one: " / ".join(
+        list_update_values(compared.find_accumulated(one))
+    ),
+    "Speed-up where an update is what each policy makes of it by itself": lambda compared, one: (
         f"{compared.compute_own_speedup(one):.2f}"
     ),
-    "Samples an update, where every step is one": lambda _, one: f"{one.samples_per_update:,.0f}",
+    "What an update holds there": lambda _, one: " / ".join(list_update_values(one)),
     "Efficiency: real tokens over ranks x critical tokens": lambda _, one: f"{one.efficiency:.3f}",
     "Excess: critical tokens over the real tokens of the fullest rank, - 1": lambda _, one: f"{one.excess:.3f}",
     "Steps": lambda _, one: f"{one.steps:,}",
@@ -100,7 +105,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_executor_options(parser, processes=1)
     parser.add_argument("--json", metavar="FILE", help="write all figures: an object for each trace and policy")
     parser.add_argument("--csv", metavar="FILE", help="write them as a row for each trace and policy")
-    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+    parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
 
 
@@ -111,9 +116,9 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--policy: {options.policy!r} names none, or one twice")
     if options.token_budget is not None:
         check_batch_size(options.batch_size, policies)
-    runs = [_build_run(options, policies[0], name) for name in _list_names(options)]
+    names = _list_names(options)
+    runs = [_build_run(options, policies[0], name) for name in names]
     check_writable(options.json, options.csv, options.html, reads=[*options.lengths, options.cost_model])
-    check_plots(options.html)
     total = 2 * len(policies) * len(runs)
     with (
         show_progress(f"{len(policies)} policies on {len(runs)} trace(s)", total) as on_done,
@@ -128,13 +133,20 @@ def run_command(options: argparse.Namespace) -> int:
         write_csv(options.csv, [list(figures[0]), *(entry.values() for entry in figures)])
     tables = [_build_table(compared[0])] if len(compared) == 1 else _build_tables(compared)
     if options.html is not None:
-        write_compare_report(Path(options.html), describe_terms(compared), compared, tables)
+        write_compare_report(
+            Path(options.html), describe_terms(compared), compared, tables, build_source(options, names)
+        )
     if len(compared) > 1:
         print(describe_terms(compared))
     for table in tables:
         print_table(*table)
     for item in compared:
-        print(describe_ratio(item))
+        if len(item.summaries) > 1:
+            print(describe_ratio(item))
+    if any(what.global_batch.goal is None for what in runs):
+        print(
+            "That global batch is the largest that one of these policies has by itself; say yours with --global-batch."
+        )
     print_cautions(summarize_cautions(caution for item in compared for caution in item.cautions))
     return complain(failed, total)
 
@@ -177,13 +189,13 @@ def describe_terms(compared: list[Compared]) -> str:
 def describe_ratio(compared: Compared) -> str:
     """Returns the ratio of the first policy that is not the reference, and what an update holds on each side."""
     reference = compared.reference
-    first = next((one for one in compared.summaries if one is not reference), reference)
+    first = compared.chosen
     ours, theirs = compared.find_accumulated(first), compared.find_accumulated(reference)
     unit = "samples" if compared.global_batch.tokens is None else "tokens"
     return (
         f"{compared.what.workload.name}, at one global batch of {compared.global_batch.goal:,} {unit}: {first.policy} "
         f"({describe_update(ours)} an update) has {compared.compute_speedup(first):.2f} times the samples per second of "
-        f"{reference.policy} ({describe_update(theirs)}). With an update for each step "
+        f"{reference.policy} ({describe_update(theirs)}). At the updates that each makes by itself "
         f"{compared.compute_own_speedup(first):.2f} times: {describe_update(first)}, beside {describe_update(reference)}."
     )
 
@@ -194,15 +206,16 @@ def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
     title = (
         f"{what.workload.name}: {what.workload.samples_total:,} samples, {what.workload.ranks:,} ranks ({what.sharding} "
         f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {compared.batch_size:,}), window "
-        f"{what.window_samples:,}; speed-up over {compared.reference.policy}, at one global batch; all that is to the right of "
-        "it: with an update for each step"
+        f"{what.window_samples:,}; speed-up over {compared.reference.policy}, at one global batch; an update then holds "
+        "what the next three columns say; from 'at own batch' on: at the updates that each policy makes by itself"
     )
     rows = [
         [
             summary.policy,
             f"{compared.compute_speedup(summary):.2f}",
+            *list_update_values(compared.find_accumulated(summary)),
             f"{compared.compute_own_speedup(summary):.2f}",
-            f"{summary.samples_per_update:,.0f}",
+            *list_update_values(summary)[:2],
             f"{summary.steps:,}",
             f"{summary.efficiency:.3f}",
             f"{summary.excess:.3f}",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +16,14 @@ import odb_sim
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import Property, Status, Verdict, check_traces
 from odb_ref.trace.format import Json
+from odb_sim.cli.options import build_source
+from odb_sim.engine.fill import Fill, FillMap
 from odb_sim.engine.metrics import Summary
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import build_workload
-from odb_sim.reports.demo_report import list_training_rows, write_report
+from odb_sim.reports.recorded_report import list_training_rows, write_demo_report
 from odb_sim.reports.terminal import print_table, show_progress
-from odb_sim.studies.runs import Result, Run, run
+from odb_sim.studies.runs import Run, run
 
 LENGTHS: Final = "azure_llm_2023_conv"
 BUDGET_TOKENS: Final = 16_384
@@ -42,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "demo",
         help="simulate a real trace, train on real text, check both, write a report",
         description="Simulates a real length trace at 8 and 64 ranks against fixed batches, trains two ranks with uneven "
-        "shards on real text, checks every trace, and writes a report with plots.",
+        "shards on real text, checks every trace, and writes a page.",
     )
     parser.add_argument("--out", default="demo-out", metavar="DIR", help="where the report goes (demo-out)")
     parser.add_argument("--text", metavar="PATH", help="train on these JSON lines, not on Python's own docstrings")
@@ -51,9 +53,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0 when every property holds on every trace, else 1."""
-    for module, extra in (("torch", "torch"), ("matplotlib", "plots")):
-        if importlib.util.find_spec(module) is None:
-            raise UsageError(f"needs {module}: pip install -e '.[{extra}]'")
+    if find_spec("torch") is None:
+        raise UsageError("needs torch: pip install 'odb-ref[torch]'")
     if options.text is not None and not Path(options.text).exists():
         raise UsageError(f"--text {options.text}: no such file or directory")
     out = Path(options.out)
@@ -62,8 +63,7 @@ def run_command(options: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"--out {out}: cannot be made: {error.strerror}") from error
     begin_s = time.perf_counter()
-    results, traces = _simulate(out)
-    summaries = [result.summary for result in results]
+    summaries, drawn, traces = _simulate(out)
     _print_simulation(summaries)
     train = _train(out, options.text)
     print_table("trained", ["", "odb", "fixed batches"], list_training_rows(train))
@@ -77,13 +77,23 @@ def run_command(options: argparse.Namespace) -> int:
         "wall_time_s": round(time.perf_counter() - begin_s, 1),
     }
     (out / "summary.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    write_report(out / "report.html", results, train, train_traces, verdict)
-    print(f"\n{out / 'report.html'} holds the plots, {out / 'summary.json'} all figures.")
+    source = build_source(options, [LENGTHS])
+    write_demo_report(
+        out / "report.html",
+        drawn=drawn,
+        summaries=summaries,
+        train=train,
+        train_traces=train_traces,
+        verdict=verdict,
+        source=source,
+    )
+    print(f"\n{out / 'report.html'} is the page, {out / 'summary.json'} holds all figures.")
     return 0 if verdict.is_ok else 1
 
 
-def _simulate(out: Path) -> tuple[list[Result], list[Path]]:
-    results: list[Result] = []
+def _simulate(out: Path) -> tuple[list[Summary], dict[str, list[FillMap]], list[Path]]:
+    summaries: list[Summary] = []
+    drawn: dict[str, list[FillMap]] = {}
     traces: list[Path] = []
     lengths = load_lengths(LENGTHS)
     for ranks in RANKS:
@@ -91,14 +101,17 @@ def _simulate(out: Path) -> tuple[list[Result], list[Path]]:
         for policy in POLICIES:
             what = Run(workload=workload, policy=policy, budget_tokens=BUDGET_TOKENS, window_samples=WINDOW_SAMPLES)
             with show_progress(f"{policy}, {ranks} ranks", workload.samples_total) as on_progress:
-                if not what.is_protocol:
-                    results.append(run(what, on_progress=on_progress))
-                    continue
-                trace = out / f"simulated-{policy}-{ranks}.ndjson.gz"
-                with what.open_trace(trace) as writer:
-                    results.append(run(what, observer=writer.record, on_progress=on_progress))
-                traces.append(trace)
-    return results, traces
+                fill = Fill(ranks)
+                if what.is_protocol:
+                    traces.append(out / f"simulated-{policy}-{ranks}.ndjson.gz")
+                    with what.open_trace(traces[-1]) as writer:
+                        result = run(what, observer=writer.record, fill=fill, on_progress=on_progress)
+                else:
+                    result = run(what, fill=fill, on_progress=on_progress)
+                summaries.append(result.summary)
+                label = {"standard": "fixed batches"}.get(policy, policy)
+                drawn.setdefault(f"simulated, {ranks} ranks", []).append(fill.build(label, BUDGET_TOKENS))
+    return summaries, drawn, traces
 
 
 def _print_simulation(summaries: list[Summary]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,18 +22,31 @@ from odb_ref.core.errors import UsageError
 
 EXAMPLES: Final = {
     "demo": "odb-ref demo --out demo-out",
+    "lengths": "odb-ref lengths data.jsonl --tokenizer tokenizer.json --out lengths.csv",
     "simulate": "odb-ref simulate azure_llm_2023_conv --ranks 64 --token-budget 16384 --window 512 --html run.html",
     "compare": "odb-ref compare gsm8k --ranks 8 --policy odb,paper,standard --json -",
     "sweep": "odb-ref sweep mm_mix_real --ranks 8,64 --token-budget 8192,16384 --window 256,1024 --csv sweep.csv",
     "tune": "odb-ref tune mm_mix_real --ranks 8 --memory-tokens 8192 --html tune.html",
+    "plan": "odb-ref plan gsm8k --model llama-3-8b --gpu h100 --gpus 64 --strategy fsdp --global-batch 512 --epochs 3",
+    "micro-batches": "odb-ref micro-batches gsm8k --ranks 16 --budget 8192 --step-samples 1024",
     "replay": "odb-ref replay trace-rank0.ndjson trace-rank1.ndjson",
     "calibrate": "odb-ref calibrate cal/run*.ndjson --out costs.json",
     "published": "odb-ref published --json published.json",
     "check": "odb-ref check trace-rank0.ndjson trace-rank1.ndjson --replay",
+    "view": "odb-ref view trace-rank0.ndjson trace-rank1.ndjson --step 812",
     "explore": "odb-ref explore --shard-sizes 3,1 --failures 1 --graph explored.graphml",
     "verify": "odb-ref verify --policy my_rules.py:GreedyRule",
 }
 """What the help of each command begins with; a test parses them."""
+_MODULES: Final = {
+    "lengths": "planning.lengths",
+    "plan": "planning.plan",
+    "micro-batches": "planning.micro_batches",
+    "replay": "recorded.replay",
+    "calibrate": "recorded.calibrate",
+    "view": "recorded.view",
+}
+"""Where a command is that is not in the module of its name."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,13 +62,13 @@ class _Parser(argparse.ArgumentParser):
         return f"example: {self.example}\n\n{text}" if self.example else text
 
 
-INSTALL: Final = "pip install -e '.[sim]'"
+INSTALL: Final = "pip install 'odb-ref[sim]'"
 
 
 def load_command(name: str) -> ModuleType | None:
     """Returns the module of a subcommand; None where it needs a package that comes with the simulator and is not here."""
     try:
-        return import_module(f"odb_sim.cli.{name}")
+        return import_module(f"odb_sim.cli.{_MODULES.get(name, name)}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("odb_"):
             raise
@@ -122,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     parser = build_parser()
     options = parser.parse_args(arguments)
+    options.said = shlex.join(["odb-ref", *(sys.argv[1:] if arguments is None else arguments)])
     if options.command is None:
         parser.print_help()
         return 0

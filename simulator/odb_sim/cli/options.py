@@ -20,10 +20,12 @@ from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs, Transport
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.reports.document import Source
 from odb_sim.studies.cells import Failed
 from odb_sim.studies.clusters import ADDRESSES
 from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
 
+PAGE_HELP: Final = "write a page: the answer in words, how full each step is on each rank, and the figures"
 LENGTHS_HELP: Final = "a bundled trace, or a CSV, CSV.gz or .npy file of lengths"
 
 
@@ -86,13 +88,10 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
         "--samples", type=int, metavar="M", help="draw M lengths with replacement (else: each row once)"
     )
     parser.add_argument(
-        "--global-batch",
+        "--global-tokens",
         type=int,
-        metavar="N",
-        help="samples of an optimizer update over all ranks: every policy accumulates steps to it (each step is an update)",
-    )
-    parser.add_argument(
-        "--global-tokens", type=int, metavar="T", help="the same in tokens without padding, in place of samples"
+        metavar="T",
+        help="in place of --global-batch: tokens of an update without padding, to which every policy accumulates its steps",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw and the shuffle (0)")
     parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate writes it")
@@ -267,12 +266,7 @@ def build_global_batch(options: argparse.Namespace) -> GlobalBatch:
 
     Raises: UsageError when it makes no sense.
     """
-    given = GlobalBatch(samples=options.global_batch, tokens=options.global_tokens)
-    if options.update_samples is None:
-        return given
-    if given.goal is not None:
-        raise UsageError("--update-samples says what an update holds, of every policy: leave out --global-batch")
-    return GlobalBatch(samples=options.update_samples)
+    return GlobalBatch(samples=options.update_samples, tokens=options.global_tokens)
 
 
 def build_costs(options: argparse.Namespace) -> Costs:
@@ -288,6 +282,11 @@ def build_costs(options: argparse.Namespace) -> Costs:
     if options.transport is not None:
         costs = replace(costs, network=replace(costs.network, transport=Transport(options.transport)))
     return costs
+
+
+def build_source(options: argparse.Namespace, data: Sequence[str]) -> Source:
+    """Returns what the foot of a page says: the command as it was given, and the data."""
+    return Source(command=getattr(options, "said", f"odb-ref {options.command}"), data=data)
 
 
 def check_batch_size(size: int | None, policies: Sequence[str]) -> None:

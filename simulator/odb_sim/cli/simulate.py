@@ -11,19 +11,22 @@ from typing import Final
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import (
     LENGTHS_HELP,
+    PAGE_HELP,
     add_run_options,
     build_run,
+    build_source,
     check_batch_size,
     load_lengths_option,
 )
 from odb_sim.engine.cautions import summarize_cautions
+from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import StepRow, Summary, describe_update, list_step_columns, list_step_values
 from odb_sim.engine.timeline import Timeline
 from odb_sim.inputs.conditions import BudgetTable, parse_budget_schedule, parse_fault
 from odb_sim.inputs.files import check_writable, naming, write_csv, write_json
-from odb_sim.reports.answers_report import check_plots
-from odb_sim.reports.run_report import choose_ranks, write_run_report
+from odb_sim.reports.run_report import make_timeline, write_run_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
+from odb_sim.studies.fitted import describe_fit, fit_batches
 from odb_sim.studies.runs import POLICIES, Result, Run, describe_window, run
 from odb_sim.studies.settings import list_costly
 
@@ -72,7 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FILE",
         help="write a timeline for ui.perfetto.dev; a name in .json: also for chrome://tracing",
     )
-    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+    parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
 
 
@@ -97,10 +100,13 @@ def run_command(options: argparse.Namespace) -> int:
         options.html,
         reads=[options.lengths, options.cost_model],
     )
-    check_plots(options.html)
     timeline = _make_timeline(options, what)
-    result = _simulate(what, options.trace, timeline)
-    result = replace(result, cautions=(*result.cautions, *list_costly(what, result.summary)))
+    asked, what = what, fit_batches(what)
+    faulty = {fault.rank for fault in what.conditions.faults}
+    fill = None if options.html is None else Fill(what.workload.ranks, faulty)
+    result = _simulate(what, options.trace, timeline, fill)
+    cautions = (*result.cautions, *describe_fit(asked, what), *list_costly(what, result.summary))
+    result = replace(result, cautions=cautions)
     if options.json is not None:
         figures = {**result.summary.to_json(), "cautions": [caution.text for caution in result.cautions]}
         write_json(options.json, figures)
@@ -109,8 +115,9 @@ def run_command(options: argparse.Namespace) -> int:
     if timeline is not None and options.perfetto is not None:
         with naming(options.perfetto):
             timeline.write(options.perfetto)
-    if timeline is not None and options.html is not None:
-        write_run_report(Path(options.html), result, timeline, what.conditions.faults)
+    if fill is not None:
+        source = build_source(options, [options.lengths])
+        write_run_report(Path(options.html), what, result, fill=fill, timeline=timeline, source=source)
     _print_summary(result.summary)
     print_cautions(summarize_cautions(result.cautions))
     return 0
@@ -134,17 +141,17 @@ def _make_timeline(options: argparse.Namespace, what: Run) -> Timeline | None:
     """Returns what collects spans: of all ranks for a timeline file, of a few for a page."""
     if options.perfetto is not None:
         return Timeline()
-    return None if options.html is None else Timeline(choose_ranks(what.workload.ranks, what.conditions.faults))
+    return None if options.html is None else make_timeline(what)
 
 
-def _simulate(what: Run, trace: str | None, timeline: Timeline | None) -> Result:
+def _simulate(what: Run, trace: str | None, timeline: Timeline | None, fill: Fill | None) -> Result:
     with show_progress(
         f"{what.workload.name}, {what.workload.ranks} ranks", what.workload.samples_total
     ) as on_progress:
         if trace is None:
-            return run(what, timeline=timeline, on_progress=on_progress)
+            return run(what, timeline=timeline, fill=fill, on_progress=on_progress)
         with naming(trace), what.open_trace(trace) as writer:
-            return run(what, observer=writer.record, timeline=timeline, on_progress=on_progress)
+            return run(what, observer=writer.record, timeline=timeline, fill=fill, on_progress=on_progress)
 
 
 def _list_rows(rows: Iterable[StepRow]) -> Iterator[Sequence[str | int]]:

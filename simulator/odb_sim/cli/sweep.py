@@ -8,11 +8,13 @@ from pathlib import Path
 from odb_ref.core.config import DEPTH_STEPS
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import (
+    PAGE_HELP,
     add_executor_options,
     add_shared_options,
     build_conditions,
     build_costs,
     build_global_batch,
+    build_source,
     build_terms,
     check_batch_size,
     complain,
@@ -21,7 +23,8 @@ from odb_sim.cli.options import (
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.workload import Sharding
-from odb_sim.reports.answers_report import HEADER, SETTINGS, build_row, check_plots, write_sweep_report
+from odb_sim.reports.answers_report import write_sweep_report
+from odb_sim.reports.tables import HEADER, SETTINGS, build_row
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.cells import Answer, Store, split_failed
 from odb_sim.studies.clusters import open_executor
@@ -60,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_data_options(parser)
     parser.add_argument("--json", metavar="FILE", help="write all figures: a list with an object for each point")
     parser.add_argument("--csv", metavar="FILE", help="write a row for each point")
-    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+    parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
 
 
@@ -104,7 +107,6 @@ def run_command(options: argparse.Namespace) -> int:
         batch_size=options.batch_size,
     )
     check_writable(options.json, options.csv, options.html, reads=[options.lengths, options.cost_model])
-    check_plots(options.html)
     with (
         show_progress(f"{grid.study.lengths.name}, {len(grid.points)} simulations", len(grid.points)) as on_done,
         Store(options.out) as store,
@@ -118,7 +120,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.csv is not None:
         write_csv(options.csv, [list(figures[0]), *(entry.values() for entry in figures)])
     if options.html is not None:
-        write_sweep_report(Path(options.html), title, answers)
+        write_sweep_report(Path(options.html), title, grid, answers, build_source(options, [options.lengths]))
     _print_answers(title, answers)
     print_cautions(summarize_cautions(caution for answer in answers for caution in answer.cautions))
     return complain(failed, len(grid.points))

@@ -8,24 +8,21 @@ from typing import Final
 
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import PAGE_HELP, build_source
 from odb_sim.cli.sweep import add_data_options, build_study
+from odb_sim.engine.metrics import describe_update
 from odb_sim.inputs.files import check_writable, write_json
-from odb_sim.reports.answers_report import (
-    TUNE_HEADER,
-    TUNE_NOTE,
-    build_tune_row,
-    check_plots,
-    describe_beside,
-    write_tune_report,
-)
+from odb_sim.reports.answers_report import write_tune_report
+from odb_sim.reports.tables import TUNE_HEADER, TUNE_NOTE, build_tune_row, describe_beside
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.cells import Answer, Store
 from odb_sim.studies.clusters import open_executor
-from odb_sim.studies.tune import LARGEST_WINDOW, Question, Tuning, compute_host_tokens, tune
+from odb_sim.studies.search import compute_host_tokens
+from odb_sim.studies.tune import LARGEST_WINDOW, NAMES, Question, Tuning, tune
 
 HOST_BYTES_PER_TOKEN: Final = 24
 """Ids, labels and attention mask of 8 bytes each."""
-_USUAL_SIMULATIONS: Final = 100
+_USUAL_SIMULATIONS: Final = 250
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,8 +30,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "tune",
         help="find token budget, window and depth",
-        description="Finds the cheapest token budget, window, depth and ramp whose epoch is within a tolerance of the fastest, "
-        "and shows the trade-off. Windows and depth cost host memory: at most the window, two windows collated and padded, "
+        description="Finds the cheapest token budget, window, depth, ramp, age and balance whose epoch is within a tolerance "
+        "of the fastest, and shows the trade-off. Windows and depth cost host memory: at most the window, two windows "
+        "collated and padded, "
         "and the queue's batches, for each rank.",
     )
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
@@ -55,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="of a sample in host memory: ids, labels and mask are 24; images cost more (24)",
     )
     parser.add_argument("--json", metavar="FILE", help="write the recommendation and everything tried")
-    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+    parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
 
 
@@ -72,7 +70,6 @@ def run_command(options: argparse.Namespace) -> int:
         tolerance=options.tolerance,
     )
     check_writable(options.json, options.html, reads=[options.lengths, options.cost_model])
-    check_plots(options.html)
     with (
         show_progress(f"tune {question.study.lengths.name}", _USUAL_SIMULATIONS, is_estimate=True) as on_done,
         Store(options.out) as store,
@@ -85,14 +82,18 @@ def run_command(options: argparse.Namespace) -> int:
     if options.json is not None:
         write_json(options.json, _encode(tuning, mebibytes))
     if options.html is not None:
-        write_tune_report(Path(options.html), title, lead, tuning)
-    for name, curve in (
-        ("window", tuning.windows),
-        ("token budget", tuning.budgets),
-        ("depth", tuning.depths),
-        ("ramp", tuning.ramps),
-    ):
-        print_table(f"{title}: by {name}", TUNE_HEADER, [build_tune_row(answer, tuning) for answer in curve])
+        write_tune_report(
+            Path(options.html),
+            title,
+            lead,
+            tuning,
+            grid=question.build_grid([tuning.recommended.point]),
+            source=build_source(options, [options.lengths]),
+        )
+    for name, curve in tuning.curves.items():
+        if len(curve) > 1:
+            rows = [build_tune_row(answer, tuning) for answer in curve]
+            print_table(f"{title}: by {NAMES[name][0]}", TUNE_HEADER, rows)
     print(TUNE_NOTE)
     print(lead)
     for reason in tuning.reasons:
@@ -104,12 +105,10 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _describe(tuning: Tuning, question: Question, mebibytes: float) -> str:
-    point = tuning.recommended.point
     text = (
-        f"Recommended: --token-budget {point.budget_tokens} --window {point.window_samples} --depth {point.depth_steps} "
-        f"--ramp {point.ramp_rounds}; {tuning.recommended.rate:,.0f} tokens/s over an epoch of "
-        f"{question.epoch_samples:,} samples, at most {mebibytes:,.0f} MiB of host memory a rank. "
-        f"{len(tuning.tried)} simulations."
+        f"Recommended: {tuning.options}; {tuning.recommended.rate:,.0f} tokens/s over an epoch of "
+        f"{question.epoch_samples:,} samples ({describe_update(tuning.recommended.summary)} an update), at most "
+        f"{mebibytes:,.0f} MiB of host memory a rank. {len(tuning.tried)} simulations."
     )
     if tuning.samples_over_memory:
         text += (
@@ -126,18 +125,26 @@ def _encode(tuning: Tuning, mebibytes: float) -> dict[str, object]:
         "window": point.window_samples,
         "depth": point.depth_steps,
         "ramp": point.ramp_rounds,
+        "max_age": point.max_age_rounds,
+        "cost": point.cost,
+        "options": tuning.options,
         "host_mib": mebibytes,
         "reasons": tuning.reasons,
         "samples_over_memory": tuning.samples_over_memory,
         "cautions": tuning.cautions,
         "recommended": _encode_answer(tuning.recommended),
         "best": _encode_answer(tuning.best),
-        "windows": list(map(_encode_answer, tuning.windows)),
-        "budgets": list(map(_encode_answer, tuning.budgets)),
-        "depths": list(map(_encode_answer, tuning.depths)),
-        "ramps": list(map(_encode_answer, tuning.ramps)),
+        "curves": {
+            NAMES[name][1].removeprefix("--").replace("-", "_"): list(map(_encode_answer, curve))
+            for name, curve in tuning.curves.items()
+        },
         "beside": [
-            {"options": item.options, "needs": item.needs, "gain": item.answer.rate / tuning.recommended.rate - 1}
+            {
+                "options": item.options,
+                "needs": item.needs,
+                "gain": item.answer.rate / tuning.recommended.rate - 1,
+                "answer": _encode_answer(item.answer),
+            }
             for item in tuning.beside
         ],
         "tried": list(map(_encode_answer, tuning.tried)),
@@ -145,4 +152,6 @@ def _encode(tuning: Tuning, mebibytes: float) -> dict[str, object]:
 
 
 def _encode_answer(answer: Answer) -> dict[str, str | int | float | None]:
-    return answer.to_json() | {"host_tokens": compute_host_tokens(answer), "ramp": answer.point.ramp_rounds}
+    point = answer.point
+    own = {"host_tokens": compute_host_tokens(answer), "ramp": point.ramp_rounds, "max_age": point.max_age_rounds}
+    return answer.to_json() | own

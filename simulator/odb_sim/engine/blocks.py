@@ -42,6 +42,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import RoundStart
+from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import BlockReader, DrawReader
 from odb_sim.engine.metrics import sum_moves
 from odb_sim.inputs.conditions import Conditions
@@ -101,6 +102,7 @@ class Block:
         "_emitted",
         "_ends",
         "_first",
+        "_first_rank",
         "_held",
         "_held_counts",
         "_is_ended",
@@ -133,6 +135,7 @@ class Block:
         seen: Booleans,
     ) -> None:
         self._config = config
+        self._first_rank = ranks.start
         self._is_packed = config.layout is Layout.PACKED
         self._workload = workload
         self._costs = costs
@@ -266,8 +269,9 @@ class Block:
         samples: Integers = sizes.sum(axis=0)
         return samples
 
-    def emit(self, steps: int) -> Figures:
-        """Returns what the first ``steps`` of the round hold: they are trained on, all else stays in the windows.
+    def emit(self, steps: int, fill: Fill | None = None) -> Figures:
+        """Returns what the first ``steps`` of the round hold, and tells ``fill``: they are trained on, all else stays in the
+        windows.
 
         Raises: InvariantError when a sample is emitted twice.
         """
@@ -275,7 +279,9 @@ class Block:
         runs = Runs(self._runs.begins[:, :steps], self._runs.ends[:, :steps])
         sizes, real = runs.sizes, runs.compute_sums(windows.sums)
         padded = runs.compute_tokens(windows, self._config.layout)
-        self._keep_others(runs, sizes)
+        emitted = self._keep_others(runs, sizes)
+        if fill is not None:
+            fill.add(self._first_rank, sizes, real, padded, self._workload.tokens[emitted])
         self.rank_tokens += real.sum(axis=1)
         pairs = runs.compute_squares(windows) if self._is_packed else real
         compute_s = self._costs.compute_layout_s(self._config.layout, padded, runs.compute_longest(windows), pairs)
@@ -308,8 +314,8 @@ class Block:
             positions = np.where(ids >= first, ids - first + np.repeat(numbers, counts), positions)
         return positions
 
-    def _keep_others(self, runs: Runs, sizes: Integers) -> None:
-        """Notes what the steps emit; what they do not is held on, in any order: a window is sorted before it is grouped."""
+    def _keep_others(self, runs: Runs, sizes: Integers) -> Integers:
+        """Returns what the steps emit; what they do not is held on, in any order: a window is sorted before it is grouped."""
         samples = self._windows.samples.reshape(-1)
         ranks, width = self._windows.samples.shape
         begins = runs.begins + np.arange(ranks)[:, None] * width
@@ -325,6 +331,7 @@ class Block:
         if len(self._held) != self._held_counts.sum() or self._seen[ids].any():
             raise InvariantError("ONCE", "a sample is emitted twice")
         self._seen[ids] = True
+        return ids
 
 
 def _list_factors(slow: tuple[tuple[int, float], ...], ranks: range) -> Seconds:

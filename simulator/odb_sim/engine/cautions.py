@@ -12,6 +12,7 @@ import numpy as np
 
 from odb_ref.core.batching.layouts import Layout
 from odb_sim.engine.metrics import SHORT, Summary
+from odb_sim.engine.updates import TOLERATED
 from odb_sim.inputs.conditions import Fault
 from odb_sim.inputs.costs import FittedTo
 from odb_sim.inputs.workload import Workload
@@ -28,6 +29,9 @@ class About(StrEnum):
     FAULT = "fault"
     SMALL_WINDOW = "small_window"
     SETTING = "setting"
+    UNTRIED = "untried"
+    UPDATE = "update"
+    FITTED = "fitted"
 
 
 _FEW_BATCHES: Final = 8
@@ -53,10 +57,12 @@ def list_cautions(
     has_window: bool,
     is_steady: bool = True,
     missed: Sequence[Fault] = (),
+    harmless: Sequence[Fault] = (),
 ) -> tuple[Caution, ...]:
     """Returns what the figures of ``summary`` do not show by themselves; most runs give none.
 
-    ``is_steady`` is False where the budget changes during the run; ``missed`` are the faults asked for that did not happen.
+    ``is_steady`` is False where the budget changes during the run; ``missed`` are the faults asked for that did not
+    happen, ``harmless`` those that did when every step had been taken.
     """
     found: list[Caution] = []
     budget, largest = summary.token_budget, summary.largest_batch_tokens
@@ -86,11 +92,17 @@ def list_cautions(
         and (text := _describe_small_window(workload, summary))
     ):
         found.append(Caution(About.SMALL_WINDOW, text))
+    if text := _describe_large_update(summary):
+        found.append(Caution(About.UPDATE, text))
     if summary.outcome == SHORT:
         found.append(Caution(About.QUOTA, f"policy {summary.policy}: {summary.outcome_cause}"))
     if missed:
         named = ", ".join(map(str, missed))
         text = f"{_count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
+        found.append(Caution(About.FAULT, text))
+    if harmless:
+        named = ", ".join(map(str, harmless))
+        text = f"{_count(len(harmless), 'fault', 'faults')} struck after the last step, and changed nothing: {named}"
         found.append(Caution(About.FAULT, text))
     if fitted.ranks and fitted.ranks != summary.ranks:
         text = (
@@ -105,6 +117,19 @@ def list_cautions(
         )
         found.append(Caution(About.COST_MODEL, text))
     return tuple(found)
+
+
+def _describe_large_update(summary: Summary) -> str:
+    """Returns that updates hold more than the global batch that was asked for; empty where they do not."""
+    asked, held, unit = summary.global_batch, summary.samples_per_update, "samples"
+    if summary.global_tokens is not None:
+        asked, held, unit = summary.global_tokens, summary.tokens_per_update, "tokens"
+    if asked is None or held <= TOLERATED * asked or summary.steps > summary.updates:
+        return ""
+    return (
+        f"policy {summary.policy}: an update holds {held:,.0f} {unit} in the mean, more than the {asked:,} asked for: a step "
+        f"of {summary.ranks:,} ranks is too large for it"
+    )
 
 
 def _describe_small_window(workload: Workload, summary: Summary) -> str:

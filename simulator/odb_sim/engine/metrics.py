@@ -81,6 +81,7 @@ class Summary(Settings):
     updates: int
     samples_per_update: float
     tokens_per_update: float
+    steps_per_update: float
     rounds: int
     idle_steps: int
     oversize_groups: int
@@ -311,6 +312,7 @@ def compute_summary(
         updates=totals.updates,
         samples_per_update=_ratio(totals.samples_emitted, totals.updates),
         tokens_per_update=_ratio(totals.real_tokens, totals.updates),
+        steps_per_update=_ratio(totals.steps, totals.updates),
         rounds=totals.rounds,
         idle_steps=totals.idle_steps,
         oversize_groups=totals.oversize_groups,
@@ -345,9 +347,25 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
+UPDATE_COLUMNS: Final = ("samples an update", "tokens an update", "micro-batches an update")
+"""What every table says of an update, so that nobody compares different trainings."""
+
+
+def list_update_values(summary: Summary) -> list[str]:
+    """Returns the cells under `UPDATE_COLUMNS`: of an update, in the mean, samples and tokens without padding of all ranks, and
+    the micro-batches that a rank accumulates.
+    """
+    return [
+        f"{summary.samples_per_update:,.0f}",
+        f"{summary.tokens_per_update:,.0f}",
+        f"{summary.steps_per_update:,.1f}",
+    ]
+
+
 def describe_update(summary: Summary) -> str:
-    """Returns what an update holds over all ranks, in the mean: samples, and tokens without padding."""
-    return f"{summary.samples_per_update:,.0f} samples, {summary.tokens_per_update:,.0f} tokens"
+    """Returns the same in words."""
+    samples, tokens, steps = list_update_values(summary)
+    return f"{samples} samples, {tokens} tokens in {steps} micro-batches"
 
 
 def list_step_columns() -> list[str]:

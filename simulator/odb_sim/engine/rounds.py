@@ -32,6 +32,7 @@ from odb_ref.core.rounds import compute_round_target, count_planned_steps, is_qu
 from odb_ref.core.state import State
 from odb_ref.core.types import Mode
 from odb_sim.engine.blocks import Block, Figures, merge_figures
+from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import StepRow, Totals, compute_totals
 from odb_sim.engine.updates import EVERY_STEP, Accumulation, Booleans, GlobalBatch, compute_mean
 from odb_sim.inputs.conditions import STEADY, Conditions
@@ -99,14 +100,16 @@ class Clock:
         self._agreed_s.append(posted_s + exchange_s)
         return self._agreed_s[-1]
 
-    def release(self, seconds: Seconds, ends_update: Booleans) -> None:
-        """The last agreement releases steps; a rank takes one when it is there and it has ended the one before.
+    def release(self, seconds: Seconds, ends_update: Booleans) -> Seconds:
+        """Returns when each step is computed, where the last agreement releases them; a rank takes one when it is there and it
+        has ended the one before.
 
-        ``seconds`` has shape (lanes, steps).
+        ``seconds`` has shape (lanes, steps), and so has what is returned.
         """
-        for lanes_s, is_end in zip(seconds.T, ends_update.tolist(), strict=True):
+        ready_s = np.empty_like(seconds)
+        for step, (lanes_s, is_end) in enumerate(zip(seconds.T, ends_update.tolist(), strict=True)):
             take_s = np.maximum(self._free_s, self._agreed_s[-1])
-            computed_s = take_s + lanes_s
+            ready_s[:, step] = computed_s = take_s + lanes_s
             self.starts_s.append(compute_mean(self._free_s))
             self.waits_s.append(float((take_s - self._free_s).mean()))
             self._takes_s.append(take_s)
@@ -117,6 +120,7 @@ class Clock:
             if is_end:
                 self.end_update()
         self._released.append(len(self._takes_s))
+        return ready_s
 
     def end_update(self) -> None:
         """The ranks meet in the collective that ends the update, if they are inside one."""
@@ -178,6 +182,7 @@ def simulate_rounds(
     starts: Sequence[RoundStart] = (),
     budget_schedule: BudgetSchedule | None = None,
     global_batch: GlobalBatch = EVERY_STEP,
+    fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
     block_samples: int = _BLOCK_SAMPLES,
 ) -> tuple[list[StepRow], Totals]:
@@ -193,7 +198,7 @@ def simulate_rounds(
     clock = Clock(
         depth_steps=config.depth_steps,
         sync_s=costs.collective.compute_s(workload.ranks),
-        lanes=1 if global_batch.goal is None else workload.ranks,
+        lanes=1 if global_batch.goal is None or costs.collective.each_step else workload.ranks,
     )
     accumulation = Accumulation(global_batch)
     start = starts[0] if starts else RoundStart()
@@ -211,8 +216,7 @@ def simulate_rounds(
         exchange_s += latency_s
         agreed_s = clock.agree(max(counted_s, read_s, collated_s), latency_s)
         if forming is not None:
-            ends_update = accumulation.find_ends(forming.samples, forming.real)
-            clock.release(forming.ranks_s if clock.lanes > 1 else forming.slowest_s[None, :], ends_update)
+            _release(clock, forming, accumulation.find_ends(forming.samples, forming.real), round_ - 1, fill)
         target = compute_round_target(config, agreement)
         if target == 0:
             break
@@ -221,7 +225,7 @@ def simulate_rounds(
         totals = list(accumulate(counts, initial=global_samples))[1:]
         steps = count_planned_steps(config, totals)
         global_samples = totals[steps - 1]
-        forming = merge_figures([block.emit(steps) for block in blocks])
+        forming = merge_figures([block.emit(steps, fill) for block in blocks])
         rounds.append(replace(forming, ranks_s=_FORGOTTEN))
         is_shared = config.shared_samples is not None
         latency_s = costs.network.compute_counts_s(
@@ -252,6 +256,17 @@ def simulate_rounds(
         updates=clock.updates,
         exchange_s=exchange_s,
     )
+
+
+def _release(clock: Clock, forming: Figures, ends_update: Booleans, round_: int, fill: Fill | None) -> None:
+    """The last agreement releases the steps of ``round_``; ``fill`` hears when each rank computes them."""
+    if clock.lanes > 1:
+        ready_s = clock.release(forming.ranks_s, ends_update)
+    else:  # the ranks begin each step together
+        clock.release(forming.slowest_s[None, :], ends_update)
+        ready_s = forming.ranks_s
+    if fill is not None:
+        fill.end(round_, ready_s, ends_update)
 
 
 def _ask(config: Config, blocks: Sequence[Block], drawn: int) -> int:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import simpy
 
 from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.resume import RoundStart
 from odb_sim.engine.batches import Shelf
+from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.timeline import Timeline
 from odb_sim.inputs.conditions import Conditions, Fault
 from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.lengths import Integers
 from odb_sim.inputs.workload import Workload
 
 
@@ -32,6 +35,7 @@ class Stage:
         full_reads: Sequence[Mapping[int, int]],
         budget_schedule: BudgetSchedule | None,
         timeline: Timeline | None,
+        fill: Fill | None,
     ) -> None:
         self.env = simpy.Environment(initial_time=0.0)
         self.workload = workload
@@ -40,6 +44,9 @@ class Stage:
         self.recorder = recorder
         self.shelf = Shelf(workload.ranks)
         self.timeline = timeline
+        self.fill = fill
+        self._lengths: Integers | None = None
+        """Of each sample, by id."""
         self.starts = starts
         """Where each rank resumes a saved epoch; empty for one from its beginning."""
         self.full_reads = full_reads
@@ -56,6 +63,14 @@ class Stage:
         """``seconds`` times the jitter of this occasion."""
         jitter = self.conditions.jitter
         return seconds * self._random.lognormvariate(0, jitter) if jitter else seconds
+
+    def find_lengths(self, ids: Integers) -> Integers:
+        """Returns how many tokens the samples have that these ids name."""
+        if self._lengths is None:
+            self._lengths = np.zeros(int(self.workload.ids.max()) + 1, dtype=np.int64)
+            self._lengths[self.workload.ids] = self.workload.tokens
+        lengths: Integers = self._lengths[ids]
+        return lengths
 
     def note_fault(self, fault: Fault) -> None:
         """``fault`` acts now."""

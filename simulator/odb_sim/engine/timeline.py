@@ -7,9 +7,11 @@ sorts ranks by how much they did. Any other name gets Perfetto's own format, in 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
+
+from odb_sim.engine.metrics import StepRow
 
 Track = Literal["reader", "collator", "exchange", "trainer"]
 TRACKS: Final[tuple[Track, ...]] = ("trainer", "exchange", "collator", "reader")
@@ -18,6 +20,22 @@ _NANOSECONDS: Final = 1e9
 
 Span = tuple[int, Track, str, float, float]
 """Rank, track, name, start and end in seconds."""
+
+
+_STEPS_BEFORE: Final = 8
+_AFTER: Final = 0.5
+"""So much of the time before a fault is shown after it, and at least the next."""
+_LEAST_AFTER_S: Final = 0.5
+
+
+def choose_fault_span(rows: Sequence[StepRow], fault_s: float) -> tuple[float, float]:
+    """Returns from when to when a fault is shown, in seconds: the last steps that begin before it, and what comes after it.
+
+    Steps that were released go on after a fault of reading or collating, so the last step of a run may well begin later.
+    """
+    before = [row.start_s for row in rows if row.start_s < fault_s][-_STEPS_BEFORE:]
+    begin_s = before[0] if before else 0.0
+    return begin_s, fault_s + max(_AFTER * (fault_s - begin_s), _LEAST_AFTER_S)
 
 
 class Timeline:

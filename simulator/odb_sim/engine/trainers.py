@@ -26,15 +26,29 @@ _TAKEN: Final = StepTaken()
 class _Step:
     """A step that some ranks have taken: a number for each of them, in turn."""
 
-    __slots__ = ("batches", "begun_s", "compute_s", "costs_s", "is_end", "queued_steps", "round", "taken_s", "takers")
+    __slots__ = (
+        "batches",
+        "begun_s",
+        "compute_s",
+        "costs_s",
+        "ends_update",
+        "is_end",
+        "queued_steps",
+        "round",
+        "taken_s",
+        "takers",
+    )
 
-    def __init__(self, batches: Batches, costs_s: list[float], round_: int, *, is_end: bool) -> None:
+    def __init__(
+        self, batches: Batches, costs_s: list[float], round_: int, *, ends_update: bool, each_step: bool
+    ) -> None:
         self.batches = batches
         self.costs_s = costs_s
         """What each rank would take to compute its batch, were it as fast as the cost model says."""
         self.round = round_
-        self.is_end = is_end
-        """True when it ends an update."""
+        self.ends_update = ends_update
+        self.is_end = ends_update or each_step
+        """True when all ranks meet after it."""
         self.queued_steps = 0
         self.takers: list[int] = []
         self.begun_s: list[float] = []
@@ -127,10 +141,18 @@ class Trainers:
         Raises: InvariantError when ranks differ in the step they take (ALIGN).
         """
         env, sync_s = self._stage.env, self._stage.costs.collective.compute_s(len(self._ranks))
+        met: _Step | None = None
+        """A step inside an update after which all have met, until it is known whether it was the last."""
         while True:
             self._want(range(len(self._ranks)))
             leavers = yield from self._take_all()
             last, self._taken = self._taken, None
+            is_over = not self._departed and last is None
+            if met is not None:
+                met_s = float(met.ready_s.max())
+                self._record(met, met_s, met_s + sync_s if is_over else met_s)
+                self.updates += is_over
+                met = None
             if self._departed:  # whoever has taken a step waits in the collective for one that has left
                 if last is not None:
                     self._record_inner(last)
@@ -142,14 +164,19 @@ class Trainers:
             if last is None:
                 return
             slowest_s = float(last.ready_s.max())
-            yield env.timeout(slowest_s + sync_s - env.now)
-            self._record(last, slowest_s, env.now)
+            is_inner = last.is_end and not last.ends_update
+            end_s = slowest_s + (0.0 if is_inner else sync_s)
+            yield env.timeout(end_s - env.now)
             if (timeline := self._stage.timeline) is not None:
                 for rank, ready_s in zip(last.takers, last.ready_s.tolist(), strict=True):
                     timeline.add(rank, "trainer", "wait for ranks", ready_s, slowest_s)
                     timeline.add(rank, "trainer", "collective", slowest_s, env.now)
             self._free_s = [env.now] * len(self._ranks)
-            self.updates += 1
+            if is_inner:
+                met = last
+            else:
+                self._record(last, slowest_s, env.now)
+                self.updates += 1
 
     def _take_all(self) -> Generator[simpy.Event, object, list[int]]:
         """Has every rank take each step of an update when it has it; returns the ranks whose epoch is over instead."""
@@ -162,6 +189,7 @@ class Trainers:
                 if self._ranks[rank].outcome is not None:
                     self._waiting.discard(rank)
                     leavers.append(rank)
+                    self._note_wait(rank, "wait for data", self._stage.env.now)
             if (self._waiting or self._busy) and not self._wakened:
                 self._waking = self._stage.env.event()
                 yield self._waking
@@ -206,24 +234,24 @@ class Trainers:
         if self.find_obstacle() is not None and all(
             rank.outcome is None or rank.outcome.kind is OutcomeKind.COMPLETE for rank in others
         ):
-            self._give_up()
+            stage.note_finish()
 
-    def _give_up(self) -> None:
-        """The trainers that wait in a collective for one that has left are told so."""
-        stage, now_s = self._stage, self._stage.env.now
-        stage.note_finish()
-        if stage.timeline is None:
-            return
-        for step in self._open.values():
-            for rank, ready_s in zip(step.takers, step.ready_s.tolist(), strict=True):
-                if rank not in self._departed:
-                    stage.timeline.add(rank, "trainer", "wait for ranks", ready_s, now_s)
+    def note_held(self) -> None:
+        """Adds to the timeline that trainers wait to the end in a collective that a rank which has left never enters."""
+        for rank in sorted({rank for step in self._open.values() for rank in step.takers} - self._departed):
+            self._note_wait(rank, "wait for ranks", self._stage.ended_s)
+
+    def _note_wait(self, rank: int, name: str, end_s: float) -> None:
+        """Adds what ``rank`` waits for in vain after a fault."""
+        if self._stage.timeline is not None and self._stage.fault_s is not None:
+            self._stage.timeline.add(rank, "trainer", name, self._free_s[rank], end_s)
 
     def _take(self, rank: int) -> bool:
         """``rank`` takes its next step now; False when it is not there."""
         stage, taker, number, now_s = self._stage, self._ranks[rank], self._next[rank], self._stage.env.now
         queue = taker.queue
-        if not queue or (self._departed and taker.outcome is not None):
+        is_told = taker.outcome is not None and taker.outcome.kind is not OutcomeKind.COMPLETE
+        if not queue or (self._departed and is_told):
             return False  # nothing is there, or the rank has been told that another has left
         queued = len(queue)
         delivered = queue.popleft()
@@ -260,8 +288,16 @@ class Trainers:
         batches = self._stage.shelf.take(delivered.number)
         layout = self._ranks[0].machine.config.layout
         costs_s = self._stage.costs.compute_layout_s(layout, batches.padded, batches.longest, batches.pairs)
-        (is_end,) = self._accumulation.find_ends(batches.samples.sum(keepdims=True), batches.real.sum(keepdims=True))
-        step = self._open[delivered.number] = _Step(batches, costs_s.tolist(), delivered.round, is_end=bool(is_end))
+        (ends_update,) = self._accumulation.find_ends(
+            batches.samples.sum(keepdims=True), batches.real.sum(keepdims=True)
+        )
+        step = self._open[delivered.number] = _Step(
+            batches,
+            costs_s.tolist(),
+            delivered.round,
+            ends_update=bool(ends_update),
+            each_step=self._stage.costs.collective.each_step,
+        )
         return step
 
     def _go_on(self, rank: int) -> Process:
@@ -292,5 +328,11 @@ class Trainers:
             sync_wait_s=max(0.0, takers * (slowest_s - start_s) - data_wait_s - compute_s),
             collective_s=takers * (end_s - slowest_s),
         )
+        if stage.fill is not None:
+            batches, ready_s = step.batches, np.zeros(takers)
+            ready_s[step.takers] = step.ready_s
+            figures = (batches.samples[:, None], batches.real[:, None], batches.padded[:, None])
+            stage.fill.add(0, *figures, stage.find_lengths(batches.ids))
+            stage.fill.end(step.round, ready_s[:, None], np.array([step.is_end]))
         if self._on_progress is not None:
             self._on_progress(stage.recorder.samples_emitted)

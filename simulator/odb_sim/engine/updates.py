@@ -47,6 +47,8 @@ class GlobalBatch:
 
 EVERY_STEP: Final = GlobalBatch()
 """Every step is an update."""
+TOLERATED: Final = 1.02
+"""Updates that hold so many times the global batch, in the mean, are let be."""
 
 
 class Accumulation:

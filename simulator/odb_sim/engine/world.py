@@ -36,6 +36,7 @@ from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Resumed, RoundStart
 from odb_sim.engine.exchange import Exchange
+from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.rank import Rank
 from odb_sim.engine.stage import Stage
@@ -68,6 +69,7 @@ class World:
         global_batch: GlobalBatch = EVERY_STEP,
         observer: TimedObserver | None = None,
         timeline: Timeline | None = None,
+        fill: Fill | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self.recorder = Recorder(
@@ -86,6 +88,7 @@ class World:
             full_reads=full_reads,
             budget_schedule=budget_schedule,
             timeline=timeline,
+            fill=fill,
         )
         self.exchange = Exchange(
             self.stage.env,
@@ -119,6 +122,7 @@ class World:
                 rank.begin()
             self.stage.env.process(self.trainers.train())
             self.stage.env.run()
+        self.trainers.note_held()
         self.recorder.rounds = self.exchange.count_rounds
         self.recorder.updates = self.trainers.updates
         self.recorder.exchange_s = self.exchange.seconds

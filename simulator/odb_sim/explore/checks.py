@@ -133,6 +133,9 @@ class RankChecks:
         if len(lengths) > 1 and tokens > budget:
             kind = f"{tokens} {config.layout} tokens of {budget}"
             raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {kind} in {_name(step)}")
+        is_bounded = config.update_samples is not None and config.order != StepOrder.SAMPLER
+        if is_bounded and (more := tokens - sum(lengths)) > budget // 16:
+            raise Violation("BUDGET", f"rank {config.rank}: {more} of {budget} are padding in {_name(step)}")
         used = [sum(costs) for costs in zip(*(sample.costs for sample in step.group), strict=True)]
         if len(step.group) > 1 and any(map(gt, used, limits)):
             raise Violation("BUDGET", f"rank {config.rank} step {step.number}: uses {used} in {_name(step)}")
@@ -154,7 +157,8 @@ class RankChecks:
         if config.limits or config.sizes != Sizes.ANY:
             return
         lengths = tuple(sorted(sample.length for group in groups for sample in group))
-        if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, budget):
+        most_padding = None if config.update_samples is None else budget // 16
+        if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, budget, most_padding):
             raise Violation("FEWEST", f"rank {config.rank}: {len(groups)} groups of {lengths}")
 
     def _check_oldest(self, config: Config, groups: Sequence[Group], budget: int, limits: tuple[int, ...]) -> None:
@@ -245,17 +249,21 @@ def _name(step: Step) -> str:
 
 
 @cache
-def compute_fewest_groups(lengths: tuple[int, ...], budget_tokens: int) -> int:
-    """Returns the fewest groups of any partition under the budget, by trying them all: exponential in the number of samples."""
+def compute_fewest_groups(lengths: tuple[int, ...], budget_tokens: int, most_padding: int | None = None) -> int:
+    """Returns the fewest groups of any partition under the budget, and a bound of padding if there is one, by trying them all:
+    exponential in the number of samples.
+    """
     if not lengths:
         return 0
     first, rest = lengths[0], lengths[1:]
     best = len(lengths)
     for picked in range(2 ** len(rest)):
         group = (first, *(length for i, length in enumerate(rest) if picked >> i & 1))
-        if len(group) == 1 or len(group) * max(group) <= budget_tokens:
+        tokens = len(group) * max(group)
+        is_dense = most_padding is None or tokens - sum(group) <= most_padding
+        if len(group) == 1 or (tokens <= budget_tokens and is_dense):
             left = tuple(length for i, length in enumerate(rest) if not picked >> i & 1)
-            best = min(best, 1 + compute_fewest_groups(left, budget_tokens))
+            best = min(best, 1 + compute_fewest_groups(left, budget_tokens, most_padding))
     return best
 
 

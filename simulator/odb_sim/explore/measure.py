@@ -27,7 +27,7 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
 
     - 5 (n + 1 - round) + 4 in FILL, 3 in OFFER, 1 in COUNT or REPORT; 0 when ending: in each round every rank that holds
       samples emits one, so no rank passes round n + 1; with shared shards n is S, and 6 a round, for a read begins with it;
-      with updates of them (R16) n is the number of their portions, where that is more;
+      with updates (R16) n is the number of their rounds, over an order of S samples, or n for each rank;
     - S - taken steps: each step holds at least one sample on some rank;
     - samples not read (of all, with shared shards), and 1 while the source has not said that it has ended;
     - 1 while a read, and 1 while a collation is under way;
@@ -57,10 +57,10 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
 
 
 def _count_rounds(bounds: Bounds, config: Config) -> int:
-    if bounds.update_samples is None or not bounds.is_shared:
+    if bounds.update_samples is None:
         return bounds.longest_shard + 1
-    updates = -(-bounds.total_samples // bounds.update_samples)
-    return max(bounds.longest_shard, updates * config.update_portions) + 1
+    samples = bounds.total_samples if bounds.is_shared else bounds.longest_shard * bounds.ranks
+    return (samples // bounds.update_samples + 1) * config.update_rounds + 1
 
 
 def _count_a_round(bounds: Bounds) -> int:

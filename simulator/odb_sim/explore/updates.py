@@ -17,15 +17,15 @@ def check_steps_of_updates(config: Config, rank: Rank, steps: Sequence[Step]) ->
 
     Raises: Violation. Spec: R16.
     """
-    portions = config.update_portions
+    rounds_each = config.update_rounds
     for step in steps:
         for sample in step.group:
             arrival = bisect_right(rank.windows, sample.position)
-            if step.round // portions != arrival // portions:
+            if step.round // rounds_each != arrival // rounds_each:
                 detail = f"position {sample.position} came in round {arrival} and is emitted in round {step.round}"
                 raise Violation("UPDATE", f"rank {config.rank}: {detail}, of another update")
     rounds = sorted({step.round for step in steps})
-    if len({round_ // portions for round_ in rounds}) < len(rounds):
+    if len({round_ // rounds_each for round_ in rounds}) < len(rounds):
         raise Violation("UPDATE", f"rank {config.rank}: an update is emitted in several of the rounds {rounds}")
 
 
@@ -35,11 +35,11 @@ def check_whole_updates(bounds: Bounds, ranks: Sequence[Rank]) -> None:
     Raises: Violation. Spec: R16.1.
     """
     size = bounds.update_samples or 0
-    portions = bounds.compute_config(0).update_portions
+    rounds_each = bounds.compute_config(0).update_rounds
     updates: dict[int, list[int]] = {}
     for rank in ranks:
         for step in rank.taken:
-            updates.setdefault(step.round // portions, []).extend(sample.id for sample in step.group)
+            updates.setdefault(step.round // rounds_each, []).extend(sample.id for sample in step.group)
     shards = [[sample.id for sample in bounds.compute_shard(i)] for i in range(bounds.ranks)]
     for update, ids in updates.items():
         places = range(update * size, (update + 1) * size)

@@ -10,9 +10,9 @@
       "loader": {"workers": 4, "sample_s": 0.001}
     }
 
-The sections and their keys are the fields of `odb_sim.inputs.costs`; what is left out keeps its default. ``fit`` may hold
-anything: it is where `odb-ref calibrate` says how it got the numbers. A number that makes no sense is refused with the
-line it stands on, since a plan made from it would look as good as any other.
+The sections and their keys are the fields of `odb_sim.inputs.costs`; what is left out keeps its default, but for ``ranges``:
+a number without one is taken as it is. ``fit`` may hold anything: it is where `odb-ref calibrate` says how it got the numbers.
+A number that makes no sense is refused with the line it stands on, since a plan made from it would look as good as any other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import numpy as np
 
 from odb_ref.core.errors import UsageError
-from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.costs import Costs, Ranges
 from odb_sim.inputs.files import write_json
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def load_costs(path: str | Path) -> Costs:
     for key in data:
         if key not in (*_SECTIONS, "format", "version", "fit"):
             raise source.refuse((key,), f"is not a part of a cost model; there are {', '.join(_SECTIONS)}")
-    costs = Costs()
+    costs = replace(Costs(), ranges=Ranges())
     sections = {name: _build(source, name, getattr(costs, name), data[name]) for name in _SECTIONS if name in data}
     costs = replace(costs, **sections)
     if not costs.compute_steps_s(_LARGE_BATCH, _LARGE_BATCH).any() and not costs.collective.fixed_s:
@@ -117,7 +117,9 @@ def _convert(source: _Source, path: Path_, default: object, value: object) -> ob
             if value not in [str(item) for item in kind]:
                 raise source.refuse(path, f"is {value!r:.40}, expected one of {', '.join(map(str, kind))}")
             return kind(value)
-        case int() if type(value) is not int:
+        case bool() if type(value) is not bool:
+            raise source.refuse(path, f"is {value!r:.40}, expected true or false")
+        case int() if type(value) is not type(default):
             raise source.refuse(path, f"is {value!r:.40}, expected a whole number")
         case float() if type(value) not in (int, float):
             raise source.refuse(path, f"is {value!r:.40}, expected a number")

@@ -62,7 +62,8 @@ class GpuCost:
     """Seconds of one training step on one rank, without its collective.
 
     ``fixed_s`` is paid by every step, idle ones too; ``per_token_s`` by every padded token; ``per_token2_s`` by every
-    pair of a padded token and a token of its own row, the quadratic part of attention.
+    pair of a padded token and a token of its own row, the quadratic part of attention. No step takes less than ``floor_s``:
+    what is sent in each, behind the computation where that takes longer (sharded parameters).
 
     Raises: UsageError when a number is negative or not finite.
     """
@@ -70,20 +71,22 @@ class GpuCost:
     fixed_s: float = 0.05
     per_token_s: float = 1.2e-4
     per_token2_s: float = 2e-9
+    floor_s: float = 0.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
             _check_not_negative(self, item.name, getattr(self, item.name))
 
-    def compute_batch_s(self, padded_tokens: Number, longest: Number) -> Number:
+    def compute_batches_s(self, padded_tokens: Seconds, longest: Seconds) -> Seconds:
         """Returns the seconds for batches of so many padded tokens, whose longest sample has ``longest``."""
-        return self.fixed_s + padded_tokens * (self.per_token_s + self.per_token2_s * longest)
+        return np.maximum(self.floor_s, self.fixed_s + padded_tokens * (self.per_token_s + self.per_token2_s * longest))
 
     def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: Squares) -> Seconds:
         """Returns the seconds for many batches at once; ``row_pairs`` sums the squared length of every row, padding
         included.
         """
-        return self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs
+        seconds = self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs
+        return np.maximum(self.floor_s, seconds) if self.floor_s else seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,8 @@ class CollectiveCost:
     """Seconds of the trainers' collective that ends a step (gradients), after the slowest rank.
 
     Only what no computation hides counts: ``fixed_s`` whatever the ranks, ``latency_s`` for each message that has to wait for
-    another, and ``transfer_s`` for sending all of the data once over a rank's link.
+    another, and ``transfer_s`` for sending all of the data once over a rank's link. With ``each_step`` ranks also meet after
+    every micro-batch inside an update, as those must whose parameters are sharded; that costs no more than the wait.
 
     Raises: UsageError when a number is negative or not finite.
     """
@@ -100,6 +104,7 @@ class CollectiveCost:
     latency_s: float = 2e-5
     transfer_s: float = 0.01
     algorithm: Algorithm = Algorithm.TREE
+    each_step: bool = False
 
     def __post_init__(self) -> None:
         for name in ("fixed_s", "latency_s", "transfer_s"):
@@ -243,12 +248,68 @@ class LoaderCost:
         return collate_s + self.receive_sample_s * received_samples
 
 
+INLINE_LOADER: Final = LoaderCost(
+    workers=1, sample_s=0, per_token_s=0, collate_step_s=0, collate_per_token_s=0, receive_sample_s=0
+)
+"""Of a job without workers, whose training thread reads and collates: that is part of the time of its steps."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTo:
     """What the numbers were fitted to: so many ``ranks``, and batches of at most so many ``padded_tokens``. 0: assumed."""
 
     ranks: int = 0
     padded_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """How sure the numbers are: ``rows`` of (name, low, high), within which nine of ten lie. A name is ``gpu.per_token_s``,
+    say, or ``error``: what step times are multiplied by, for all that the model leaves out.
+
+    Raises: UsageError naming the row that makes no sense.
+    """
+
+    rows: tuple[tuple[str, float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        rows: tuple[object, ...] = self.rows
+        for number, row in enumerate(rows, 1):
+            match row:
+                case (str() as name, int() | float() as low, int() | float() as high) if (
+                    name in RANGED or name == ERROR
+                ) and 0 <= low <= high <= LARGEST_S:
+                    pass
+                case _:
+                    raise UsageError(
+                        f"Ranges.rows: row {number} is {row!r:.60}, expected a name such as gpu.per_token_s, and two numbers"
+                    )
+
+
+RANGED: Final = tuple(
+    f"{section}.{item.name}"
+    for section, kind in (
+        ("gpu", GpuCost),
+        ("collective", CollectiveCost),
+        ("network", NetworkCost),
+        ("loader", LoaderCost),
+    )
+    for item in fields(kind)
+    if item.type == "float"
+)
+"""The numbers that may have a range."""
+ERROR: Final = "error"
+ASSUMED: Final = Ranges(
+    rows=(
+        ("gpu.fixed_s", 0.025, 0.1),
+        ("gpu.per_token_s", 9e-5, 1.6e-4),
+        ("gpu.per_token2_s", 1e-9, 4e-9),
+        ("collective.transfer_s", 0.005, 0.02),
+        ("network.alpha_s", 2.5e-5, 1e-4),
+        ("loader.sample_s", 5e-4, 2e-3),
+    )
+)
+"""Of the defaults: assumed, as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,11 +322,12 @@ class Costs:
     loader: LoaderCost = field(default_factory=LoaderCost)
     step_table: StepTable = field(default_factory=StepTable)
     fitted: FittedTo = field(default_factory=FittedTo)
+    ranges: Ranges = ASSUMED
 
     def compute_batches_s(self, padded_tokens: NDArray[np.int64], longest: NDArray[np.int64]) -> Seconds:
         """Returns the seconds for many batches at once, without the step's collective; one of 0 tokens is an idle step."""
         if not self.step_table.rows:
-            return self.gpu.compute_batch_s(padded_tokens.astype(np.float64), longest.astype(np.float64))
+            return self.gpu.compute_batches_s(padded_tokens.astype(np.float64), longest.astype(np.float64))
         return self.compute_steps_s(padded_tokens, padded_tokens)
 
     def compute_layout_s(

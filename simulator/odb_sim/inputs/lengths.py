@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odb_ref.core.errors import UsageError
+from odb_sim.inputs.texts import is_text_file
 
 Integers = NDArray[np.int64]
 
@@ -30,6 +31,9 @@ TOTAL_COLUMN: Final = "total_tokens"
 SUPERVISED_COLUMN: Final = "supervised_tokens"
 _SUFFIX: Final = ".csv.gz"
 _LARGEST_LENGTH: Final = 2**31 - 1
+_NAME: Final = re.compile(r"[\w./-]{1,40}( [\w./-]{1,20})?")
+"""What may be the name of a column; anything else may be a text of somebody's data set, which no error shows."""
+_SHORT: Final = re.compile(r"\S{0,24}")
 _WHOLE: Final = re.compile(r"\s*[+-]?[0-9]{1,100}\s*")
 
 
@@ -75,6 +79,8 @@ def load_lengths(source: str, further: Sequence[str] = ()) -> Lengths:
         names = list_bundled_names()
         near = "".join(f"; did you mean {name}?" for name in get_close_matches(source, names, 1))
         raise UsageError(f"{source}: no such file, and no bundled trace{near}; there are {', '.join(names)}")
+    if is_text_file(path):
+        raise UsageError(f"{source}: holds texts, and lengths are wanted: {describe_remedy(source)}")
     if path.is_dir():
         raise UsageError(f"{source}: is a directory, expected a CSV, CSV.gz or .npy file")
     if path.suffix == ".npy":
@@ -85,12 +91,24 @@ def load_lengths(source: str, further: Sequence[str] = ()) -> Lengths:
         with _open_text(path) as file:
             return _parse_csv(file, source, path.name.split(".")[0], further)
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{source}: cannot be read: {_describe(error)}") from error
+        raise UsageError(f"{source}: cannot be read: {_describe_error(error)}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{source}: not UTF-8 text (byte {error.start})") from error
 
 
-def _describe(error: Exception) -> str:
+def describe_remedy(source: str) -> str:
+    """Returns the command that makes lengths of texts."""
+    return f"odb-ref lengths {source} --tokenizer TOKENIZER --out lengths.csv makes them"
+
+
+def _describe(header: list[str], where: str) -> str:
+    """Returns the names of a header, and nothing of what may be a text of a data set."""
+    if not all(map(_NAME.fullmatch, header)):
+        return f"it is none; if the file holds texts, {describe_remedy(where)}"
+    return f"there are {', '.join(header)}"[:240] + f"; if the file holds texts, {describe_remedy(where)}"
+
+
+def _describe_error(error: Exception) -> str:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(reason.split())
 
@@ -109,9 +127,8 @@ def _parse_csv(file: IO[str], where: str, name: str, further: Sequence[str]) -> 
             raise UsageError(f"{where}: empty file, expected a CSV header with {TOTAL_COLUMN}")
         for column in (TOTAL_COLUMN, *further):
             if column not in header:
-                there = ", ".join(header)
                 raise UsageError(
-                    f"{where}:1: no column {column} in the header, the first line; there are {there}"[:300]
+                    f"{where}:1: no column {column} in the header, the first line; {_describe(header, where)}"
                 )
         for column in (TOTAL_COLUMN, SUPERVISED_COLUMN, *further):
             if header.count(column) > 1:
@@ -141,7 +158,8 @@ def _parse_row(row: list[str], columns: list[int], header: list[str], where: str
         raise UsageError(f"{where}: {len(row)} values, the header has {len(header)} columns")
     for column in columns:
         if not _WHOLE.fullmatch(row[column]):  # int() takes more: 1_000, say, and digits of other scripts
-            raise UsageError(f"{where}: {header[column]} is {row[column]!r:.40}, not a whole number")
+            shown = repr(row[column]) if _SHORT.fullmatch(row[column]) else f"a text of {len(row[column]):,} characters"
+            raise UsageError(f"{where}: {header[column]} is {shown}, not a whole number")
         value = int(row[column])
         if value > _LARGEST_LENGTH:
             raise UsageError(f"{where}: {header[column]} is {value:.3e}, the largest length is {_LARGEST_LENGTH}")
@@ -160,7 +178,7 @@ def _load_npy(path: Path) -> Lengths:
     try:
         data = np.load(path, allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {_describe(error)}") from error
+        raise UsageError(f"{path}: cannot be read: {_describe_error(error)}") from error
     if data.ndim != 1 or not np.issubdtype(data.dtype, np.integer):
         raise UsageError(f"{path}: an array of {data.dtype} with shape {data.shape}, expected one row of integers")
     if not len(data):

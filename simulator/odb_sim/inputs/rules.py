@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Final, Protocol, runtime_checkable
@@ -40,7 +42,7 @@ def load_rule(name: str) -> TargetRule:
     if not colon:
         return get_rule(name)
     try:
-        module = _import(module_name)
+        module = import_named(module_name)
     except (Exception, SystemExit) as error:  # Whatever the module does wrong while it is loaded.
         raise UsageError(f"rule {name!r}: cannot import {module_name!r}: {describe_error(error)}") from error
     try:
@@ -72,13 +74,29 @@ def load_policy_rule(name: str) -> TargetRule:
     return rule
 
 
+def digest_rule(name: str) -> str:
+    """Returns a digest of the file that holds the rule ``name``; empty for a shipped one, or without such a file."""
+    module_name, colon, _ = name.rpartition(OWN)
+    if not colon:
+        return ""
+    try:
+        path = inspect.getsourcefile(import_named(module_name))
+        return "" if path is None else sha256(Path(path).read_bytes()).hexdigest()
+    except (Exception, SystemExit):  # Whatever is wrong with it is said by whoever runs it.
+        return ""
+
+
 def describe_error(error: BaseException) -> str:
     """Returns an error in one line."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _import(module_name: str) -> ModuleType:
+def import_named(module_name: str) -> ModuleType:
+    """Returns the module of this name, or of this path of a Python file.
+
+    Raises: whatever it raises.
+    """
     if not module_name.endswith(".py"):
         # Last, so that a file called random.py in the current directory stands in for nobody's library.
         if "" not in sys.path:

@@ -36,10 +36,23 @@ import numpy as np
 
 from odb_ref.core.errors import UsageError
 from odb_sim.engine.loading import WindowReader
-from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, FittedTo, GpuCost, LoaderCost, NetworkCost, StepTable, Transport
+from odb_sim.inputs.costs import (
+    ERROR,
+    INLINE_LOADER,
+    NO_COLLECTIVE,
+    Costs,
+    FittedTo,
+    GpuCost,
+    LoaderCost,
+    NetworkCost,
+    Ranges,
+    StepTable,
+    Transport,
+)
 from odb_sim.recorded.fitting import (
     Fit,
     Spans,
+    compute_run_error,
     compute_scatter,
     fit_apart_from_zero,
     fit_component,
@@ -54,6 +67,10 @@ _READY_S: Final = 2e-3
 _READY_SHARE: Final = 0.05
 """A step lay ready when it was delivered this long, and this share of the step before it, ahead of being taken."""
 _READ_FITS: Final = 3
+_PARTS: Final = 4
+_LEAST_ERROR: Final = 0.02
+"""Of a run's time, however well those held back are met."""
+_SECTIONS: Final = {"step": "gpu", "read": "loader", "collate": "loader", "exchange": "network"}
 _FEW_READS: Final = "the others were read ahead, or the run is short"
 _INLINE: Final = "the thread that trains reads and collates, as part of a step"
 _SMALLEST_S: Final = 1e-6
@@ -102,9 +119,7 @@ def calibrate(
     step = _fit_steps(runs, warm_up_steps)
     if step.reason:
         raise UsageError(f"{runs[0].name}: the time of a step cannot be fitted: {step.reason}")
-    loader = LoaderCost(
-        workers=max(1, workers), sample_s=0, per_token_s=0, collate_step_s=0, collate_per_token_s=0, receive_sample_s=0
-    )
+    loader = replace(INLINE_LOADER, workers=max(1, workers))
     network = NetworkCost(alpha_s=0, beta_s=0, transport=transport)
     read, collate = (Fit(component, {}, 0, 0, reason=_INLINE) for component in ("read", "collate"))
     if workers:
@@ -127,12 +142,20 @@ def calibrate(
         loader=_set_loader(workers, {**read.values, **collate.values}) if workers else loader,
     )
     fits = [step, read, collate, exchange]
+    costs = replace(costs, ranges=list_ranges(fits))
     if has_table:
         table, fit = _fit_table(runs, warm_up_steps)
         costs = replace(costs, step_table=table)
         fits.insert(1, fit)
     held_back = "every second run" if len(runs) > 1 else "the second half of the run"
     return Calibration(costs, tuple(fits), held_back, warm_up_steps)
+
+
+def list_ranges(fits: Sequence[Fit]) -> Ranges:
+    """Returns how sure the numbers of a cost model are, and the model: what runs held back are off by."""
+    rows = [(f"{_SECTIONS[fit.component]}.{item.name}", item.low, item.high) for fit in fits for item in fit.ranges]
+    error = max(_LEAST_ERROR, *(fit.run_error for fit in fits))
+    return Ranges(rows=(*rows, (ERROR, 1 / (1 + error), 1 + error)))
 
 
 def _set_loader(workers: int, values: dict[str, float]) -> LoaderCost:
@@ -188,7 +211,9 @@ def _fit_steps(runs: Sequence[RecordedRun], warm_up_steps: int) -> Fit:
     linear_error = np.abs(fitted.compute_errors(linear.values)).sum()
     is_quadratic = error < linear_error * _QUADRATIC_GAIN
     best = fit_apart_from_zero("step", fitted if is_quadratic else linear_fitted, held, why_few)
-    return replace(best, scatter=compute_scatter(join_spans(parts)))
+    quarters = [held.select(part) for part in np.array_split(np.arange(len(held)), _PARTS)]
+    error = compute_run_error(best.values, parts[1::2] if len(parts) > 1 else quarters)
+    return replace(best, scatter=compute_scatter(join_spans(parts)), run_error=error)
 
 
 def _fit_table(runs: Sequence[RecordedRun], warm_up_steps: int) -> tuple[StepTable, Fit]:

@@ -21,6 +21,8 @@ _DRAWS: Final = 40
 _MOST_DRAWN: Final = 1000
 _FEWEST_EQUAL: Final = 3
 _FEWEST_COMPARED: Final = 12
+_NINE_OF_TEN: Final = 1.645
+"""Standard deviations of a normal distribution."""
 _AROUND: Final = 3
 """The pace of a machine at a span is that of so many spans before it and as many after it."""
 
@@ -97,6 +99,8 @@ class Fit:
     """Relative error of the sum of all spans; the sign says whether the prediction is too long."""
     paced_error: float = 0.0
     """Median relative error once each prediction is set to the pace of the spans around it: see `compute_paced_errors`."""
+    run_error: float = 0.0
+    """Relative error of the sum of a run, or of a quarter of the only one, that nine of ten of those held back lie within."""
     reason: str = ""
     """Why it is not fitted; empty when it is."""
     ranges: tuple[Range, ...] = ()
@@ -192,6 +196,16 @@ def compute_paced_errors(predicted: Matrix, seconds: Matrix) -> Matrix:
     ]
     errors: Matrix = np.abs(predicted * np.array(around) / np.maximum(seconds, _SMALLEST) - 1)
     return errors
+
+
+def compute_run_error(values: dict[str, float], parts: Sequence[Spans]) -> float:
+    """Returns what nine of ten of the relative errors of the sums of ``parts`` lie within, were they normal around 0."""
+    errors = [
+        float(part.compute_errors(values).sum()) / max(_SMALLEST, float(part.seconds.sum()))
+        for part in parts
+        if len(part)
+    ]
+    return _NINE_OF_TEN * float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0
 
 
 def judge(component: str, values: dict[str, float], fitted: Spans, held: Spans, errors: Matrix) -> Fit:

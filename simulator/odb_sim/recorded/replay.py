@@ -20,7 +20,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event, StepTaken
 from odb_ref.core.resume import Resumed
 from odb_ref.core.types import Step
-from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.costs import INLINE_LOADER, Costs
 from odb_sim.inputs.workload import LARGEST_WORKLOAD, Sharding, Workload
 from odb_sim.recorded.runs import RankRecord, RecordedRun, RecordedStep
 from odb_sim.studies.runs import Run, run
@@ -41,6 +41,8 @@ class Timing:
     total_error: float
     step_error: float
     steps: int
+    seconds: tuple[tuple[float, float], ...]
+    """Of each step: measured, predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,23 @@ def _build_shared_workload(recorded: RecordedRun, total: int) -> Workload:
 
 
 def _set_workers(costs: Costs, workers: int | None) -> Costs:
-    """Returns ``costs`` with the job's workers; where it has none, what the thread that trains reads is part of its steps."""
-    return replace(costs, loader=replace(costs.loader, workers=workers)) if workers else costs
+    """Returns ``costs`` with the job's workers. Where it has none, the thread that trains reads and collates: that is part of a
+    step's time, as `calibrate` with 0 workers fits it, and no loader takes any.
+    """
+    if workers is None:
+        return costs
+    return replace(costs, loader=replace(costs.loader, workers=workers) if workers else INLINE_LOADER)
+
+
+def describe_inline(recorded: RecordedRun, costs: Costs, workers: int | None) -> str:
+    """Returns that what reading takes is not priced; empty where it is, or where a loader process reads."""
+    is_inline = (recorded.workers if workers is None else workers) == 0
+    if not is_inline or replace(costs.loader, workers=INLINE_LOADER.workers) == INLINE_LOADER:
+        return ""
+    return (
+        f"{recorded.name}: the thread that trains reads and collates (0 workers), and this cost model was not fitted to that: "
+        "what it takes is left out of the predicted times (odb-ref calibrate --workers 0)"
+    )
 
 
 def build_run(recorded: RecordedRun, costs: Costs | None = None, workers: int | None = None) -> Run:
@@ -264,4 +281,5 @@ def _compare_times(recorded: RecordedRun, simulated_s: Sequence[float]) -> Timin
         total_error=predicted_s / total_s - 1,
         step_error=float(np.median(np.abs(predicted - measured) / measured)),
         steps=len(measured),
+        seconds=tuple(zip(measured.tolist(), predicted.tolist(), strict=True)),
     )

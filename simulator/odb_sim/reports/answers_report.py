@@ -1,258 +1,238 @@
-"""Tables and pages of `odb-ref sweep` and `odb-ref tune`."""
+"""Pages of `odb-ref compare`, `sweep` and `tune`: the answer, the steps behind it, sliders for what was tried."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
-from math import log2
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from odb_ref.core.errors import UsageError
 from odb_sim.engine.cautions import summarize_cautions
-from odb_sim.reports.page import COLOURS, Report, make_figure
-from odb_sim.studies.cells import Answer, Point
-from odb_sim.studies.runs import has_window
-from odb_sim.studies.tune import Tuning, compute_host_tokens
+from odb_sim.engine.fill import FillMap
+from odb_sim.engine.metrics import Summary, describe_update
+from odb_sim.engine.updates import EVERY_STEP
+from odb_sim.reports.charts import Bars, Dimension, Measure, Series, Sliders, Tried, choose_colours
+from odb_sim.reports.document import Source
+from odb_sim.reports.page import Page
+from odb_sim.reports.run_report import describe_seconds, draw_fixed, draw_run, split_percent
+from odb_sim.reports.tables import HEADER, TUNE_HEADER, TUNE_NOTE, build_row, build_tune_row, describe_beside
+from odb_sim.studies.cells import Answer
+from odb_sim.studies.comparison import REFERENCE, Compared
+from odb_sim.studies.runs import Run, has_window
+from odb_sim.studies.sweep import Grid
+from odb_sim.studies.tune import NAMES, Tuning
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+Table = tuple[str, list[str], list[list[str]]]
 
-DIMENSIONS: Final[dict[str, Callable[[Point], int | str]]] = {
-    "window": lambda point: point.window_samples,
-    "budget": lambda point: point.budget_tokens,
-    "depth": lambda point: point.depth_steps,
-    "ranks": lambda point: point.ranks,
-    "policy": lambda point: point.policy,
+DIMENSIONS: Final = {"ranks": ("ranks", "--ranks"), **NAMES}
+"""What each setting is called, and its option, by the field of a point."""
+_MEASURES: Final[dict[Measure, Callable[[Answer], float]]] = {
+    Measure(name="tokens/s", is_plotted=True): lambda answer: answer.rate,
+    Measure(name="efficiency", is_percent=True, is_plotted=True): lambda answer: answer.summary.efficiency,
+    Measure(name="padding", is_percent=True): lambda answer: answer.summary.padding_ratio,
+    Measure(name="excess", is_percent=True, is_plotted=True): lambda answer: answer.summary.excess,
+    Measure(name="first s", is_plotted=True): lambda answer: answer.first_step_s,
+    Measure(name="samples an update"): lambda answer: answer.summary.samples_per_update,
 }
-HEADER: Final = [
-    "ranks",
-    "budget",
-    "policy",
-    "window",
-    "depth",
-    "steps",
-    "samples an update",
-    "efficiency",
-    "excess",
-    "padding",
-    "first s",
-    "sim s",
-    "tokens/s",
-]
-SETTINGS: Final = 5
-"""So many columns say what was simulated."""
-_MOST_LINES: Final = 12
-_MARKERS: Final = "os^Dv*PX"
-_DASHES: Final = ("-", "--", "-.", ":")
-_NEAREST_TICKS: Final = 0.8
-"""Values closer than this factor, as a power of two, share a label."""
 
 
-def check_plots(path: str | None) -> None:
-    """Checks that no page is asked for, or that it can be drawn: better said before many simulations than after them.
-
-    Raises: UsageError when matplotlib is missing.
-    """
-    if path is not None and find_spec("matplotlib") is None:
-        raise UsageError("--html needs matplotlib: pip install -e '.[plots]'")
-
-
-def build_row(answer: Answer) -> list[str]:
-    """Returns a table row under `HEADER`."""
-    point, summary = answer.point, answer.summary
-    return [
-        f"{point.ranks:,}",
-        f"{point.budget_tokens:,}",
-        point.policy,
-        f"{point.window_samples:,}" if has_window(point.policy) else "-",
-        f"{point.depth_steps:,}",
-        f"{summary.steps:,}",
-        f"{summary.samples_per_update:,.0f}",
-        f"{summary.efficiency:.3f}",
-        f"{summary.excess:.3f}",
-        f"{summary.padding_ratio:.3f}",
-        f"{answer.first_step_s:.3f}",
-        f"{summary.sim_time_s:,.1f}",
-        f"{summary.tokens_per_s:,.0f}",
+def write_compare_report(
+    path: Path, terms: str, compared: Sequence[Compared], tables: Sequence[Table], source: Source
+) -> None:
+    """Writes the page of a comparison: the speed-up at one global batch, and how full the steps behind it are."""
+    first = compared[0]
+    reference, ours = first.reference, first.chosen
+    cautions = summarize_cautions(caution for item in compared for caution in item.cautions)
+    names = [item.what.workload.name for item in compared]
+    title = f"odb-ref compare: {', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}"
+    page = Page(
+        f"{title}, {first.what.workload.ranks:,} ranks", _make_compare_headline(compared), lead=terms, cautions=cautions
+    )
+    if len(compared) == 1:
+        page.add_tiles(_list_compare_tiles(first))
+    maps = [
+        (
+            item.what.workload.name,
+            _draw_pair(replace(item.what, policy=ours.policy), ours.policy),
+        )
+        for item in compared
     ]
+    page.add_maps(maps)
+    page.add_heading("Speed-up")
+    policies = [summary.policy for summary in first.summaries]
+    colours = choose_colours(policies)
+    if len(compared) == 1:
+        bars = [
+            Series(
+                name="speed-up",
+                colour="odb",
+                values=[first.compute_speedup(one) for one in first.summaries],
+                colours=[colours[policy] for policy in policies],
+            )
+        ]
+        page.add_chart(Bars(names=policies, series=bars, digits=2), _describe_bars(reference))
+    else:
+        dots = [
+            Series(
+                name=one.policy,
+                colour=colours[one.policy],
+                values=[item.compute_speedup(item.summaries[number]) for item in compared],
+            )
+            for number, one in enumerate(first.summaries)
+        ]
+        page.add_chart(Bars(names=names, series=dots, is_dots=True, digits=2), _describe_bars(reference))
+    for title, header, rows in tables:
+        page.add_heading(title if len(tables) > 1 else "Figures")
+        if len(tables) == 1:
+            page.add_text(title)
+        page.add_table(header, rows)
+    page.write(path, source)
 
 
-def write_sweep_report(path: Path, title: str, answers: Sequence[Answer]) -> None:
-    """One page: efficiency, excess and throughput over the dimension with most values, a line for each combination of the
-    others, and the table.
-
-    Raises: UsageError when matplotlib is missing.
-    """
-    points = [answer.point for answer in answers]
-    varying = {name: get for name, get in DIMENSIONS.items() if len({get(point) for point in points}) > 1}
-    numeric = [name for name in varying if name != "policy"] or ["window"]
-    across = max(numeric, key=lambda name: len({DIMENSIONS[name](point) for point in points}))
-    lines: dict[tuple[str, str], list[Answer]] = {}
-    for answer in answers:
-        others = [name for name in varying if name not in (across, "policy")]
-        key = ", ".join(f"{name} {DIMENSIONS[name](answer.point):,}" for name in others)
-        lines.setdefault((answer.point.policy, key), []).append(answer)
-    lead = f"{len(answers)} simulations of the same samples. Times are simulated."
-    cautions = summarize_cautions(caution for answer in answers for caution in answer.cautions)
-    report = Report(f"Sweep: {title}", lead, cautions)
-    shown = list(lines.items())[:_MOST_LINES]
-    styles = {key: number for number, key in enumerate(dict.fromkeys(key for (_, key), _ in shown))}
-    colours = {policy: COLOURS.get(policy, f"C{n}") for n, policy in enumerate(dict.fromkeys(p for (p, _), _ in shown))}
-    figure, axes = make_figure(11.0, 4.4, columns=3)
-    for axis, (label, get) in zip(axes, _MEASURES.items(), strict=False):
-        for (policy, key), line in shown:
-            style = _Style(f"{policy}, {key}" if key else policy, colours[policy], styles[key])
-            _plot_line(axis, line, across, get, style)
-        _label(axis, across, label, [int(DIMENSIONS[across](point)) for point in points])
-    if len(shown) > 1:
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    left_out = len(lines) - len(shown)
-    note = f" {left_out} further combinations are in the table only." if left_out else ""
-    report.add_figure(figure, f"Efficiency (1 is the limit), excess (0 is the limit) and throughput by {across}.{note}")
-    report.add_heading("All points")
-    report.add_table(HEADER, [build_row(answer) for answer in answers])
-    report.write(path)
+def _make_compare_headline(compared: Sequence[Compared]) -> str:
+    first = compared[0]
+    reference, ours = first.reference, first.chosen
+    if ours is reference:
+        return f"{ours.policy} trains on **{ours.samples_per_s:,.1f} samples a second**"
+    ratios = [item.compute_speedup(item.chosen) for item in compared]
+    said = f"{ratios[0]:.2f}" if len(ratios) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
+    fixed = "fixed batches" if reference.policy == REFERENCE else reference.policy
+    return f"{ours.policy} trains on **{said} times** as many samples a second as {fixed}, at one global batch"
 
 
-_RATE: Final = "tokens per second and rank"
-_FIRST: Final = "seconds to the first step"
-_MEASURES: Final[dict[str, Callable[[Answer], float]]] = {
-    "efficiency": lambda answer: answer.summary.efficiency,
-    "excess": lambda answer: answer.summary.excess,
-    _RATE: lambda answer: answer.rate / answer.point.ranks,
-    _FIRST: lambda answer: answer.first_step_s,
-}
+def _list_compare_tiles(item: Compared) -> list[tuple[str, str, str, str]]:
+    tiles = []
+    for one in dict.fromkeys((item.chosen, item.reference)):
+        at_goal = item.find_accumulated(one)
+        tiles += [
+            (
+                f"{at_goal.samples_per_s:,.1f}",
+                "samples/s",
+                f"{one.policy}: {describe_update(at_goal)} an update",
+                "samples_per_s",
+            ),
+            (*split_percent(one.padding_ratio), f"{one.policy}: padding", "padding_ratio"),
+        ]
+    return tiles
 
 
-@dataclass(frozen=True, slots=True)
-class _Style:
-    label: str
-    colour: str
-    number: int
-    """Lines of the same number share marker and dashes."""
-
-
-def _plot_line(axis: Axes, line: Sequence[Answer], across: str, get: Callable[[Answer], float], style: _Style) -> None:
-    marker, dashes = _MARKERS[style.number % len(_MARKERS)], _DASHES[style.number % len(_DASHES)]
-    if across == "window" and not has_window(line[0].point.policy):
-        axis.axhline(get(line[0]), color=style.colour, linestyle=dashes, linewidth=1, label=style.label)
-        return
-    ordered = sorted(line, key=lambda answer: int(DIMENSIONS[across](answer.point)))
-    axis.plot(
-        [int(DIMENSIONS[across](answer.point)) for answer in ordered],
-        [get(answer) for answer in ordered],
-        marker=marker,
-        linestyle=dashes,
-        color=style.colour,
-        label=style.label,
+def _describe_bars(reference: Summary) -> str:
+    return (
+        f"Samples a second over those of {reference.policy}, all at one global batch. bmt, gmt and packing know all lengths "
+        "before the run; packing also needs a model that keeps the samples of a row apart."
     )
 
 
-def _label(axis: Axes, across: str, label: str, values: Sequence[int]) -> None:
-    ticks: list[int] = []
-    for value in sorted(set(values), reverse=True):
-        if not ticks or log2(ticks[-1] / value) > _NEAREST_TICKS:
-            ticks.append(value)
-    if len(ticks) > 1:
-        axis.set_xscale("log", base=2)
-    axis.minorticks_off()
-    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45 if len(ticks) > 4 else 0)
-    axis.set_xlabel(across)
-    axis.set_title(label, fontsize=10)
-    if "token" in label:
-        axis.yaxis.set_major_formatter("{x:,.0f}")
+def write_sweep_report(path: Path, title: str, grid: Grid, answers: Sequence[Answer], source: Source) -> None:
+    """Writes the page of a sweep: the fastest setting, its steps beside fixed batches, and a slider for each setting."""
+    # More ranks are faster: of settings with different numbers of them, it is the rate of a rank that tells.
+    has_worlds = len({answer.point.ranks for answer in answers}) > 1
+    rates = {answer: answer.rate / (answer.point.ranks if has_worlds else 1) for answer in answers}
+    best, worst = max(answers, key=rates.__getitem__), min(rates.values())
+    page = Page(
+        f"odb-ref sweep: {title}",
+        f"The fastest of {len(answers):,} settings trains on **{rates[best]:,.0f} tokens a second{' and rank' * has_worlds}**, "
+        f"{rates[best] / max(1e-9, worst):.2f} times the slowest",
+        lead=f"{best.point.policy} on {best.point.ranks:,} ranks, budget {best.point.budget_tokens:,}"
+        + (f", window {best.point.window_samples:,}" if has_window(best.point.policy) else "")
+        + f", depth {best.point.depth_steps}. All settings were simulated on the same samples; times are simulated.",
+        cautions=summarize_cautions(caution for answer in answers for caution in answer.cautions),
+    )
+    _add_sliders(page, answers, best, {})
+    what = grid.build_run(best.point, grid.study.build_workload(best.point.ranks, best.point.samples))
+    page.add_maps([(title, _draw_pair(what, f"{best.point.policy}, the fastest setting"))])
+    page.add_heading("All settings")
+    page.add_table(HEADER, [build_row(answer) for answer in answers], chosen=answers.index(best))
+    page.write(path, source)
 
 
-def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None:
-    """One page: the recommendation with its reasons, the trade-off curves, and everything that was tried.
-
-    Raises: UsageError when matplotlib is missing.
-    """
-    report = Report(f"Tuning: {title}", lead, tuning.cautions)
-    report.add_table(TUNE_HEADER, [build_tune_row(tuning.recommended, tuning), build_tune_row(tuning.best, tuning)])
-    report.add_text(TUNE_NOTE)
+def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning, *, grid: Grid, source: Source) -> None:
+    """Writes the page of a tuning: the recommendation with its reasons, its steps, sliders, and everything that was tried."""
+    chosen, point = tuning.recommended, tuning.recommended.point
+    page = Page(
+        f"odb-ref tune: {title}",
+        f"Set **{tuning.options}**: {chosen.rate / tuning.best.rate:.1%} of the best throughput that was found",
+        lead=lead,
+        cautions=tuning.cautions,
+    )
+    seconds, unit = describe_seconds(chosen.summary.sim_time_s).split()
+    page.add_tiles(
+        [
+            (f"{chosen.rate:,.0f}", "tokens/s", "over all ranks", "tokens_per_s"),
+            (seconds, unit, "an epoch", "sim_time_s"),
+            (
+                *split_percent(chosen.summary.efficiency),
+                "efficiency: what is neither padding nor waiting",
+                "efficiency",
+            ),
+            (*split_percent(chosen.summary.padding_ratio), "padding", "padding_ratio"),
+            (f"{chosen.first_step_s:.2f}", "s", "to the first step", "first_step_s"),
+        ]
+    )
+    page.add_heading("Why")
     for reason in tuning.reasons:
-        report.add_text(reason)
+        page.add_text(reason[0].upper() + reason[1:] + ".")
     for line in describe_beside(tuning):
-        report.add_text(line)
-    report.add_heading("What a window buys and costs")
-    figure, axes = make_figure(11.0, 3.6, columns=3)
-    windows = tuning.windows
-    chosen = tuning.recommended
-    for axis, label in zip(axes, ("efficiency", "excess", _FIRST), strict=True):
-        _plot_curve(axis, windows, "window", label, chosen)
-    report.add_figure(
-        figure,
-        f"At budget {chosen.point.budget_tokens:,} and depth {chosen.point.depth_steps}. A larger window groups better and "
-        "delays the first step. The ring is the recommendation.",
-    )
-    report.add_heading("Throughput")
-    figure, axes = make_figure(11.0, 3.6, columns=3)
-    curves = (("window", windows), ("budget", tuning.budgets), ("depth", tuning.depths))
-    for axis, (across, curve) in zip(axes, curves, strict=True):
-        _plot_curve(axis, curve, across, _RATE, chosen)
-    report.add_figure(figure, "Each curve changes one setting of the recommendation. The axes do not begin at 0.")
-    report.add_heading("Everything tried")
+        page.add_text(line)
+    notes = {chosen: "This is the recommendation.", tuning.best: "This is the fastest that was tried."}
+    _add_sliders(page, tuning.tried, chosen, notes)
+    what = grid.build_run(point, grid.study.build_workload(point.ranks, point.samples))
+    page.add_maps([(title, _draw_pair(what, f"{point.policy} as recommended"))])
+    page.add_heading("Everything that was tried")
     tried = sorted(tuning.tried, key=lambda answer: -answer.rate)
-    report.add_table(TUNE_HEADER, [build_tune_row(answer, tuning) for answer in tried])
-    report.write(path)
+    page.add_text(TUNE_NOTE)
+    page.add_table(TUNE_HEADER, [build_tune_row(answer, tuning) for answer in tried], chosen=tried.index(chosen))
+    page.write(path, source)
 
 
-TUNE_NOTE: Final = (
-    "first s: simulated seconds to the first step. host k: thousands of tokens in a rank's host memory at most, for window K, "
-    "mean length L, padding p, depth D and budget B: K L being filled, 2 K L / (1 - p) collated, and D B in the queue."
-)
-TUNE_HEADER: Final = [
-    "setting",
-    "window",
-    "budget",
-    "depth",
-    "ramp",
-    "tokens/s",
-    "of best",
-    "efficiency",
-    "excess",
-    "first s",
-    "steps",
-    "host k",
-]
+def _draw_pair(what: Run, label: str) -> list[FillMap]:
+    """Returns the maps of a run and of fixed batches beside it, with an update for each step unless the run says otherwise."""
+    own = what if what.update_samples is not None else replace(what, global_batch=EVERY_STEP)
+    return [draw_run(own, label), *([] if what.policy == REFERENCE else [draw_fixed(own)])]
 
 
-def describe_beside(tuning: Tuning) -> list[str]:
-    """Returns what each choice of the user's would bring at the recommendation, a line each."""
-    return [
-        f"With {item.options}: {item.answer.rate / tuning.recommended.rate - 1:+.1%} tokens/s. Needs: {item.needs}."
-        for item in tuning.beside
-    ]
+def _add_sliders(page: Page, answers: Sequence[Answer], start: Answer, notes: dict[Answer, str]) -> None:
+    """A slider for each setting that differs; nothing where none does."""
+    points = [answer.point for answer in answers]
+    varying: dict[str, Dimension] = {}
+    for field, (name, flag) in DIMENSIONS.items():
+        found = dict.fromkeys(getattr(point, field) for point in points)
+        if len(found) > 1:
+            values = [value for value in found if value is not None]
+            numbers = [value for value in values if isinstance(value, int)]
+            varying[field] = Dimension(name=name, flag=flag, values=sorted(numbers) or values)
+    if not varying:
+        return
 
+    def place(answer: Answer) -> tuple[int | None, ...]:
+        point = answer.point
+        return tuple(
+            None
+            if field == "window_samples" and not has_window(point.policy)
+            else dimension.values.index(getattr(point, field))
+            for field, dimension in varying.items()
+        )
 
-def build_tune_row(answer: Answer, tuning: Tuning) -> list[str]:
-    """Returns a table row under `TUNE_HEADER`."""
-    point, summary = answer.point, answer.summary
-    names = [name for name, other in (("recommended", tuning.recommended), ("best", tuning.best)) if other is answer]
-    return [
-        " and ".join(names),
-        f"{point.window_samples:,}",
-        f"{point.budget_tokens:,}",
-        f"{point.depth_steps:,}",
-        f"{point.ramp_rounds}",
-        f"{answer.rate:,.0f}",
-        f"{answer.rate / tuning.best.rate:.2%}",
-        f"{summary.efficiency:.3f}",
-        f"{summary.excess:.3f}",
-        f"{answer.first_step_s:.3f}",
-        f"{summary.steps:,}",
-        f"{compute_host_tokens(answer) / 1000:,.0f}",
-    ]
+    def fix(answer: Answer) -> tuple[int, ...]:
+        return tuple(0 if at is None else at for at in place(answer))
 
-
-def _plot_curve(axis: Axes, curve: Sequence[Answer], across: str, label: str, chosen: Answer) -> None:
-    get = _MEASURES[label]
-    values = [int(DIMENSIONS[across](answer.point)) for answer in curve]
-    _plot_line(axis, curve, across, get, _Style("", COLOURS["odb"], 0))
-    place = int(DIMENSIONS[across](chosen.point))
-    axis.plot(place, get(chosen), "o", ms=13, mfc="none", mec="#b3261e", mew=1.8, zorder=3)
-    _label(axis, across, label, values)
+    page.add_heading("What each setting buys")
+    page.add_chart(
+        Sliders(
+            dimensions=list(varying.values()),
+            measures=list(_MEASURES),
+            tried=[
+                Tried(
+                    policy=answer.point.policy,
+                    at=place(answer),
+                    values=tuple(get(answer) for get in _MEASURES.values()),
+                )
+                for answer in answers
+            ],
+            start=fix(start),
+            notes={",".join(map(str, fix(answer))): text for answer, text in notes.items()},
+            colours=choose_colours(list(dict.fromkeys(point.policy for point in points))),
+        ),
+        "The ring is the setting chosen. Axes begin where the values do. Of combinations that were not tried, the "
+        "nearest that was is shown.",
+    )

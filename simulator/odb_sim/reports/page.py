@@ -1,71 +1,47 @@
-"""A one-file HTML report that opens offline: text, tables, and plots as inline SVG."""
+"""One page: a headline in words, below it what each rank trains on in each step, then figures; at the foot where it comes from.
+
+A page is one file that needs no network: text and tables as HTML, the data of its charts as JSON, one script that draws them
+with Apache ECharts (`assets/`, spec/decisions/021), and the glossary's entries for the figures it names. Its size is bounded,
+whatever the run: charts are given what `charts` says, and maps at most `MOST_CELLS` batches in all.
+"""
 
 from __future__ import annotations
 
 import html
-import io
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from odb_ref.core.errors import UsageError
-from odb_sim.inputs.files import write_text
+from odb_sim.engine.fill import MOST_CELLS, FillMap
+from odb_sim.reports.charts import Chart, JsonChart, Sliders, Struck, describe_map, encode_chart, encode_map
+from odb_sim.reports.document import Source, write_document
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-COLOURS: Final = {
-    "odb": "#1f6f8b",
-    "paper": "#c27c0e",
-    "peer": "#b3261e",
-    "standard": "#8d99a6",
-    "hfg": "#5b8c5a",
-    "balanced": "#8d5a97",
-    "bmt": "#d98ba7",
-    "gmt": "#1d2733",
-    "packing": "#7fb0d0",
-}
-"""A policy has the same colour in every plot."""
-
-_STYLE: Final = """
-body{font:16px/1.5 system-ui,sans-serif;color:#1d2733;max-width:62rem;margin:2.5rem auto;padding:0 1.25rem}
-h1{font-size:1.7rem;margin-bottom:.2rem}h2{margin-top:2.4rem;border-bottom:1px solid #dde3e9;padding-bottom:.3rem}
-table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums;font-size:.92rem}
-th,td{padding:.35rem .7rem;border-bottom:1px solid #e6ebf0;text-align:right;white-space:nowrap}
-th:first-child,td:first-child,td.text{text-align:left}th{background:#f5f7f9}
-figure{margin:1.2rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#55606c;font-size:.9rem}
-td.text{white-space:normal;min-width:14rem}
-.caution{background:#fff6e0;border-left:4px solid #c27c0e;padding:.4rem .8rem;margin:.5rem 0}
-code{background:#f3f5f7;padding:.1rem .3rem;border-radius:3px}.scroll{overflow-x:auto}
-"""
+_NAME: Final = re.compile(r"`([^`]+)`")
+_STRONG: Final = re.compile(r"\*\*(.+?)\*\*")
+_PLAIN: Final = frozenset(("figure", "value", "run"))
+"""Headings that need no link."""
 
 
-def make_figure(width_in: float = 8.0, height_in: float = 3.2, columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
-    """Returns an empty figure and its axes, left to right.
+class Page:
+    """Collects sections in order, and writes them as one page."""
 
-    Raises: UsageError when matplotlib is missing.
-    """
-    try:
-        from matplotlib.figure import Figure as Canvas
-    except ImportError:
-        raise UsageError("plots need matplotlib: pip install -e '.[plots]'") from None
-    figure = Canvas(figsize=(width_in, height_in), layout="constrained")
-    axes = figure.subplots(1, columns, squeeze=False)[0]
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", color="#e6ebf0")
-        axis.set_axisbelow(True)
-    return figure, tuple(axes)
-
-
-class Report:
-    """Collects sections in order and writes them as one page."""
-
-    def __init__(self, title: str, lead: str, cautions: Sequence[str] = ()) -> None:
-        """Begins with what the figures do not show by themselves, as the terminal says it."""
+    def __init__(
+        self, title: str, headline: str, *, band: str = "", lead: str = "", cautions: Sequence[str] = ()
+    ) -> None:
+        """Begins with the answer. In ``headline`` the number stands between ``**`` and ``**``; ``band`` says how sure it is;
+        ``cautions`` are what the figures do not show by themselves, as the terminal says it.
+        """
         self._title = title
-        self._parts = [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(lead)}</p>"]
+        self._charts: list[JsonChart] = []
+        self._named: dict[str, None] = {}
+        """Entries of the glossary that the page is to have, in order."""
+        said = _STRONG.sub(r"<strong>\1</strong>", html.escape(headline))
+        self._parts = [f'<p class="over">{html.escape(title)}</p><h1>{said}</h1>']
+        self._parts += [f'<p class="band">{html.escape(band)}</p>'] if band else []
+        self._parts += [f'<p class="lead">{html.escape(lead)}</p>'] if lead else []
         self._parts += [f'<p class="caution">Caution: {html.escape(caution)}.</p>' for caution in cautions]
 
     def add_heading(self, text: str) -> None:
@@ -76,39 +52,137 @@ class Report:
         """A paragraph of plain text."""
         self._parts.append(f"<p>{html.escape(text)}</p>")
 
-    def add_table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table; the first column is left-aligned, numbers to the right."""
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-        body = "".join("<tr>" + "".join(map(_make_cell, row)) + "</tr>" for row in rows)
+    def add_code(self, lines: Iterable[str]) -> None:
+        """Commands, a line each."""
+        self._parts += [f"<p><code>{html.escape(line)}</code></p>" for line in lines]
+
+    def add_tiles(self, tiles: Iterable[tuple[str, str, str, str]]) -> None:
+        """A few figures in large type: value, unit, what it is in words, and its name in the glossary, if it has one."""
+        shown = "".join(
+            f'<div class="tile"><b>{html.escape(value)} <small>{html.escape(unit)}</small></b>'
+            f"<span>{self._link(name, text)}</span></div>"
+            for value, unit, text, name in tiles
+        )
+        self._parts.append(f'<div class="tiles">{shown}</div>')
+
+    def add_maps(self, groups: Sequence[tuple[str, Sequence[FillMap]]], struck: Struck | None = None) -> None:
+        """What each rank trains on in each step. A reader chooses one of the ``groups``, each with a name and maps one below
+        the other; the first of these is of the run that was ``struck``.
+        """
+        if not groups:
+            return
+        self.add_heading("How full each step is on each rank")
+        name = f"maps{len(self._charts)}"
+        if len(groups) > 1:
+            options = "".join(f"<option>{html.escape(title)}</option>" for title, _ in groups)
+            self._parts.append(
+                f'<p class="tabs"><label>shown <select data-tabs="{name}">{options}</select></label></p>'
+            )
+        share = MOST_CELLS // max(1, sum(len(maps) for _, maps in groups) // 2)
+        for number, (_, maps) in enumerate(groups):
+            small = [one.shorten(share) if len(groups) > 1 else one for one in maps]
+            heads = [
+                f'<div class="maphead"><b>{html.escape(one.label)}</b><span>{html.escape(describe_map(one))}</span></div>'
+                f'<div class="chart" data-map="{place}" role="img" aria-label="{html.escape(one.label)}, rank by step: '
+                f'{html.escape(describe_map(one))}"></div>'
+                for place, one in enumerate(small)
+            ]
+            chart = self._keep(
+                {
+                    "kind": "Maps",
+                    "maps": [encode_map(one, None if place else struck) for place, one in enumerate(small)],
+                }
+            )
+            hidden = " hidden" if number else ""
+            self._parts.append(f'<div data-chart="{chart}" data-group="{name}"{hidden}>{"".join(heads)}</div>')
         self._parts.append(
-            f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+            '<p class="key"><span>0 % <i class="scale"></i>100 % of the budget holds tokens</span>'
+            '<span><i style="background:var(--idle)"></i>idle</span></p>'
+            '<p class="note">A column is a step, a row a rank. Point at a batch, or tap it, for its lengths, its padding and '
+            "whom its rank waits for.</p>"
         )
 
-    def add_figure(self, figure: Figure, caption: str) -> None:
-        """A plot with a caption that says what to see in it."""
-        from matplotlib import rc_context
+    def add_chart(self, chart: Chart, caption: str = "", name: str = "") -> None:
+        """A chart, its name above it, and below it what to see in it."""
+        drawn = (
+            ""
+            if isinstance(chart, Sliders)
+            else f' class="chart" role="img" aria-label="{html.escape(name or caption)}"'
+        )
+        head = f'<div class="chartname">{html.escape(name)}</div>' if name else ""
+        said = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+        number = self._keep(encode_chart(chart))
+        self._parts.append(f'<figure>{head}<div{drawn} data-chart="{number}"></div>{said}</figure>')
 
-        buffer = io.StringIO()
-        # Names of parts of a plot are hashes: with the same salt, the same figures give the same page.
-        with rc_context({"svg.hashsalt": "odb-ref"}):
-            figure.savefig(buffer, format="svg", metadata={"Date": None})
-        svg = buffer.getvalue()
+    def add_table(self, header: Sequence[str], rows: Sequence[Sequence[str]], *, chosen: int | None = None) -> None:
+        """A table, one of its rows ``chosen``; names of the glossary, in its header or first column, are links to it."""
+        head = "".join(f"<th>{self._link(cell)}</th>" for cell in header)
+        body = "".join(
+            f"<tr{' class=on' if number == chosen else ''}>"
+            + "".join(self._make_cell(cell, is_first=not place) for place, cell in enumerate(row))
+            + "</tr>"
+            for number, row in enumerate(rows)
+        )
         self._parts.append(
-            f"<figure>{svg[svg.index('<svg') :]}<figcaption>{html.escape(caption)}</figcaption></figure>"
+            f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, source: Source) -> None:
         """Writes the page."""
-        page = (
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(self._title)}</title>'
-            f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
-            + "\n".join(self._parts)
-            + "</body></html>\n"
-        )
-        write_text(path, page)
+        body = "\n".join([*self._parts, self._list_glossary()])
+        scripts = ("echarts.min.js", "page.js") if self._charts else ()
+        write_document(path, self._title, body, source=source, data={"charts": self._charts}, scripts=scripts)
+
+    def _keep(self, chart: JsonChart) -> int:
+        self._charts.append(chart)
+        return len(self._charts) - 1
+
+    def _make_cell(self, text: str, *, is_first: bool) -> str:
+        # Long text may break; a figure may not.
+        kind = ' class="text"' if len(text) > 32 else ""
+        return f"<td{kind}>{self._link(text) if is_first else html.escape(text)}</td>"
+
+    def _link(self, name: str, text: str = "") -> str:
+        shown = html.escape(text or name)
+        if name not in read_glossary() or name in _PLAIN:
+            return shown
+        self._named[name] = None
+        return f'<a href="#{_make_id(name)}">{shown}</a>'
+
+    def _list_glossary(self) -> str:
+        """Returns the entries that the page names, and those that they name; those with one meaning together."""
+        entries, named = read_glossary(), list(self._named)
+        for name in named:
+            for other in _NAME.findall(entries[name]):
+                if other in entries and other not in named:
+                    named.append(other)
+        if not named:
+            return ""
+        together: dict[str, list[str]] = {}
+        for name in named:
+            together.setdefault(entries[name], []).append(name)
+        items = ""
+        for meaning, names in together.items():
+            heads = ", ".join(f'<span id="{_make_id(name)}">{html.escape(name)}</span>' for name in names)
+            items += f"<dt>{heads}</dt><dd>{_mark(meaning)}</dd>"
+        summary = f"What the figures mean: {len(named)} entries of the glossary"
+        return f"<details><summary>{summary}</summary><dl>{items}</dl></details>"
 
 
-def _make_cell(text: str) -> str:
-    # Long text may break; a figure may not.
-    kind = ' class="text"' if len(text) > 32 else ""
-    return f"<td{kind}>{html.escape(text)}</td>"
+@cache
+def read_glossary() -> dict[str, str]:
+    """Returns what GLOSSARY.md says of each name; of one that stands in several tables, what the first says."""
+    text = (resources.files("odb_sim") / "GLOSSARY.md").read_text(encoding="utf-8")
+    entries: dict[str, str] = {}
+    for names, meaning in re.findall(r"^\| (`[^|]*`[^|]*) \| (.*) \|$", text, flags=re.MULTILINE):
+        for name in _NAME.findall(names):
+            entries.setdefault(name, meaning)
+    return entries
+
+
+def _make_id(name: str) -> str:
+    return "g-" + re.sub(r"[^a-z0-9_]+", "-", name.lower())
+
+
+def _mark(text: str) -> str:
+    return _NAME.sub(r"<code>\1</code>", html.escape(text))

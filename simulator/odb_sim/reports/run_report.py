@@ -1,125 +1,202 @@
-"""Pages of `odb-ref simulate` and `odb-ref compare`."""
+"""The page of `odb-ref simulate`: how long the epoch takes, how full its steps are beside fixed batches, and its fault."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from odb_sim.engine.cautions import summarize_cautions
-from odb_sim.engine.metrics import StepRow, Summary
-from odb_sim.engine.timeline import TRACKS, Span, Timeline
-from odb_sim.inputs.conditions import Fault
-from odb_sim.reports.page import COLOURS, Report, make_figure
-from odb_sim.studies.comparison import Compared
-from odb_sim.studies.runs import Result, describe_window
+from odb_sim.engine.fill import Fill, FillMap, choose_ranks
+from odb_sim.engine.metrics import StepRow, Summary, describe_update
+from odb_sim.engine.timeline import TRACKS, Span, Timeline, choose_fault_span
+from odb_sim.inputs.conditions import Fault, FaultKind
+from odb_sim.reports.charts import Lines, Mark, Series, Spans, Struck
+from odb_sim.reports.document import Source
+from odb_sim.reports.page import Page
+from odb_sim.studies.comparison import REFERENCE
+from odb_sim.studies.fitted import fit_batches
+from odb_sim.studies.runs import Driver, Result, Run, describe_window, run
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from odb_sim.inputs.lengths import Integers
-
-_SHOWN_RANKS: Final = 4
-_SHOWN_STEPS: Final = 16
+SHOWN_RANKS: Final = 4
+"""So many ranks have timelines."""
+LARGEST_TIMED: Final = 200_000
+"""An epoch of more samples has none: it would take the machine of every rank."""
+_SHOWN_STEPS: Final = 14
+_STEPS_AFTER: Final = 6
 _STRETCHES: Final = 120
-SPAN_COLOURS: Final = {
-    "fill": "#8fb8de",
-    "collate": "#b39ddb",
-    "exchange": "#5b8c5a",
-    "wait for data": "#d1495b",
-    "compute": "#1f6f8b",
-    "idle": "#c9d1d9",
-    "wait for ranks": "#efc7a4",
-    "collective": "#e0b040",
+_LONG: Final = 3
+"""A wait after a fault so many times as long as what is shown before it is drawn short."""
+_LEAST_S: Final = 0.1
+_STRUCK: Final = {
+    FaultKind.READ: ("fails to read a sample", "reader"),
+    FaultKind.COLLATE: ("fails to collate", "collator"),
+    FaultKind.STOP: ("leaves its loop", "trainer"),
+    FaultKind.KILL: ("dies", "trainer"),
 }
-"""What a span is drawn in, in the order of the legend."""
-FAULT_COLOUR: Final = "#b00020"
-_STEPS_BEFORE: Final = 8
-_AFTER: Final = 0.5
-"""So much of the time before a fault is shown after it, and at least the next."""
-_LEAST_AFTER_S: Final = 0.5
-_MARKERS: Final = {"odb": "D", "paper": "o", "peer": "o", "standard": "s", "hfg": "s", "balanced": "s"}
-"""Circles form groups online, squares have fixed batches; the others, triangles, know all lengths."""
-_KEY_FIGURES: Final = (
-    "steps",
-    "rounds",
-    "samples_emitted",
-    "idle_steps",
-    "padding_ratio",
-    "efficiency",
-    "excess",
-    "length_autocorrelation",
-    "displacement_samples",
-    "compute_share",
-    "data_wait_share",
-    "trainer_wait_share",
-    "collective_share",
-    "exchange_s",
-    "sim_time_s",
-    "samples_per_s",
-    "tokens_per_s",
-    "outcome",
+"""What a fault is in words, and in which track it is drawn."""
+_KINDS: Final = (
+    ("compute", "compute"),
+    ("wait for ranks", "ranks"),
+    ("wait for data", "data"),
+    ("collective", "collective"),
+    ("idle", "idle"),
+    ("exchange", "exchange"),
+    ("collate", "collator"),
+    ("fill", "reader"),
 )
+_KEY_FIGURES: Final = {
+    "steps": "",
+    "updates": "",
+    "samples_per_update": "samples",
+    "tokens_per_update": "tokens",
+    "rounds": "",
+    "samples_emitted": "samples",
+    "idle_steps": "batches",
+    "padding_ratio": "%",
+    "efficiency": "%",
+    "excess": "%",
+    "length_autocorrelation": "",
+    "displacement_samples": "places",
+    "compute_share": "%",
+    "data_wait_share": "%",
+    "trainer_wait_share": "%",
+    "collective_share": "%",
+    "exchange_s": "s",
+    "sim_time_s": "s",
+    "samples_per_s": "samples/s",
+    "tokens_per_s": "tokens/s",
+    "outcome": "",
+}
+"""The figures of the table, and their units."""
 
 
-def choose_ranks(ranks: int, faults: Sequence[Fault] = ()) -> frozenset[int]:
-    """Returns the ranks whose timelines the page of a run shows: those with a fault, the first, the last, and two between."""
-    chosen = {rank * (ranks - 1) // (_SHOWN_RANKS - 1) for rank in range(_SHOWN_RANKS)}
-    return frozenset(chosen | {fault.rank for fault in faults})
+def draw_run(what: Run, label: str) -> FillMap:
+    """Returns what each rank trains on in each step of a run, which is simulated for it."""
+    fill = Fill(what.workload.ranks)
+    run(what, fill=fill)
+    return fill.build(label, what.budget_tokens)
 
 
-def write_run_report(path: Path, result: Result, timeline: Timeline, faults: Sequence[Fault] = ()) -> None:
-    """One page of a run: its figures, how they went over the epoch, the timelines of some ranks, and its fault.
-
-    Raises: UsageError when matplotlib is missing.
-    """
-    summary, rows = result.summary, result.rows
-    report = Report(
-        f"{summary.policy} on {summary.lengths}, {summary.ranks:,} ranks",
-        f"One simulated epoch: {summary.samples_total:,} samples in {summary.shards} shards, {summary.mode} mode, budget "
-        f"{summary.token_budget:,} padded tokens"
-        + (f" (fixed batches of {summary.batch_size:,})" if summary.batch_size is not None else "")
-        + describe_window(summary)
-        + f", depth {summary.depth}. Times are simulated; GLOSSARY.md of the simulator has the "
-        "formula of every figure.",
-        summarize_cautions(result.cautions),
+def draw_fixed(what: Run) -> FillMap:
+    """Returns the same of fixed batches on the same samples, in the same memory and at the same global batch."""
+    steady = replace(what.conditions, faults=())
+    fixed = replace(
+        what,
+        policy=REFERENCE,
+        rule=None,
+        limits=(),
+        starts=(),
+        full_reads=(),
+        budget_schedule=None,
+        conditions=steady,
+        driver=Driver.AUTO,
     )
-    figures = summary.to_json()
-    report.add_table(["figure", "value"], [[key, _show(figures[key])] for key in _KEY_FIGURES])
-    spans = timeline.list_spans(choose_ranks(summary.ranks, faults))
+    fitted = fit_batches(fixed)
+    fill = Fill(what.workload.ranks)
+    size = run(fitted, fill=fill).summary.batch_size
+    return fill.build(f"fixed batches of {size:,}", what.budget_tokens)
+
+
+def make_timeline(what: Run) -> Timeline | None:
+    """Returns what collects the timelines that a page shows: those of ranks with a fault, and of a few others; None where the
+    epoch is too large for it.
+    """
+    if what.workload.samples_total > LARGEST_TIMED and not what.conditions.faults:
+        return None
+    return Timeline(_choose_ranks(what))
+
+
+def _choose_ranks(what: Run) -> tuple[int, ...]:
+    return choose_ranks(what.workload.ranks, SHOWN_RANKS, {fault.rank for fault in what.conditions.faults})
+
+
+def write_run_report(
+    path: Path, what: Run, result: Result, *, fill: Fill, timeline: Timeline | None, source: Source
+) -> None:
+    """Writes the page of a run that ``fill`` and ``timeline`` have listened to."""
+    summary, rows, fault = result.summary, result.rows, _find_fault(what, result.summary)
+    page = Page(
+        f"odb-ref simulate: {summary.policy} on {summary.lengths}, {summary.ranks:,} ranks",
+        _make_headline(fault, summary),
+        lead=f"{summary.samples_total:,} samples in {summary.shards} shards, {summary.mode} mode, budget "
+        f"{summary.token_budget:,} {summary.layout} tokens{describe_window(summary)}, depth {summary.depth}; an update holds "
+        f"{describe_update(summary)}. Times are simulated, by the cost model.",
+        cautions=summarize_cautions(result.cautions),
+    )
+    page.add_tiles(
+        [
+            (f"{summary.tokens_per_s:,.0f}", "tokens/s", "over all ranks", "tokens_per_s"),
+            (*split_percent(summary.efficiency), "efficiency: what is neither padding nor waiting", "efficiency"),
+            (*split_percent(summary.padding_ratio), "padding", "padding_ratio"),
+            (*split_percent(summary.trainer_wait_share), "of the time: waiting for ranks", "trainer_wait_share"),
+            (*split_percent(summary.data_wait_share), "of the time: waiting for data", "data_wait_share"),
+            (f"{summary.idle_steps:,}", "", "idle batches", "idle_steps"),
+        ]
+    )
+    spans = [] if timeline is None else timeline.list_spans(_choose_ranks(what))
     if summary.fault_s is not None:
-        report.add_heading("The fault")
-        report.add_text(_describe_fault(summary))
-        begin_s = rows[-_STEPS_BEFORE:][0].start_s if rows else 0.0
-        end_s = summary.fault_s + max(_AFTER * (summary.fault_s - begin_s), _LEAST_AFTER_S)
-        report.add_figure(
-            _plot_timeline(
-                _cut(spans, begin_s, end_s), (begin_s, end_s), fault=(summary.fault_s, summary.outcome_rank)
-            ),
-            "The last steps before it, and what comes after: the line is the moment at which it acts.",
-        )
+        page.add_heading("The fault")
+        page.add_text(_describe_fault(summary))
+        page.add_chart(_draw_fault(fault, summary, rows, spans), "The steps before it and what comes after.")
+    ours = fill.build(summary.policy, summary.token_budget)
+    struck = None if summary.outcome_rank is None else Struck(rank=summary.outcome_rank, text=summary.outcome_cause)
+    beside = [] if summary.policy == REFERENCE else [draw_fixed(what)]
+    page.add_maps([(summary.lengths, [ours, *beside])], struck)
     if rows:
-        report.add_heading("Over the epoch")
-        report.add_figure(_plot_quality(rows, summary), _describe_stretches(rows) + " Efficiency 1 is the limit.")
-        report.add_figure(
-            _plot_waits(rows, summary),
-            "Left: what the ranks' trainers do with their time. Waiting for ranks is the straggler's cost; waiting for data is "
-            "the loader's. Right: steps in a rank's queue when it takes one, that one included.",
+        page.add_heading("Where the time goes")
+        page.add_chart(
+            _draw_shares(rows),
+            "Share of the ranks' time, over the epoch. Waiting for ranks is what unequal batches cost; waiting for data is "
+            "the loader's.",
         )
-        report.add_heading("Timelines")
-        middle_s = rows[len(rows) // 2].start_s
-        for title, begin_s in (("The start", 0.0), ("The middle", middle_s)):
-            first = next(i for i, row in enumerate(rows) if row.end_s > begin_s)
-            end_s = rows[min(first + _SHOWN_STEPS, len(rows)) - 1].end_s
-            report.add_figure(
-                _plot_timeline(_cut(spans, begin_s, end_s), (begin_s, end_s)),
-                f"{title}: {min(_SHOWN_STEPS, len(rows) - first)} steps of a few ranks. What readers, collators and the "
+        if spans and summary.fault_s is None:
+            last = min(_SHOWN_STEPS, len(rows)) - 1
+            page.add_chart(
+                _draw_spans(spans, 0.0, rows[last].end_s),
+                f"The first {last + 1} steps, on {len({span[0] for span in spans})} ranks. What readers, collators and the "
                 "exchange do costs nothing unless a trainer waits for data.",
             )
-    report.write(path)
+    figures = summary.to_json()
+    page.add_heading("Figures")
+    page.add_table(
+        ["figure", "value", "unit"], [[key, *_show(figures[key], unit)] for key, unit in _KEY_FIGURES.items()]
+    )
+    page.write(path, source)
+
+
+def _find_fault(what: Run, summary: Summary) -> Fault | None:
+    """Returns the fault that ended the epoch; None without one."""
+    struck = (fault for fault in what.conditions.faults if fault.rank == summary.outcome_rank)
+    return None if summary.fault_s is None else next(struck, None)
+
+
+def _make_headline(fault: Fault | None, summary: Summary) -> str:
+    if fault is not None:
+        return (
+            f"**Rank {fault.rank} {_STRUCK[fault.kind][0]}** {describe_seconds(summary.fault_s or 0.0)} into the epoch, which "
+            f"ends {summary.outcome}: {summary.samples_emitted:,} of {summary.samples_total:,} samples are trained on"
+        )
+    return (
+        f"{summary.samples_emitted:,} samples on {summary.ranks:,} ranks take **{describe_seconds(summary.sim_time_s)}**, at "
+        f"an efficiency of {summary.efficiency:.0%}"
+    )
+
+
+def split_percent(share: float) -> tuple[str, str]:
+    """Returns a share as a tile shows it: the number, and its unit."""
+    return f"{100 * share:.1f}", "%"
+
+
+def describe_seconds(seconds: float) -> str:
+    """Returns a time in the largest unit of which there are at least two."""
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.3g} seconds"
 
 
 def _describe_fault(summary: Summary) -> str:
@@ -128,173 +205,85 @@ def _describe_fault(summary: Summary) -> str:
     return (
         f"{who}, {summary.fault_s or 0.0:,.3f} s into the epoch, after {summary.steps:,} steps: "
         f"{summary.outcome_cause or 'no effect'}. The epoch ends {summary.outcome}: {summary.samples_emitted:,} of "
-        f"{summary.samples_total:,} samples are trained on, and the last of the other ranks has ended "
-        f"{summary.abort_s or 0.0:,.3f} s later."
+        f"{summary.samples_total:,} samples are trained on, and the last rank has ended {summary.abort_s or 0.0:,.3f} s later."
     )
 
 
-def _cut(spans: Sequence[Span], begin_s: float, end_s: float) -> list[Span]:
-    return [span for span in spans if span[4] > begin_s and span[3] < end_s]
+def _draw_fault(fault: Fault | None, summary: Summary, rows: Sequence[StepRow], spans: Sequence[Span]) -> Spans:
+    fault_s, rank = summary.fault_s or 0.0, summary.outcome_rank
+    begin_s, _ = choose_fault_span(rows, fault_s)
+    ended_s = fault_s + (summary.abort_s or 0.0)
+    shown = rows[: sum(row.start_s <= fault_s for row in rows) + _STEPS_AFTER]
+    usual_s = max(_LEAST_S, fault_s - begin_s, *[row.end_s - begin_s for row in shown[-1:]])
+    end_s = max(begin_s + usual_s, ended_s) + 0.04 * usual_s
+    # Nothing happens in most of the time after which a rank that is gone is missed.
+    is_long = end_s - begin_s > (1 + _LONG) * usual_s
+    gap = (begin_s + 1.15 * usual_s, ended_s - 0.05 * usual_s) if is_long else None
+    chart = _draw_spans(spans, begin_s, end_s, gap)
+    lane = f"rank {rank} {'trainer' if fault is None else _STRUCK[fault.kind][1]}"
+    mark = Mark(
+        at_s=fault_s,
+        lane=chart.lanes.index(lane) if lane in chart.lanes else 0,
+        label=f"rank {rank}",
+        text=f"{fault_s:,.3f} s: {summary.outcome_cause or 'a fault'}",
+    )
+    return replace(chart, mark=mark)
 
 
-def _show(value: str | int | float | None) -> str:
-    if isinstance(value, float):
-        return f"{value:,.3f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _list_lanes(spans: Sequence[Span]) -> list[tuple[int, str]]:
+    found = {(rank, track) for rank, track, *_ in spans}
+    return [(rank, track) for rank in sorted({rank for rank, _ in found}) for track in TRACKS if (rank, track) in found]
 
 
-def _describe_stretches(rows: Sequence[StepRow]) -> str:
-    stretch = -(-len(rows) // _STRETCHES)
-    return "Each point is a step." if stretch == 1 else f"Each point is the mean of {stretch} steps or so."
-
-
-def _split(rows: Sequence[StepRow]) -> list[Integers]:
-    return np.array_split(np.arange(len(rows)), min(_STRETCHES, len(rows)))
-
-
-def _plot_quality(rows: Sequence[StepRow], summary: Summary) -> Figure:
-    stretches = _split(rows)
-    places = [float(stretch.mean()) for stretch in stretches]
-
-    def total(stretch: Integers, get: Callable[[StepRow], float]) -> float:
-        return sum(get(rows[i]) for i in stretch.tolist())
-
-    padded = [total(stretch, lambda row: row.padded_tokens) for stretch in stretches]
-    real = [total(stretch, lambda row: row.real_tokens) for stretch in stretches]
-    critical = [total(stretch, lambda row: row.critical_tokens) for stretch in stretches]
-    figure, (left, right) = make_figure(11.0, 3.0, columns=2)
-    left.plot(places, [1 - a / b if b else 0.0 for a, b in zip(real, padded, strict=True)], color=COLOURS["paper"])
-    filled = [a / (summary.ranks * b) if b else 0.0 for a, b in zip(real, critical, strict=True)]
-    right.plot(places, filled, color=COLOURS["odb"])
-    for axis, title in ((left, "padding ratio"), (right, "efficiency")):
-        axis.set_title(title, loc="left", fontsize=11)
-        axis.set_xlabel("step")
-    left.set_ylim(bottom=0)
-    right.set_ylim(0, 1.02)
-    return figure
-
-
-def _plot_waits(rows: Sequence[StepRow], summary: Summary) -> Figure:
-    stretches = _split(rows)
-    places = [float(stretch.mean()) for stretch in stretches]
-    seconds = [
-        [sum(getattr(rows[i], name) for i in stretch.tolist()) for stretch in stretches]
-        for name in ("compute_s", "sync_wait_s", "collective_s", "data_wait_s")
+def _draw_spans(spans: Sequence[Span], begin_s: float, end_s: float, gap_s: tuple[float, float] | None = None) -> Spans:
+    lanes = _list_lanes([span for span in spans if span[4] > begin_s and span[3] < end_s])
+    shown = [
+        (lanes.index((rank, track)), name, round(max(begin, begin_s), 6), round(min(end, end_s), 6))
+        for rank, track, name, begin, end in spans
+        if end > begin_s and begin < end_s
     ]
-    wholes = [sum(parts) or 1.0 for parts in zip(*seconds, strict=True)]
-    shares = [[part / whole for part, whole in zip(parts, wholes, strict=True)] for parts in seconds]
-    figure, (left, right) = make_figure(11.0, 3.2, columns=2)
-    names = ("compute", "wait for ranks", "collective", "wait for data")
-    left.stackplot(places, *shares, labels=names, colors=[SPAN_COLOURS[name] for name in names])
-    left.set_ylim(0, 1)
-    left.set_title("share of the ranks' time", loc="left", fontsize=11)
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, frameon=False, fontsize=9)
-    queued = [sum(rows[i].queued_steps for i in part.tolist()) / (summary.ranks * len(part)) for part in stretches]
-    right.plot(places, queued, color=COLOURS["odb"])
-    right.set_ylim(0, max(summary.depth, *queued) * 1.05)
-    right.set_title("steps in the queue, mean over ranks", loc="left", fontsize=11)
-    for axis in (left, right):
-        axis.set_xlabel("step")
-    return figure
-
-
-def _plot_timeline(
-    spans: Sequence[Span], limits_s: tuple[float, float], *, fault: tuple[float, int | None] | None = None
-) -> Figure:
-    ranks = sorted({span[0] for span in spans})
-    tracks = [track for track in reversed(TRACKS) if any(span[1] == track for span in spans)]
-    figure, (axis,) = make_figure(11.0, 0.5 + 0.22 * len(ranks) * (len(tracks) + 1))
-    lanes: dict[tuple[int, str], float] = {}
-    for place, rank in enumerate(ranks):
-        for number, track in enumerate(tracks):
-            lanes[rank, track] = place * (len(tracks) + 0.8) + number
-    for name, colour in SPAN_COLOURS.items():
-        own = [span for span in spans if span[2] == name]
-        if own:
-            axis.barh(
-                [lanes[rank, track] for rank, track, *_ in own],
-                [span[4] - span[3] for span in own],
-                left=[span[3] for span in own],
-                height=0.8,
-                color=colour,
-                # An edge keeps short spans visible; the trainer's have no gap between them to tell them apart.
-                edgecolor="white" if own[0][1] == "trainer" else colour,
-                linewidth=0.4 if own[0][1] == "trainer" else 1.0,
-                label=name,
-            )
-    if fault is not None:
-        moment_s, struck = fault
-        axis.axvline(moment_s, color=FAULT_COLOUR, linewidth=1.2)
-        if struck in ranks and struck is not None:
-            heights = [lanes[struck, tracks[-1]]]
-            axis.plot([moment_s], heights, "X", markersize=9, color=FAULT_COLOUR, label=f"rank {struck}: the fault")
-    axis.set_yticks(list(lanes.values()), [_label_lane(rank, track, tracks) for rank, track in lanes], fontsize=8)
-    axis.tick_params(axis="y", length=0)
-    axis.invert_yaxis()
-    axis.set_xlim(*limits_s)
-    axis.set_xlabel("simulated seconds")
-    axis.grid(False)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=8, frameon=False, fontsize=9)
-    return figure
-
-
-def _label_lane(rank: int, track: str, tracks: Sequence[str]) -> str:
-    return f"rank {rank}   {track}" if track == tracks[0] else track
-
-
-Table = tuple[str, list[str], list[list[str]]]
-
-
-def write_compare_report(path: Path, terms: str, compared: Sequence[Compared], tables: Sequence[Table]) -> None:
-    """One page of a comparison: speed-up and efficiency of every policy on every trace, and the tables.
-
-    Raises: UsageError when matplotlib is missing.
-    """
-    reference = compared[0].reference.policy
-    cautions = summarize_cautions(caution for item in compared for caution in item.cautions)
-    report = Report("Policies compared", terms, cautions)
-    figure, (left, right) = make_figure(11.0, 1.6 + 0.55 * len(compared), columns=2)
-    _plot_dots(left, compared, lambda item, one: item.compute_speedup(one))
-    left.set_title(f"speed-up over {reference}", loc="left", fontsize=11)
-    _plot_dots(right, compared, lambda _, one: one.efficiency)
-    right.set_title("efficiency", loc="left", fontsize=11)
-    right.set_yticklabels([])
-    right.set_xlim(0, 1.0)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
-    report.add_figure(
-        figure,
-        "Further right is better. Circles and ours form batches online, squares have fixed batches, triangles know all lengths "
-        "before the run; packing also needs a model that keeps the samples of a row apart.",
+    used = {name for _, name, _, _ in shown}
+    return Spans(
+        lanes=[f"rank {rank} {track}" for rank, track in lanes],
+        kinds=[kind for kind in _KINDS if kind[0] in used],
+        spans=shown,
+        begin_s=begin_s,
+        end_s=end_s,
+        gap_s=gap_s,
     )
-    for title, header, rows in tables:
-        if len(tables) > 1:
-            report.add_heading(title)
-        else:
-            report.add_heading("Figures")
-            report.add_text(title)
-        report.add_table(header, rows)
-    report.write(path)
 
 
-def _plot_dots(axis: Axes, compared: Sequence[Compared], get: Callable[[Compared, Summary], float]) -> None:
-    names = [item.what.workload.name for item in compared]
-    policies = [summary.policy for summary in compared[0].summaries]
-    for number, policy in enumerate(policies):
-        # Each a little lower than the one before, so that equal values stay apart.
-        shift = 0.6 * (number / max(1, len(policies) - 1) - 0.5)
-        axis.plot(
-            [get(item, item.summaries[number]) for item in compared],
-            [place + shift for place in range(len(names))],
-            _MARKERS.get(policy, "^"),
-            markersize=8 if policy == "odb" else 6,
-            color=COLOURS.get(policy, f"C{number}"),
-            label=policy,
-        )
-    for place in range(1, len(names)):
-        axis.axhline(place - 0.5, color="#e6ebf0", linewidth=0.8)
-    axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.tick_params(axis="y", length=0)
-    axis.grid(False, axis="y")
-    axis.grid(axis="x", color="#e6ebf0")
+def _draw_shares(rows: Sequence[StepRow]) -> Lines:
+    stretches = np.array_split(np.arange(len(rows)), min(_STRETCHES, len(rows)))
+
+    def total(part: Sequence[int], get: Callable[[StepRow], float]) -> float:
+        return sum(get(rows[place]) for place in part)
+
+    parts = {
+        "compute": ("compute", lambda row: row.compute_s),
+        "wait for ranks": ("ranks", lambda row: row.sync_wait_s),
+        "wait for data": ("data", lambda row: row.data_wait_s),
+        "collective": ("collective", lambda row: row.collective_s),
+    }
+    sums = {name: [total(part.tolist(), get) for part in stretches] for name, (_, get) in parts.items()}
+    wholes = [sum(column) or 1.0 for column in zip(*sums.values(), strict=True)]
+    return Lines(
+        x_name="step",
+        x=[int(part[0]) for part in stretches],
+        series=[
+            Series(
+                name=name,
+                colour=parts[name][0],
+                values=[round(part / whole, 4) for part, whole in zip(values, wholes, strict=True)],
+            )
+            for name, values in sums.items()
+        ],
+        is_percent=True,
+        is_stack=True,
+    )
+
+
+def _show(value: str | int | float | None, unit: str) -> tuple[str, str]:
+    if isinstance(value, float):
+        return (f"{100 * value:,.1f}" if unit == "%" else f"{value:,.3f}", unit)
+    return f"{value:,}" if isinstance(value, int) else str(value), unit

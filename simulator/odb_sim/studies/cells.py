@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import sha256
+from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -26,10 +29,14 @@ from odb_sim.engine.cautions import About, Caution
 from odb_sim.engine.metrics import Summary
 from odb_sim.inputs.files import naming
 from odb_sim.inputs.lengths import Integers
+from odb_sim.inputs.rules import digest_rule
 from odb_sim.studies.processes import WorkerDied
 
 FILE: Final = "cells.ndjson"
 _TRIES: Final = 2
+_LOOK_EVERY_S: Final = 2.0
+_PARTS: Final = {"odb_ref": ("core", "arrays"), "odb_sim": ("inputs", "engine", "baselines", "studies")}
+"""The folders whose code decides what a simulation says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +49,10 @@ class Point:
     window_samples: int
     depth_steps: int = 8
     ramp_rounds: int | None = None
-    """None: the study's."""
+    """None: the study's; likewise the next two."""
+    max_age_rounds: int | None = None
+    cost: str | None = None
+    """By its name."""
     samples: int | None = None
     """Drawn for this simulation; None: those of the study."""
 
@@ -93,9 +103,24 @@ class Cell:
     simulate: Callable[[], Answer]
 
 
-def compute_key(arrays: Sequence[Integers], *settings: object) -> str:
-    """Returns a name for a simulation of these data with these settings by this version of the program."""
-    digest = sha256(repr((__version__, settings)).encode())
+@cache
+def compute_program_digest() -> str:
+    """Returns a digest of the program itself: what it simulates with may change while its version does not."""
+    digest = sha256(__version__.encode())
+    for package in ("odb_ref", "odb_sim"):
+        folder = resources.files(package)
+        for part in _PARTS[package]:
+            for path in sorted(Path(str(folder / part)).rglob("*.py")):
+                digest.update(f"{path.relative_to(str(folder))}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def compute_key(arrays: Sequence[Integers], policies: Iterable[str], *settings: object) -> str:
+    """Returns a name for a simulation of these data with these settings by this program; what an own rule's file says is a part
+    of its name, since that may change as well.
+    """
+    rules = [digest_rule(policy) for policy in policies]
+    digest = sha256(repr((compute_program_digest(), rules, settings)).encode())
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
@@ -130,6 +155,11 @@ class Store:
         if text and not text.endswith("\n"):
             self._file.write("\n")
 
+    @property
+    def is_lasting(self) -> bool:
+        """True where answers are written."""
+        return self._path is not None
+
     def find(self, key: str) -> Answer | None:
         """Returns the answer of a cell that has been run before."""
         return self._answers.get(key)
@@ -162,6 +192,20 @@ def _decode(data: dict[str, object]) -> Answer:
     )
 
 
+class ClusterGone(UsageError):
+    """Nobody is left who could simulate."""
+
+
+class WatchedExecutor(Executor):
+    """An executor whose workers are elsewhere, so that it may have none: `run_cells` looks after it while it waits."""
+
+    def check(self) -> None:
+        """Looks whether there is anybody.
+
+        Raises: UsageError when not.
+        """
+
+
 def run_cells(
     cells: Sequence[Cell],
     executor: Executor,
@@ -188,7 +232,12 @@ def run_cells(
                 tries[place] += 1
                 waiting[executor.submit(cells[place].simulate)] = place
             # What is done is kept at once, also where each cell is simulated while it is handed in.
-            for future in wait(waiting, timeout=0 if todo else None, return_when=FIRST_COMPLETED).done:
+            watched = executor if isinstance(executor, WatchedExecutor) else None
+            pause_s = 0 if todo else None if watched is None else _LOOK_EVERY_S
+            done = wait(waiting, timeout=pause_s, return_when=FIRST_COMPLETED).done
+            if watched is not None and not done and not todo:
+                watched.check()
+            for future in done:
                 place = waiting.pop(future)
                 try:
                     answers[place] = future.result()
@@ -197,15 +246,25 @@ def run_cells(
                     if isinstance(error, OdbError | OSError) and not isinstance(error, WorkerDied):
                         raise
                     # The process is gone, or a cluster says so in its own words.
+                    if watched is not None:
+                        watched.check()
                     if tries[place] < _TRIES:
                         todo.append(place)
                         continue
                     answers[place] = Failed(cells[place].point, " ".join(str(error).split())[:200] or repr(error))
                 if on_done is not None:
                     on_done(len(answers))
+    except ClusterGone as error:
+        kept = (
+            "are kept, and the same command goes on"
+            if store.is_lasting
+            else "are lost: with --out FOLDER they are kept"
+        )
+        raise UsageError(f"--executor {error}; {len(answers)} of {len(cells)} simulations {kept}") from error
     finally:
         for future in waiting:
-            future.cancel()
+            with suppress(Exception):  # a cluster that is gone has nothing to cancel
+                future.cancel()
     return [answers[place] for place in range(len(cells))]
 
 

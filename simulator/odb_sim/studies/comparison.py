@@ -16,13 +16,13 @@ from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_sim.baselines.plans import compute_batch_size
-from odb_sim.engine.cautions import Caution
+from odb_sim.engine.cautions import About, Caution
 from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.cells import Answer, Cell, Failed, Point, Store, compute_key, run_cells, split_failed
 from odb_sim.studies.processes import Local
-from odb_sim.studies.runs import Run, run
+from odb_sim.studies.runs import Run
 from odb_sim.studies.settings import list_costly
 from odb_sim.studies.sweep import simulate_run
 
@@ -31,9 +31,6 @@ FIXED_BATCH: Final = 4
 """Samples of the fixed batch whose memory is the limit, where none is given."""
 LEAST_WINDOW: Final = 256
 GROUPS_PER_WINDOW: Final = 16
-_MOST_TRIES: Final = 6
-_ALMOST: Final = 1.02
-"""Steps that hold so many times the global batch, in the mean, are let be."""
 
 
 def choose_budget(lengths: Lengths, batch_size: int = FIXED_BATCH) -> int:
@@ -84,6 +81,11 @@ class Compared:
         """What speed-ups are over: `standard` where it is among the policies, else the first."""
         return next((summary for summary in self.summaries if summary.policy == REFERENCE), self.summaries[0])
 
+    @property
+    def chosen(self) -> Summary:
+        """What the reference is compared with first: the first policy that is another."""
+        return next((summary for summary in self.summaries if summary is not self.reference), self.reference)
+
     def find_accumulated(self, summary: Summary) -> Summary:
         """Returns the same policy at one global batch."""
         return self.accumulated[self.summaries.index(summary)]
@@ -108,6 +110,7 @@ class Compared:
                 "accumulated_samples_per_s": one.samples_per_s,
                 "accumulated_samples_per_update": one.samples_per_update,
                 "accumulated_tokens_per_update": one.tokens_per_update,
+                "accumulated_steps_per_update": one.steps_per_update,
                 "accumulated_token_budget": one.token_budget,
             }
             for own, one in zip(self.summaries, self.accumulated, strict=True)
@@ -137,8 +140,6 @@ def compare(
     """
     executor = executor or Local()
     every = [replace(what, policy=policy) for what in runs for policy in policies]
-    for one in every:
-        _check_ranks(one)
     cells = [_make_cell(replace(one, global_batch=EVERY_STEP), _simulate_own) for one in every]
     own = run_cells(cells, executor, store=store, on_done=on_done)
     before = len(cells)
@@ -150,7 +151,7 @@ def compare(
         fitted.append(replace(what, global_batch=GlobalBatch(samples=ceil(max(1.0, most)))))
     at = [what if what.global_batch.goal is not None else fitted[number] for number, what in enumerate(runs)]
     todo = [replace(what, policy=policy) for what in at for policy in policies]
-    accumulated = run_cells([_make_cell(one, _simulate_fitted) for one in todo], executor, store=store, on_done=report)
+    accumulated = run_cells([_make_cell(one, simulate_run) for one in todo], executor, store=store, on_done=report)
     compared = []
     for number, what in enumerate(at):
         part = slice(number * len(policies), (number + 1) * len(policies))
@@ -163,8 +164,11 @@ def compare(
             raise UsageError(f"{what.workload.name}: every policy has failed")
         cautions = [
             Caution(caution.about, f"{what.workload.name}: {caution.text}")
-            for first, _ in pairs
-            for caution in first.cautions
+            for first, second in pairs
+            for caution in (
+                *first.cautions,
+                *[item for item in second.cautions if item.about in (About.UPDATE, About.FITTED)],
+            )
         ]
         summaries = tuple(first.summary for first, _ in pairs)
         compared.append(Compared(what, summaries, tuple(second.summary for _, second in pairs), tuple(cautions)))
@@ -181,14 +185,7 @@ def _make_cell(what: Run, simulate: Callable[[Run, Point], Answer]) -> Cell:
         depth_steps=what.depth_steps,
     )
     arrays = [workload.ids, workload.tokens, workload.supervised_tokens, workload.resources, workload.offsets]
-    return Cell(point, compute_key(arrays, simulate.__name__, what), partial(simulate, what, point))
-
-
-def _check_ranks(what: Run) -> None:
-    """Raises: UsageError when a global batch is less than a sample for each rank."""
-    goal, ranks = what.global_batch.samples, what.workload.ranks
-    if goal is not None and goal < ranks:
-        raise UsageError(f"a global batch of {goal:,} samples leaves some of {ranks:,} ranks without one")
+    return Cell(point, compute_key(arrays, [what.policy], simulate.__name__, what), partial(simulate, what, point))
 
 
 def _simulate_own(what: Run, point: Point) -> Answer:
@@ -196,23 +193,6 @@ def _simulate_own(what: Run, point: Point) -> Answer:
     answer = simulate_run(what, point)
     costly = [replace(caution, text=f"{what.policy}, {caution.text}") for caution in list_costly(what, answer.summary)]
     return replace(answer, cautions=(*answer.cautions, *costly))
-
-
-def _simulate_fitted(what: Run, point: Point) -> Answer:
-    """Returns the answer of a run whose steps hold no more than its global batch in the mean: with smaller batches where they
-    would.
-    """
-    goal, is_tokens = what.global_batch.goal, what.global_batch.tokens is not None
-    for _ in range(_MOST_TRIES):
-        own = run(replace(what, global_batch=EVERY_STEP)).summary
-        held = own.tokens_per_update if is_tokens else own.samples_per_update
-        if goal is None or held <= _ALMOST * goal or own.batch_size == 1:
-            break
-        if own.batch_size is not None:
-            what = replace(what, batch_size=max(1, int(own.batch_size * goal / held)))
-        else:
-            what = replace(what, budget_tokens=max(1, int(what.budget_tokens * goal / held)))
-    return simulate_run(what, point)
 
 
 def _shift(on_progress: Callable[[int], None], before: int) -> Callable[[int], None]:

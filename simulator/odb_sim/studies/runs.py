@@ -16,16 +16,18 @@ from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import RULES, TargetRule
 from odb_ref.core.batching.sizes import Sizes
-from odb_ref.core.config import DEPTH_STEPS, Config, Terms
+from odb_ref.core.config import DEPTH_STEPS, Config, Terms, choose_ramp
+from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Mode
-from odb_ref.trace.origin import Origin, OwnedLot, make_lot
+from odb_ref.trace.origin import Origin, OwnedLot, make_lot, place_lot
 from odb_ref.trace.writing import TraceWriter
 from odb_sim.baselines.figures import simulate_plan
 from odb_sim.baselines.peer import plan_peer
 from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankPlan, compute_batch_size
 from odb_sim.engine.cautions import Caution, list_cautions
+from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import COMPLETE, Settings, StepRow, Summary, compute_summary
 from odb_sim.engine.rounds import simulate_rounds
 from odb_sim.engine.timeline import Timeline
@@ -116,6 +118,11 @@ class Run(Terms):
             raise UsageError(f"policy {self.policy} does not run the protocol, so its budget cannot change")
         if self.batch_size is not None and self.batch_size < 1:
             raise UsageError(f"a batch holds at least 1 sample, got {self.batch_size}")
+        goal = self.global_batch.samples
+        if goal is not None and goal < self.workload.ranks:
+            raise UsageError(
+                f"a global batch of {goal:,} samples leaves some of {self.workload.ranks:,} ranks without one"
+            )
         self.conditions.check_ranks(self.workload.ranks)
         if self.starts and (not self.is_protocol or len(self.starts) != self.workload.ranks):
             raise UsageError(f"an epoch is resumed by every rank of the protocol: {len(self.starts)} starts given")
@@ -177,14 +184,24 @@ class Run(Terms):
             tag=f"seed={self.seed}",
         )
         shared_samples = self.workload.samples_total if self.sharding is Sharding.SHARED else None
-        return replace(self.apply(config), shared_samples=shared_samples)
+        return replace(self._choose_ramp().apply(config), shared_samples=shared_samples)
+
+    def _choose_ramp(self) -> Run:
+        """Returns the run with the ramp that it has, where it is not told one."""
+        if self.ramp_rounds is not None:
+            return self
+        samples = self.workload.samples_total / self.workload.ranks
+        return replace(self, ramp_rounds=choose_ramp(self.window_samples, samples))
 
     def open_trace(self, path: str | Path) -> TraceWriter:
         """Opens a trace of the run, which says how many samples there are. Spec: R9.6."""
         workload, is_shared = self.workload, self.sharding is Sharding.SHARED
         offsets = [0, workload.samples_total] if is_shared else workload.offsets.tolist()
-        lots = [make_lot(workload.ids[begin:end].tolist()) for begin, end in pairwise(offsets)]
-        inputs = tuple(OwnedLot(rank=None if is_shared else rank, lot=lot) for rank, lot in enumerate(lots))
+        shards = [workload.ids[begin:end].tolist() for begin, end in pairwise(offsets)]
+        inputs = tuple(
+            OwnedLot(rank=None if is_shared else rank, lot=make_lot(ids), order=place_lot(ids).digest)
+            for rank, ids in enumerate(shards)
+        )
         return TraceWriter(
             path,
             self.build_config(),
@@ -233,9 +250,10 @@ def run(
     *,
     observer: TimedObserver | None = None,
     timeline: Timeline | None = None,
+    fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Result:
-    """Simulates ``what``. ``on_progress`` hears after each step how many samples are done.
+    """Simulates ``what``. ``fill`` hears what each rank trains on, ``on_progress`` after each step how many samples are done.
 
     Raises: InvariantError when a property of the protocol does not hold, UsageError when ``what.driver`` cannot do it.
     """
@@ -245,6 +263,7 @@ def run(
     batch_size: int | None = None
     outcome, fault_s, abort_s, ended_s, policy, driver = COMPLETE, None, None, 0.0, what.policy, "plan"
     missed: tuple[Fault, ...] = ()
+    harmless: tuple[Fault, ...] = ()
     if what.is_protocol:
         config = what.build_config()
         policy = config.rule.name
@@ -258,6 +277,7 @@ def run(
             starts=what.starts,
             budget_schedule=what.budget_schedule,
             global_batch=what.global_batch,
+            fill=fill,
             on_progress=on_progress,
         )
     elif driver == Driver.EVENTS:
@@ -273,12 +293,15 @@ def run(
             global_batch=what.global_batch,
             observer=observer,
             timeline=timeline,
+            fill=fill,
             on_progress=on_progress,
         )
         outcome = world.run()
         rows, totals, abort_s = world.recorder.rows, world.recorder.compute_totals(), world.stage.abort_s
         fault_s, ended_s = world.stage.fault_s, world.stage.ended_s
         missed = tuple([fault for fault in what.conditions.faults if fault not in world.stage.acted])
+        if outcome.kind is OutcomeKind.COMPLETE:
+            harmless = tuple([fault for fault in what.conditions.faults if fault in world.stage.acted])
     else:
         if what.policy in FIXED_SIZE:
             batch_size = compute_batch_size(what.workload, _choose_planned_tokens(what))
@@ -293,6 +316,7 @@ def run(
             quota_samples=what.quota_samples,
             global_batch=what.global_batch,
             timeline=timeline,
+            fill=fill,
             on_progress=on_progress,
         )
     settings = Settings(
@@ -334,6 +358,7 @@ def run(
         has_window=what.rule is not None or has_window(what.policy),
         is_steady=what.budget_schedule is None,
         missed=missed,
+        harmless=harmless,
     )
     return Result(summary, rows, cautions)
 

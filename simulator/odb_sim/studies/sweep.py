@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.config import Terms
 from odb_ref.core.errors import InvariantError
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
@@ -22,6 +23,7 @@ from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.cells import Answer, Cell, Failed, Point, Store, compute_key, run_cells
+from odb_sim.studies.fitted import describe_fit, fit_batches
 from odb_sim.studies.runs import JOIN_ALL, Run, has_window, run
 
 _NO_LENGTHS: Final = Lengths("", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
@@ -87,7 +89,13 @@ class Grid:
             conditions=self.study.conditions,
         )
         terms = self.study.terms
-        return (terms if point.ramp_rounds is None else replace(terms, ramp_rounds=point.ramp_rounds)).apply(what)
+        if point.ramp_rounds is not None:
+            terms = replace(terms, ramp_rounds=point.ramp_rounds)
+        if point.max_age_rounds is not None:
+            terms = replace(terms, max_age_rounds=point.max_age_rounds)
+        if point.cost is not None and point.cost != terms.cost.name:
+            terms = replace(terms, cost=get_cost(point.cost))
+        return terms.apply(what)
 
 
 def build_points(
@@ -115,16 +123,17 @@ def simulate_point(grid: Grid, point: Point) -> Answer:
 
 
 def simulate_run(what: Run, point: Point) -> Answer:
-    """Returns the answer of one run, which ``point`` describes.
+    """Returns the answer of one run, which ``point`` describes, with smaller batches where its updates would hold too much.
 
     Raises: InvariantError, naming the point, when a property of the protocol does not hold.
     """
     try:
-        result = run(what)
+        fitted = fit_batches(what)
+        result = run(fitted)
     except InvariantError as error:
         raise InvariantError(error.invariant, f"{point}: {error.detail}") from None
     first_step_s = result.rows[0].data_wait_s / point.ranks if result.rows else 0.0
-    return Answer(point, result.summary, first_step_s, result.cautions)
+    return Answer(point, result.summary, first_step_s, (*result.cautions, *describe_fit(what, fitted)))
 
 
 def run_grid(
@@ -139,7 +148,7 @@ def run_grid(
     cells = [
         Cell(
             point,
-            compute_key(arrays, lengths.name, study, grid.batch_size, point),
+            compute_key(arrays, [point.policy], lengths.name, study, grid.batch_size, point),
             partial(simulate_point, grid, point),
         )
         for point in grid.points

@@ -1,4 +1,5 @@
-"""Finds token budget, window, depth and ramp: the cheapest setting whose epoch is within a tolerance of the fastest.
+"""Finds token budget, window, depth, ramp, age and balance: the cheapest setting whose epoch is within a tolerance of the
+fastest.
 
 What the settings cost
 ----------------------
@@ -9,58 +10,57 @@ single sample longer than that travels alone, so no setting makes it fit.
 window before it, collated, and what is released of the one before that, collated as well; then ``depth`` batches in the
 queue. With K samples of mean length L, padding ratio p and budget B these are ``K L + 2 K L / (1 - p) + D B`` tokens: an
 upper estimate. The **ramp** costs nothing: the first windows of an epoch are smaller by it, so that the first step comes
-sooner, and are grouped worse.
+sooner, and are grouped worse. Nor do the **age** that a sample may reach, and by what the ranks' steps are **balanced**.
+
+With a global batch (updates of so many samples, R16) windows, ramp and age have no say.
 
 What it judges by
 -----------------
 The epoch asked about, ends and all: its tokens a second, in simulations of that very epoch. Of an epoch of more than
-`LARGEST_JUDGED` samples, one of so many is judged, drawn from the same lengths.
-
-How it searches
----------------
-Every second window with every budget first, since these two go together; from the best of them, one dimension at a time, every
-value, until none is faster. Of everything tried, the setting with the least host memory within half of the tolerance is taken,
-and its next smaller neighbours are tried until none is good enough: the other half is for what the search may have missed.
+`LARGEST_JUDGED` samples, one of so many is judged, drawn from the same lengths; of one of updates, which only events can
+simulate, `LARGEST_UPDATES`.
 
 What else would be faster needs a choice of the user's, since it changes the batches, their order or what the model must know:
-packed rows, shared shards, the fullest first. Each is simulated at the recommendation, and shown beside it.
+packed rows, shared shards, another order, sizes that hardware likes. Each is tuned by itself, from the recommendation on, and
+shown beside it at what is best for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import count as count_from
-from itertools import product
 from typing import Final
 
+from odb_ref.core.batching.cost import TOKENS
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
-from odb_ref.core.config import RAMP_ROUNDS
+from odb_ref.core.batching.sizes import Sizes
+from odb_ref.core.config import RAMP_ROUNDS, choose_ramp
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.workload import Sharding
-from odb_sim.studies.cells import Answer, Failed, Point, Store, split_failed
+from odb_sim.studies.cells import Answer, Failed, Point, Store
+from odb_sim.studies.search import Dimensions, Search, Value, compute_host_tokens
 from odb_sim.studies.sweep import Grid, Study, run_grid
 
 LARGEST_WINDOW: Final = 4096
 LARGEST_JUDGED: Final = 1_000_000
-_KEPT_BACK: Final = 0.5
-"""This share of the tolerance is for what the search may have missed."""
+LARGEST_UPDATES: Final = 50_000
 DEPTHS: Final = (2, 4, 8, 16)
 """Not 1: the simulator hands a step over in no time, a real queue does not."""
 RAMPS: Final = tuple(range(RAMP_ROUNDS + 2))
+AGES: Final = (1, 2, 4, 8, 16)
 START_DEPTH: Final = 8
-_GAIN: Final = 1e-3
-"""A pass that gains less ends the search."""
-
-Dimensions = dict[str, tuple[int, ...]]
-DIMENSIONS: Final = {
-    "window": "window_samples",
-    "token budget": "budget_tokens",
-    "depth": "depth_steps",
-    "ramp": "ramp_rounds",
+NAMES: Final = {
+    "window_samples": ("window", "--window"),
+    "budget_tokens": ("token budget", "--token-budget"),
+    "depth_steps": ("depth", "--depth"),
+    "ramp_rounds": ("ramp", "--ramp"),
+    "max_age_rounds": ("age", "--max-age"),
+    "cost": ("balance", "--cost"),
 }
+"""What each setting is called, and its option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,11 @@ class Question:
             raise UsageError(f"tolerance must lie in 0..1, got {self.tolerance}")
 
     @property
+    def is_update(self) -> bool:
+        """True where the protocol forms updates of a fixed number of samples."""
+        return self.study.terms.update_samples is not None
+
+    @property
     def epoch_samples(self) -> int:
         """Samples of the epoch asked about."""
         return len(self.study.lengths) if self.study.samples is None else self.study.samples
@@ -100,26 +105,40 @@ class Question:
     @property
     def judged_samples(self) -> int | None:
         """How many samples are drawn for each simulation; None: the epoch's own."""
-        return LARGEST_JUDGED if self.epoch_samples > LARGEST_JUDGED else None
+        most = LARGEST_JUDGED
+        if (update := self.study.terms.update_samples) is not None:
+            most = max(1, LARGEST_UPDATES // update) * update
+        return most if self.epoch_samples > most else None
 
     def build_dimensions(self) -> Dimensions:
-        """Returns every value that is tried of each setting, ascending."""
-        return {
-            "window_samples": tuple(compute_ladder(min(self.window_max, self.shard_samples), 8)),
-            "budget_tokens": tuple(compute_budget_ladder(self.memory_tokens)),
-            "depth_steps": DEPTHS,
-            "ramp_rounds": RAMPS,
-        }
+        """Returns every value that is tried of each setting that has a say, ascending."""
+        depths = {"depth_steps": DEPTHS, "cost": self._list_costs()}
+        budgets = {"budget_tokens": tuple(compute_budget_ladder(self.memory_tokens))}
+        if self.is_update:
+            return {**depths, **budgets}
+        windows = {"window_samples": tuple(compute_ladder(min(self.window_max, self.shard_samples), 8))}
+        return {"ramp_rounds": RAMPS, **windows, **depths, "max_age_rounds": AGES, **budgets}
+
+    def _list_costs(self) -> tuple[str, ...]:
+        """Returns by what steps may be balanced: tokens, or what the cost model says that attention takes beside them."""
+        own, gpu = self.study.terms.cost, self.study.costs.gpu
+        if own != TOKENS or not gpu.per_token_s or self.study.costs.step_table.rows:
+            return (own.name,)
+        equal = gpu.per_token_s / gpu.per_token2_s if gpu.per_token2_s else 0.0
+        return (own.name, f"attention/{equal:.0f}") if 1 <= equal < 1e12 else (own.name,)
 
     def build_point(self) -> Point:
         """Returns where the search begins."""
+        window, ramp = min(self.window_max, self.shard_samples), self.study.terms.ramp_rounds
         return Point(
             policy=self.policy,
             ranks=self.ranks,
             budget_tokens=self.memory_tokens,
-            window_samples=self.build_dimensions()["window_samples"][-1],
+            window_samples=window,
             depth_steps=START_DEPTH,
-            ramp_rounds=self.study.terms.ramp_rounds,
+            ramp_rounds=choose_ramp(window, self.shard_samples) if ramp is None else ramp,
+            max_age_rounds=self.study.terms.max_age_rounds,
+            cost=self.study.terms.cost.name,
             samples=self.judged_samples,
         )
 
@@ -133,9 +152,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What needs a choice of the user's: its options, what the choice is, and the recommendation with it."""
+    """What needs a choice of the user's: its options, what it needs, and the best setting found with it."""
 
+    choice: str
     options: str
+    """Those of the choice, and of the setting."""
     needs: str
     answer: Answer
 
@@ -147,11 +168,8 @@ class Tuning:
     recommended: Answer
     best: Answer
     """The highest throughput of all that were tried."""
-    windows: tuple[Answer, ...]
-    """The trade-off over windows, at the recommended other settings; ascending. The next three likewise."""
-    budgets: tuple[Answer, ...]
-    depths: tuple[Answer, ...]
-    ramps: tuple[Answer, ...]
+    curves: Mapping[str, tuple[Answer, ...]]
+    """The trade-off over each setting, by the field of a point, at the recommended other settings; ascending."""
     tried: tuple[Answer, ...]
     reasons: tuple[str, ...]
     """Why each setting, a sentence each."""
@@ -160,13 +178,10 @@ class Tuning:
     samples_over_memory: int
     cautions: tuple[str, ...]
 
-
-def compute_host_tokens(answer: Answer) -> int:
-    """Returns the tokens that a rank's loader holds at most, by the model at the top of this module."""
-    summary, point = answer.summary, answer.point
-    largest_shard = -(-summary.samples_total // point.ranks)
-    window = min(point.window_samples, largest_shard) * summary.real_tokens / max(1, summary.samples_emitted)
-    return int(window + 2 * window / max(1e-9, 1 - summary.padding_ratio) + point.depth_steps * point.budget_tokens)
+    @property
+    def options(self) -> str:
+        """The command-line options of the recommendation."""
+        return list_options(self.recommended.point, self.curves)
 
 
 def compute_ladder(largest: int, smallest: int) -> list[int]:
@@ -196,181 +211,115 @@ def tune(
 
     Raises: UsageError when the question makes no sense.
     """
-    return _Search(question, executor, on_done, store).run()
+    counter = count_from(1)
 
+    def make_search(study: Study, dimensions: Dimensions) -> Search:
+        heard = None if on_done is None else (lambda _: on_done(next(counter)))
 
-class _Search:
-    """What was tried, and what is tried next."""
+        def simulate(points: Sequence[Point]) -> Sequence[Answer | Failed]:
+            return run_grid(Grid(study=study, points=tuple(points)), executor, heard, store=store)
 
-    def __init__(
-        self, question: Question, executor: Executor, on_done: Callable[[int], None] | None, store: Store | None
-    ) -> None:
-        self._question = question
-        self._executor = executor
-        self._on_done = on_done
-        self._count = count_from(1)
-        self._store = store
-        self._answers: dict[Point, Answer] = {}
-        self._failed: dict[Point, Failed] = {}
-        self._dimensions = question.build_dimensions()
+        return Search(simulate, dimensions, question.tolerance)
 
-    def run(self) -> Tuning:
-        self._begin()
-        self._climb()
-        return self._conclude(self._descend())
-
-    def _try(self, points: Sequence[Point]) -> None:
-        """Simulates those of ``points`` that have not been."""
-        known = self._answers.keys() | self._failed.keys()
-        new = [point for point in dict.fromkeys(points) if point not in known]
-        if new:
-            found, failed = split_failed(self._run(self._question.build_grid(new)))
-            self._answers |= {answer.point: answer for answer in found}
-            self._failed |= {item.point: item for item in failed}
-
-    def _run(self, grid: Grid) -> list[Answer | Failed]:
-        report = self._on_done
-        heard = None if report is None else (lambda _: report(next(self._count)))
-        return run_grid(grid, self._executor, heard, store=self._store)
-
-    def _get_best(self) -> Answer:
-        return max(self._answers.values(), key=lambda answer: answer.rate)
-
-    def _is_good(self, answer: Answer) -> bool:
-        return answer.rate >= self._get_best().rate * (1 - _KEPT_BACK * self._question.tolerance)
-
-    def _begin(self) -> None:
-        """Tries every second window with every budget."""
-        start, windows = self._question.build_point(), self._dimensions["window_samples"][::-2]
-        pairs = product(windows, self._dimensions["budget_tokens"])
-        self._try([start, *(replace(start, window_samples=window, budget_tokens=budget) for window, budget in pairs)])
-
-    def _climb(self) -> None:
-        """Tries every value of each dimension at the best so far, until that is fastest."""
-        before = 0.0
-        while (rate := self._get_best().rate) > before * (1 + _GAIN):
-            before = rate
-            for dimension in ("ramp_rounds", "window_samples", "depth_steps", "budget_tokens"):
-                self._try(self._list_line(self._get_best().point, dimension))
-
-    def _descend(self) -> Answer:
-        """Returns the cheapest good setting tried, once no single step down from it is good and its curves are complete."""
-        while True:
-            chosen = min(filter(self._is_good, self._answers.values()), key=_rank_cost)
-            tried = len(self._answers) + len(self._failed)
-            self._try([point for name in self._dimensions for point in self._list_line(chosen.point, name)])
-            if len(self._answers) + len(self._failed) == tried:
-                return chosen
-
-    def _list_line(self, point: Point, dimension: str) -> list[Point]:
-        return [_change(point, dimension, value) for value in self._dimensions[dimension]]
-
-    def _conclude(self, chosen: Answer) -> Tuning:
-        question = self._question
-        lengths = question.study.build_workload(question.ranks).tokens
-        curves = {name: self._get_curve(chosen.point, name) for name in self._dimensions}
-        return Tuning(
-            recommended=chosen,
-            best=self._get_best(),
-            windows=curves["window_samples"],
-            budgets=curves["budget_tokens"],
-            depths=curves["depth_steps"],
-            ramps=curves["ramp_rounds"],
-            tried=tuple(self._answers.values()),
-            reasons=self._explain(chosen, curves),
-            beside=self._look_beside(chosen.point),
-            failed=tuple(self._failed.values()),
-            samples_over_memory=int((lengths > question.memory_tokens).sum()),
-            cautions=self._list_cautions(),
-        )
-
-    def _look_beside(self, point: Point) -> tuple[Beside, ...]:
-        """Returns the recommendation with each choice that is the user's to make, fastest first."""
-        study, found = self._question.study, []
-        terms = study.terms
-        others: list[tuple[str, str, Study]] = []
-        packed = replace(study, terms=replace(terms, layout=Layout.PACKED)) if terms.layout is Layout.PADDED else None
-        shared = replace(study, sharding=Sharding.SHARED) if study.sharding is not Sharding.SHARED else None
-        if packed is not None:
-            needs = "attention that keeps the samples of a row apart"
-            others.append(("--layout packed", needs, packed))
-        if shared is not None:
-            others.append(("--shards shared", "one sampler order for all ranks", shared))
-        if packed is not None and shared is not None:
-            both = replace(packed, sharding=Sharding.SHARED)
-            others.append(("--layout packed --shards shared", "both", both))
-        if terms.order is not StepOrder.FULLEST:
-            fullest = replace(study, terms=replace(terms, order=StepOrder.FULLEST))
-            others.append(
-                ("--order fullest", "long and short samples need not be mixed over the steps of a round", fullest)
-            )
-        for options, needs, other in others:
-            (answer,) = self._run(Grid(study=other, points=(point,)))
-            if isinstance(answer, Answer):
-                found.append(Beside(options, needs, answer))
-        return tuple(sorted(found, key=lambda item: -item.answer.rate))
-
-    def _list_cautions(self) -> tuple[str, ...]:
-        question, found = self._question, []
-        largest = self._dimensions["window_samples"][-1]
-        if largest == question.shard_samples < question.window_max:
-            found.append(
-                f"no window above the {largest:,} samples of a rank was tried: for a longer data set, give its --samples"
-            )
-        if question.judged_samples is not None:
-            found.append(f"an epoch of {LARGEST_JUDGED:,} samples was judged in place of {question.epoch_samples:,}")
-        if self._failed:
-            found.append(f"{len(self._failed)} simulations failed, the first: {next(iter(self._failed.values()))}")
-        return tuple(found)
-
-    def _get_curve(self, point: Point, dimension: str) -> tuple[Answer, ...]:
-        """Returns the answers that differ from ``point`` in one dimension at most, ascending."""
-        line = [self._answers.get(other) for other in self._list_line(point, dimension)]
-        return tuple(answer for answer in line if answer is not None)
-
-    def _explain(self, chosen: Answer, curves: dict[str, tuple[Answer, ...]]) -> tuple[str, ...]:
-        best, question = self._get_best(), self._question
-        share = chosen.rate / best.rate
-        memory = compute_host_tokens(chosen) / max(1, compute_host_tokens(best))
-        reasons = [
-            f"{share:.2%} of the best throughput tried ({best.rate:,.0f} tokens/s at {describe_point(best.point)}), "
-            f"with {memory:.0%} of its host memory; the tolerance is {question.tolerance:.2%}, half of it kept back"
-        ]
-        for name, dimension in DIMENSIONS.items():
-            value = getattr(chosen.point, dimension)
-            smaller = [answer for answer in curves[dimension] if getattr(answer.point, dimension) < value]
-            if not smaller:
-                reasons.append(f"{name} {value:,}: the smallest tried is good enough")
-                continue
-            below = smaller[-1]
-            loss = 1 - below.rate / best.rate
-            reasons.append(
-                f"{name} {value:,}: the next smaller, {getattr(below.point, dimension):,}, is {loss:.2%} below the best"
-            )
-        return tuple(reasons)
-
-
-def describe_point(point: Point) -> str:
-    """Returns what is tuned of a setting."""
-    return (
-        f"budget {point.budget_tokens:,}, window {point.window_samples:,}, depth {point.depth_steps}, ramp "
-        f"{point.ramp_rounds}"
+    dimensions = question.build_dimensions()
+    search = make_search(question.study, dimensions)
+    chosen = search.run(question.build_point())
+    coarse = {
+        name: values for name, values in dimensions.items() if name in ("window_samples", "budget_tokens", "cost")
+    }
+    beside = []
+    for options, needs, study in list_choices(question):
+        own = make_search(study, coarse).improve(chosen.point)
+        beside.append(Beside(options, f"{options} {list_options(own.point, coarse)}", needs, own))
+    curves = {name: tuple(search.list_line(chosen.point, name)) for name in dimensions}
+    lengths = question.study.build_workload(question.ranks).tokens
+    return Tuning(
+        recommended=chosen,
+        best=search.best,
+        curves=curves,
+        tried=tuple(search.answers.values()),
+        reasons=_explain(question, chosen, search.best, curves),
+        beside=tuple(sorted(beside, key=lambda item: -item.answer.rate)),
+        failed=tuple(search.failed.values()),
+        samples_over_memory=int((lengths > question.memory_tokens).sum()),
+        cautions=_list_cautions(question, chosen, tuple(search.failed.values())),
     )
 
 
-def _change(point: Point, dimension: str, value: int) -> Point:
-    match dimension:
-        case "window_samples":
-            return replace(point, window_samples=value)
-        case "budget_tokens":
-            return replace(point, budget_tokens=value)
-        case "ramp_rounds":
-            return replace(point, ramp_rounds=value)
-        case _:
-            return replace(point, depth_steps=value)
+def list_choices(question: Question) -> Iterator[tuple[str, str, Study]]:
+    """Yields each choice that is the user's: its options, what it needs, and the study with it."""
+    study, terms = question.study, question.study.terms
+    packed = replace(study, terms=replace(terms, layout=Layout.PACKED, sizes=Sizes.ANY))
+    is_padded, is_own = terms.layout is Layout.PADDED, study.sharding is not Sharding.SHARED
+    if is_padded:
+        yield "--layout packed", "attention that keeps the samples of a row apart", packed
+    if is_own:
+        yield "--shards shared", "one sampler order for all ranks", replace(study, sharding=Sharding.SHARED)
+    if is_padded and is_own:
+        yield "--layout packed --shards shared", "both", replace(packed, sharding=Sharding.SHARED)
+    if terms.order is not StepOrder.FULLEST and not question.is_update:
+        needs = "long and short samples need not be mixed over the steps of a round"
+        yield "--order fullest", needs, replace(study, terms=replace(terms, order=StepOrder.FULLEST))
+    if terms.order is not StepOrder.SAMPLER and terms.sizes is Sizes.ANY:
+        needs = "nothing: batches of neighbours, in the sampler's order, as a curriculum wants them"
+        yield "--order sampler", needs, replace(study, terms=replace(terms, order=StepOrder.SAMPLER))
+    if terms.sizes is Sizes.ANY and is_padded and terms.order is not StepOrder.SAMPLER:
+        for sizes in (Sizes.THREES, Sizes.POWERS):
+            needs = "nothing: fewer shapes, for compiled models and kernels"
+            yield f"--sizes {sizes}", needs, replace(study, terms=replace(terms, sizes=sizes))
 
 
-def _rank_cost(answer: Answer) -> tuple[float, ...]:
-    """Returns what sorts the cheapest first, and of settings that cost the same the fastest."""
-    point = answer.point
-    return compute_host_tokens(answer), point.window_samples, point.budget_tokens, point.depth_steps, -answer.rate
+def _list_cautions(question: Question, chosen: Answer, failed: Sequence[Failed]) -> tuple[str, ...]:
+    found = []
+    largest = min(question.window_max, question.shard_samples)
+    if largest == question.shard_samples < question.window_max and not question.is_update:
+        found.append(
+            f"no window above the {largest:,} samples of a rank was tried: for a longer data set, give its --samples"
+        )
+    if (judged := question.judged_samples) is not None:
+        found.append(f"an epoch of {judged:,} samples was judged in place of {question.epoch_samples:,}")
+    if question.study.global_batch.goal is None:
+        found.append(
+            f"every step is an update here, of {chosen.summary.samples_per_update:,.0f} samples with the recommendation and of "
+            "others with other settings: with --global-batch N all are judged at updates of N samples"
+        )
+    if failed:
+        found.append(f"{len(failed)} simulations failed, the first: {failed[0]}")
+    return tuple(found)
+
+
+def _explain(
+    question: Question, chosen: Answer, best: Answer, curves: Mapping[str, tuple[Answer, ...]]
+) -> tuple[str, ...]:
+    share = chosen.rate / best.rate
+    memory = compute_host_tokens(chosen) / max(1, compute_host_tokens(best))
+    reasons = [
+        f"{share:.2%} of the best throughput tried ({best.rate:,.0f} tokens/s at {describe_point(best.point, curves)}), "
+        f"with {memory:.0%} of its host memory; the tolerance is {question.tolerance:.2%}, half of it kept back"
+    ]
+    for name, curve in curves.items():
+        value = getattr(chosen.point, name)
+        at = next(place for place, answer in enumerate(curve) if answer is chosen)
+        title = f"{NAMES[name][0]} {_show(value)}"
+        if not at:
+            reasons.append(f"{title}: the smallest tried is good enough")
+            continue
+        below = curve[at - 1]
+        loss = 1 - below.rate / best.rate
+        reasons.append(f"{title}: the next smaller, {_show(getattr(below.point, name))}, is {loss:.2%} below the best")
+    return tuple(reasons)
+
+
+def _show(value: Value) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
+
+
+def describe_point(point: Point, names: Mapping[str, object]) -> str:
+    """Returns what is tuned of a setting, of those in ``names``."""
+    return ", ".join(f"{NAMES[name][0]} {_show(getattr(point, name))}" for name in NAMES if name in names)
+
+
+def list_options(point: Point, names: Mapping[str, object]) -> str:
+    """Returns the options of what is tuned, of those in ``names``."""
+    given = [(NAMES[name][1], getattr(point, name)) for name in NAMES if name in names]
+    return " ".join(f"{option} {value}" for option, value in given if value not in (TOKENS.name, None))

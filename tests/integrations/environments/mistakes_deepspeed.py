@@ -237,7 +237,12 @@ def trainer(folder: Path, config: dict[str, Any], *, odb: Any = (), **settings: 
         **(arguments | settings),
     )
     pretend()
-    options = ODBOptions(token_budget=BUDGET_TOKENS, loader=nested(**(OPTIONS | {"shard": "given"})), **dict(odb))
+    options = ODBOptions(
+        token_budget=BUDGET_TOKENS,
+        update_samples=None,
+        loader=nested(**(OPTIONS | {"shard": "given"})),
+        **dict(odb),
+    )
     made = Evaluated(
         model=Model(),
         args=args,

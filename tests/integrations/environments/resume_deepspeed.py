@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def train_accelerate(stage: int, folder: Path, is_resumed: bool) -> dict[str, An
     return log.describe(engine.module)
 
 
-def train_trainer(stage: int, folder: Path, checkpoint: str | None) -> dict[str, Any]:
+def train_trainer(stage: int, folder: Path, checkpoint: str | None, *, is_exact: bool) -> dict[str, Any]:
     args = TrainingArguments(
         output_dir=str(folder),
         use_cpu=False,
@@ -120,12 +121,15 @@ def train_trainer(stage: int, folder: Path, checkpoint: str | None) -> dict[str,
         logging_steps=1,
         remove_unused_columns=False,
         gradient_accumulation_steps=2,
-        deepspeed=make_config(stage, 2) | {"train_micro_batch_size_per_gpu": 8},
+        per_device_train_batch_size=4,
+        deepspeed=make_config(stage, 2) | {"train_micro_batch_size_per_gpu": "auto"},
         **resuming.SETTINGS,
     )
     pretend()
-    odb = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=6, loader=nested(**(OPTIONS | {"shard": "given"})))
-    trainer = Recorder(model=Model(), args=args, train_dataset=make_data(), data_collator=collate, odb=odb)
+    free = {"update_samples": None, "updates_per_epoch": 6, "loader": nested(**(OPTIONS | {"shard": "given"}))}
+    odb = ODBOptions(token_budget=BUDGET_TOKENS, **({} if is_exact else free))
+    data = Samples(range(sum(SIZES))) if is_exact else make_data()
+    trainer = Recorder(model=Model(), args=args, train_dataset=data, data_collator=collate, odb=odb)
     trainer.train(resume_from_checkpoint=checkpoint and str(folder / checkpoint))
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     whole = get_whole(trainer.model)
@@ -134,10 +138,11 @@ def train_trainer(stage: int, folder: Path, checkpoint: str | None) -> dict[str,
 
 def resume(kind: str, stage: int, folder: Path) -> dict[str, Any]:
     """A whole training, and what goes on from its middle."""
-    if kind == "trainer":
-        return resuming.go_on(lambda checkpoint: train_trainer(stage, folder, checkpoint))
-    train = {"plain": train_plain, "accelerate": train_accelerate}[kind]
-    return {"whole": train(stage, folder, False), "steps": [AT], "parts": [train(stage, folder, True)]}
+    if kind.startswith("trainer"):
+        train = partial(train_trainer, stage, folder, is_exact=kind == "trainer updates")
+        return resuming.go_on(train)
+    by_hand = {"plain": train_plain, "accelerate": train_accelerate}[kind]
+    return {"whole": by_hand(stage, folder, False), "steps": [AT], "parts": [by_hand(stage, folder, True)]}
 
 
 def change_stages(folder: Path) -> dict[str, Any]:

@@ -43,5 +43,5 @@ def run_script(variable: str, packages: str, script: str, folder: Path, ranks: i
         )
         if ABORTED not in done.stderr:
             break
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-12000:]
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]

@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ from tests.integrations.common import (
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 CPU = torch.device("cpu")
+UPDATE_SAMPLES = 8
+"""Of an update, in the kinds that end in "updates": of 31 samples the last holds 7."""
 
 
 @dataclass
@@ -87,15 +90,23 @@ def get_whole(model: Any) -> list[float]:
         return torch.cat([parameter.detach().flatten().double() for parameter in model.parameters()]).tolist()
 
 
-def train_plain(stage: int, steps: int) -> Any:
+def make_loader(*, is_exact: bool, steps: int = 1, **options: Any) -> ODBDataLoader:
+    """One whose updates hold so many samples of all ranks, or so many full steps."""
+    if is_exact:
+        options |= {"update_samples": UPDATE_SAMPLES, "timeout_s": 20, "shuffle": False}
+    else:
+        options = OPTIONS | {"shard": "given", "accumulation_steps": steps} | options
+    data = Samples(range(sum(SIZES))) if is_exact else make_data()
+    return ODBDataLoader(data, token_budget=BUDGET_TOKENS, collate_fn=collate, **nested(**options))
+
+
+def train_plain(stage: int, steps: int = 1, *, is_exact: bool = False) -> Any:
     """Whoever is to divide: with windows the loader's weights expect it of DeepSpeed, without it of nobody."""
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=make_config(stage, steps))
-    options = OPTIONS | {"shard": "given", "collate_fn": collate, "accumulation_steps": steps}
-    options["trainer_divides_loss"] = steps > 1
     log = Log()
-    with ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
+    with make_loader(is_exact=is_exact, steps=steps, trainer_divides_loss=steps > 1) as loader:
         for batch, info in loader.steps():
             loss = engine(batch["input_ids"], batch["labels"])["loss"]
             backward(engine, loss, info)
@@ -111,15 +122,14 @@ def pretend() -> None:
     PartialState._shared_state |= {"distributed_type": DistributedType.DEEPSPEED, "device": CPU}
 
 
-def train_accelerate(stage: int) -> Any:
+def train_accelerate(stage: int, *, is_exact: bool = False) -> Any:
     pretend()
     accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=make_config(stage, 1)))
     assert accelerator.distributed_type is DistributedType.DEEPSPEED
     model = Model()
     engine, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
-    options = OPTIONS | {"shard": "given", "accumulation_steps": 2, "collate_fn": collate}
     log = Log()
-    with ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
+    with make_loader(is_exact=is_exact, steps=2) as loader:
         for batch in accelerator.prepare(loader):
             info = pop_step_info(batch)
             with accumulate(accelerator, engine, info):
@@ -152,7 +162,8 @@ class Recorder(ODBTrainer):
         return loss
 
 
-def train_trainer(stage: int, folder: Path) -> Any:
+def train_trainer(stage: int, folder: Path, *, is_exact: bool = False) -> Any:
+    """By default, with the updates of the plain Trainer, or in the free mode."""
     args = TrainingArguments(
         output_dir=str(folder),
         use_cpu=False,
@@ -166,11 +177,15 @@ def train_trainer(stage: int, folder: Path) -> Any:
         save_strategy="no",
         num_train_epochs=1,
         gradient_accumulation_steps=2,
-        deepspeed=make_config(stage, 2) | {"train_micro_batch_size_per_gpu": 8},
+        per_device_train_batch_size=UPDATE_SAMPLES // 2 // dist.get_world_size(),
+        accelerator_config={"even_batches": False},
+        deepspeed=make_config(stage, 2) | {"train_micro_batch_size_per_gpu": "auto"},
     )
     pretend()  # not before: the arguments would take every rank for the first
-    odb = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=3, loader=nested(**(OPTIONS | {"shard": "given"})))
-    trainer = Recorder(model=Model(), args=args, train_dataset=make_data(), data_collator=collate, odb=odb)
+    free = {"update_samples": None, "updates_per_epoch": 3, "loader": nested(**(OPTIONS | {"shard": "given"}))}
+    odb = ODBOptions(token_budget=BUDGET_TOKENS, **({} if is_exact else free))
+    data = Samples(range(sum(SIZES))) if is_exact else make_data()
+    trainer = Recorder(model=Model(), args=args, train_dataset=data, data_collator=collate, odb=odb)
     assert trainer.args.process_index == dist.get_rank()
     trainer.set_odb(replace(odb, survives_out_of_memory=True))
     with pytest.raises(UsageError, match="not with DEEPSPEED: its engine has collectives of its own"):
@@ -190,10 +205,13 @@ def main() -> None:
     said: list[str] = []
     for stage in (1, 2, 3):
         runs = {
-            "plain": lambda stage=stage: train_plain(stage, 1),
-            "windows": lambda stage=stage: train_plain(stage, 2),
-            "accelerate": lambda stage=stage: train_accelerate(stage),
-            "trainer": lambda stage=stage: train_trainer(stage, folder),
+            "plain": partial(train_plain, stage),
+            "windows": partial(train_plain, stage, 2),
+            "plain updates": partial(train_plain, stage, is_exact=True),
+            "accelerate": partial(train_accelerate, stage),
+            "accelerate updates": partial(train_accelerate, stage, is_exact=True),
+            "trainer": partial(train_trainer, stage, folder),
+            "trainer updates": partial(train_trainer, stage, folder, is_exact=True),
         }
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

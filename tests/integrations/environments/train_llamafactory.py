@@ -6,6 +6,7 @@ process with its own loss.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -16,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from llamafactory.train import tuner
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainerCallback
 
+from odb_ref.integrations.hf import ODBTrainer
 from odb_ref.integrations.llamafactory import run_exp
 from odb_ref.torch import UsageError
+from tests.integrations.common import restore_on_processors
 from tests.integrations.environments import resuming
 
 WORDS = 40
@@ -69,7 +73,8 @@ class Recorder:
     failures = 0
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        self.batches.append((inputs["odb_step_info"], inputs["input_ids"].clone()))
+        if "odb_step_info" in inputs:  # and not a whole update
+            self.batches.append((inputs["odb_step_info"], inputs["input_ids"].clone()))
         return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,19 +91,11 @@ class Keeper(TrainerCallback):
 
     trainer: Any = None
 
-    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Its Accelerate calls the processor of a rank "cpu:0", where torch restores no optimizer's state.
-        found = vars(args)
-        found |= {key: torch.device("cpu") for key, value in found.items() if isinstance(value, torch.device)}
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        import gc
-
-        from odb_ref.integrations.hf import ODBTrainer
-
-        (trainer,) = [item for item in gc.get_objects() if isinstance(item, ODBTrainer) and item.state is state]
-        trainer.__class__ = type("Recorded", (Recorder, type(trainer)), {})
+        (trainer,) = [item for item in gc.get_objects() if isinstance(item, Trainer) and item.state is state]
         trainer.batches = []
+        if isinstance(trainer, ODBTrainer):
+            trainer.__class__ = type("Recorded", (Recorder, type(trainer)), {})
         Keeper.trainer = trainer
 
 
@@ -130,16 +127,23 @@ def train(folder: Path, stage: str, **settings: Any) -> dict[str, Any]:
         "flash_attn": "disabled",
         "disable_gradient_checkpointing": True,
         "overwrite_cache": True,
-        "odb_window": 12,
-        "odb_timeout_s": 30,
         **settings,
     }
-    run_exp(args, [Keeper()])
+    if os.environ.get("ODB_PLAIN"):
+        tuner.run_exp(args, [Keeper()])
+    else:
+        run_exp(args, [Keeper()])
     trainer = Keeper.trainer
+    if "ODB_PLAIN" in os.environ:
+        return resuming.describe(trainer, []) | {"steps": trainer.state.max_steps}
     sampled = [[] if info.is_idle else describe(ids, stage) for info, ids in trainer.batches]
     state = trainer.state
     if args["save_strategy"] != "no":
-        return resuming.describe(trainer, sampled)
+        updates: list[list[str]] = [[]]
+        for (info, _), samples in zip(trainer.batches, sampled, strict=True):
+            updates[-1] += samples
+            updates += [[]] if info.is_update_end else []
+        return resuming.describe(trainer, updates[:-1])
     return {
         "samples": sorted(show(sample) for sample in trainer.train_dataset),
         "batches": sampled,
@@ -205,6 +209,7 @@ def main() -> None:
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     sys.argv = sys.argv[:1]
     torch.set_num_threads(1)
+    restore_on_processors()
     own = folder / f"rank-{rank}"  # the ranks do not wait for one another to write
     own.mkdir(exist_ok=True)
     make_files(own)

@@ -38,6 +38,8 @@ from tests.integrations.environments import resuming
 WORDS = 40
 COUNT = 31
 RATE = 0.3
+FREE = {"update_samples": None, "window": 12, "timeout_s": 30}
+"""The free mode, whose updates hold what one process can train on again."""
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
@@ -66,9 +68,9 @@ def make_texts() -> Any:
     return Dataset.from_list(rows)
 
 
-def make_pairs() -> Any:
+def make_pairs(count: int = COUNT) -> Any:
     rows = []
-    for number in range(COUNT):
+    for number in range(count):
         choose = random.Random(number)
         texts = {"prompt": draw(choose, 6), "chosen": draw(choose, 9), "rejected": draw(choose, 14)}
         rows.append({name: " " + " ".join(f"word{word}" for word in words) for name, words in texts.items()})
@@ -81,7 +83,8 @@ class Recorder:
     failures = 0
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        self.batches.append((inputs["odb_step_info"], {k: v for k, v in inputs.items() if torch.is_tensor(v)}))
+        if "odb_step_info" in inputs:  # and not a whole update
+            self.batches.append((inputs["odb_step_info"], {k: v for k, v in inputs.items() if torch.is_tensor(v)}))
         return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +109,7 @@ def get_weights(model: Any) -> Any:
 
 
 def train(make: Any, key: str, **options: Any) -> dict[str, Any]:
-    trainer = record(configure_trainer(make(), **nested(evaluation={}, window=12, timeout_s=30, **options)))
+    trainer = record(configure_trainer(make(), **nested(evaluation={}, **FREE, **options)))
     trainer.train()
     numbers = list_samples(trainer, key)
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -133,16 +136,33 @@ def list_samples(trainer: Any, key: str) -> list[list[str]]:
 
 
 def resume(make: Any, folder: Path, key: str, **options: Any) -> dict[str, Any]:
-    """Two epochs, and again from the middle of each."""
+    """Two epochs, and again from the middle of each: the samples of each update."""
 
     def train(checkpoint: str | None) -> dict[str, Any]:
-        trainer = record(
-            configure_trainer(make(folder, **resuming.SETTINGS), **nested(window=12, timeout_s=30, **options))
-        )
+        trainer = record(configure_trainer(make(folder, **resuming.SETTINGS), **nested(**options)))
         trainer.train(resume_from_checkpoint=checkpoint and str(folder / checkpoint))
-        return resuming.describe(trainer, list_samples(trainer, key))
+        updates: list[list[str]] = [[]]
+        for (info, _), samples in zip(trainer.batches, list_samples(trainer, key), strict=True):
+            updates[-1] += samples
+            updates += [[]] if info.is_update_end else []
+        return resuming.describe(trainer, updates[:-1])
 
     return resuming.go_on(train)
+
+
+LOGGED = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_tokens", "train_loss")
+"""What is logged of updates. TRL's metrics are means over micro-batches, which are others here."""
+
+
+def compare_plain(make: Any, **options: Any) -> list[Any]:
+    """What TRL's own trainer logs, and ours by default, with the weights in the end."""
+    found = []
+    for is_ours in (False, True):
+        trainer = configure_trainer(make(), **options) if is_ours else make()
+        trainer.train()
+        logs = [{key: entry[key] for key in LOGGED if key in entry} for entry in trainer.state.log_history]
+        found.append([logs, trainer.state.max_steps, get_weights(trainer.model).tolist()])
+    return found
 
 
 def compare(trainer: Any, plain: Any, steps: list[tuple[bool, list[str]]]) -> float:
@@ -213,16 +233,17 @@ def make_sft(folder: Path, *, steps: int = 1, **settings: Any) -> Any:
     return SFTTrainer(make_model(), args, train_dataset=texts, eval_dataset=texts, processing_class=make_tokenizer())
 
 
-def make_dpo(folder: Path, **settings: Any) -> Any:
+def make_dpo(folder: Path, *, count: int = COUNT, **settings: Any) -> Any:
     args = DPOConfig(output_dir=str(folder), **(COMMON | settings))
-    pairs = make_pairs()
+    pairs = make_pairs(count)
     return DPOTrainer(
         make_model(), make_model(), args, train_dataset=pairs, eval_dataset=pairs, processing_class=make_tokenizer()
     )
 
 
-def make_reward(folder: Path) -> Any:
-    args = RewardConfig(output_dir=str(folder), max_length=None, center_rewards_coefficient=0.1, **COMMON)
+def make_reward(folder: Path, **settings: Any) -> Any:
+    settings = COMMON | {"max_length": None, "center_rewards_coefficient": 0.1} | settings
+    args = RewardConfig(output_dir=str(folder), **settings)
     torch.manual_seed(0)
     model = LlamaForSequenceClassification(
         LlamaConfig(vocab_size=WORDS, num_labels=1, attn_implementation="eager", pad_token_id=0, **SIZES)
@@ -242,7 +263,7 @@ def read_stream(folder: Path) -> list[str]:
     args = SFTConfig(output_dir=str(folder), max_steps=20, max_length=20, **COMMON)
     texts = make_texts().to_iterable_dataset(num_shards=3)
     made = SFTTrainer(make_model(), args, train_dataset=texts, processing_class=make_tokenizer())
-    trainer = record(configure_trainer(made, **nested(window=12, timeout_s=30)))
+    trainer = record(configure_trainer(made, **nested(**FREE)))
     trainer.train()
     first = [batch for info, batch in trainer.batches if info.epoch == 0 and not info.is_idle]
     return [text for batch in first for text in describe(batch, "texts")]
@@ -281,16 +302,32 @@ def resume_all(folder: Path) -> dict[str, Any]:
     free = partial(make_sft, steps=2, max_length=None, padding_free=True)
     return {
         "sft": resume(sft, folder / "sft", "texts"),
-        "padding_free": resume(free, folder / "free", "texts", token_budget=60),
+        "padding_free": resume(free, folder / "free", "texts", token_budget=60, **FREE),
         "dpo": resume(dpo, folder / "dpo", "pairs"),
     }
+
+
+def compare_all(folder: Path) -> dict[str, Any]:
+    settings = {"num_train_epochs": 2, "learning_rate": 0.05, "lr_scheduler_type": "linear"}
+    packed = {"steps": 2, "max_length": None, "padding_free": True}
+    windows = {"max_length": 20, "gradient_accumulation_steps": 2}
+    return {
+        "sft": compare_plain(lambda: make_sft(folder, steps=2, max_length=20, **settings)),
+        "padding_free": compare_plain(lambda: make_sft(folder, **packed, **settings), token_budget=60),
+        "reward": compare_plain(lambda: make_reward(folder, **settings), token_budget=160),
+        "dpo": compare_plain(lambda: make_dpo(folder, count=32, **windows, **settings)),
+        "dpo, an uneven end": compare_plain(lambda: make_dpo(folder, **windows, **settings)),
+    }
+
+
+TASKS = {"resume": resume_all, "compare": compare_all}
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    found = (resume_all if os.environ.get("ODB_TASK") == "resume" else train_all)(folder)
+    found = TASKS.get(os.environ.get("ODB_TASK", ""), train_all)(folder)
     rank = dist.get_rank() if dist.is_initialized() else 0
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
     if dist.is_initialized():

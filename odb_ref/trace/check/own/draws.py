@@ -76,16 +76,16 @@ class RankDraws:
     def begin(self, round_: int = 0) -> None:
         """Begins an epoch, or with updates any of them: all want the first window, and nobody has anything."""
         if self._total is not None:
-            update = round_ // self._settings.portions
-            self.first = self.drawn = update * (self._settings.update_samples or 0)
-            first = 0 if self._settings.update_samples else self._settings.compute_window_samples(0)
-            self._draw([first] * self._settings.world_size, self._total, round_)
+            self.first = self.drawn = min(
+                self._total, round_ // self._settings.rounds * (self._settings.update_samples or 0)
+            )
+            self._draw([self._settings.compute_window_samples(0)] * self._settings.world_size, self._total, round_)
 
     def resume(self, first: int, count: int, drawn: int, round_: int) -> Iterator[Judgement]:
         """Begins ``round_`` with what was drawn for it, by all ``drawn`` places. Yields what is judged of it. Spec: R14.6."""
         if self._total is None:
             return
-        is_begin = round_ == 0 or (self._settings.update_samples and round_ % self._settings.portions == 0)
+        is_begin = round_ == 0 or (self._settings.update_samples and round_ % self._settings.rounds == 0)
         is_first = first == count == drawn == 0 and bool(is_begin)
         is_possible = 0 <= first <= first + count <= drawn <= self._total and (drawn > 0 or is_first)
         what = f"is resumed in round {round_} with {count} places from {first} on, {drawn} of {self._total} drawn"
@@ -134,6 +134,8 @@ class RankDraws:
     def _draw(self, wants: Sequence[int], total: int, round_: int) -> None:
         left = total - self.drawn
         if self._settings.update_samples is not None:
+            if round_ % self._settings.rounds == 0:
+                return  # nothing is drawn in the first round of an update
             wants, left = share_portion(wants, self.drawn, total, round_, self._settings)
         shares = share_out(wants, left)
         first = self.drawn + sum(shares[: self._rank])

@@ -67,15 +67,17 @@ def _iterate_groups(rows: Rows, settings: Settings) -> Iterator[Rows]:
     """Yields the padded groups of a window, in the order of R2.1."""
     group: Rows = []
     used = [0] * len(settings.limits)
+    held = 0
     for row in sorted(rows, key=itemgetter(2, 1)):
         costs = row[4:]
-        fits = (len(group) + 1) * row[2] <= settings.budget_tokens and all(
-            have + more <= limit for have, more, limit in zip(used, costs, settings.limits, strict=False)
-        )
+        padding = len(group) * row[2] - held
+        fits = (len(group) + 1) * row[2] <= settings.budget_tokens and padding <= settings.most_padding
+        fits &= all(have + more <= limit for have, more, limit in zip(used, costs, settings.limits, strict=False))
         if group and not fits:
             yield group
-            group, used = [], [0] * len(used)
+            group, used, held = [], [0] * len(used), 0
         group.append(row)
+        held += row[2]
         used = [have + more for have, more in zip(used, costs, strict=False)]
     if group:
         yield group
@@ -136,7 +138,8 @@ def count_groups(rows: Rows, settings: Settings, due_before: int) -> GroupNumber
     """Returns the groups of a window, counted; those are due that hold a sample from before ``due_before``. Spec: R3.1."""
     is_due = bool(rows) and min(map(itemgetter(1), rows)) < due_before
     due = 0
-    if settings.is_packed or settings.limits or is_due or settings.order == "sampler" or settings.sizes != "any":
+    is_plain = not (settings.is_packed or settings.limits or settings.update_samples)
+    if not is_plain or is_due or settings.order == "sampler" or settings.sizes != "any":
         formed = _list_groups(rows, settings)
         groups, tokens = len(formed), [settings.compute_tokens(group) for group in formed]
         due = sum(any(row[1] < due_before for row in group) for group in formed)

@@ -54,6 +54,11 @@ class Output:
         return self.finish is not None and (self.has_left or self.taken_steps >= self.finish.step_limit)
 
     @property
+    def is_out(self) -> bool:
+        """True when the consumer takes no further step, whatever the others do: it has left, or its rank was lost."""
+        return self.has_left or (self.finish is not None and self.finish.kind == OutcomeKind.LOST)
+
+    @property
     def held_back_steps(self) -> int:
         """Steps that may be delivered, and are not."""
         return max(0, min(self.released_steps, self.step_limit) - self.delivered_steps)

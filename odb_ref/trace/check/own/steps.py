@@ -31,6 +31,9 @@ def judge_step(
         yield Property.AGE, f"position {min(step.positions)} was carried for more than {settings.max_age_rounds} rounds"
     for what in list_excesses(group, settings):
         yield Property.BUDGET, what
+    padding = settings.compute_tokens(group) - sum(row[2] for row in group)
+    if settings.order != "sampler" and padding > settings.most_padding:
+        yield Property.BUDGET, f"{padding} tokens of padding, over {settings.most_padding}"
     if not is_friendly(len(step.positions), settings.sizes):
         yield Property.SIZES, f"holds {len(step.positions)} samples, which is not of the sizes {settings.sizes}"
     if posted is not None and len(group) == len(step.positions):

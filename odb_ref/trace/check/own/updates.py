@@ -19,21 +19,23 @@ class RankUpdates:
 
     def forms_steps(self, round_: int) -> bool:
         """Returns True when a round is the last of its update. Spec: R16.3."""
-        return (round_ + 1) % self._settings.portions == 0
+        return (round_ + 1) % self._settings.rounds == 0
 
     def compute_places(self, round_: int) -> range:
         """Returns the places of the rank's own source that it reads for a round. Spec: R16.2."""
-        size, ranks = self.size or 0, self._settings.world_size
-        begin, end = (len(range(self._rank, update * size, ranks)) for update in (round_, round_ + 1))
-        return range(begin, end)
+        size, ranks, update = self.size or 0, self._settings.world_size, round_ // self._settings.rounds
+        begin, end = (len(range(self._rank, end * size, ranks)) for end in (update, update + 1))
+        return range(begin, end if self.forms_steps(round_) else begin)
 
     def judge_read(self, count: int, first: int | None, round_: int) -> Iterator[Judgement]:
-        """Yields what is judged of a read from a source of one's own."""
+        """Yields what is judged of a read from a source of the rank's own."""
         if self.size is None or self._settings.shared_samples is not None:
             return
         places = self.compute_places(round_)
         is_right = (first, count) == (places.start, len(places))
-        what = f"reads {count} places from {first} on for update {round_}; its part is {len(places)} from {places.start} on"
+        what = (
+            f"reads {count} places from {first} on for round {round_}; its part is {len(places)} from {places.start} on"
+        )
         yield Property.UPDATE, "" if is_right else what
 
     def judge_steps(self, posted: int, most_groups: int, round_: int) -> Iterator[Judgement]:
@@ -66,9 +68,9 @@ def share_portion(
 ) -> tuple[list[int], int]:
     """Returns what ranks want of the portion that is drawn for a round, and how many places it has. Spec: R16.4."""
     size = settings.update_samples or 0
-    begin = round_ // settings.portions * size
+    begin = min(total, round_ // settings.rounds * size)
     left = min(begin + size, total) - drawn
-    portion = left if (round_ + 1) % settings.portions == 0 else left - left // 2
+    portion = left if (round_ + 1) % settings.rounds == 0 else left - left // 2
     tokens = sum(loads)
     held = [load * (drawn - begin) // tokens if tokens else 0 for load in loads]
     return [max(held) - own + portion for own in held], portion

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import PAGE_HELP, build_source
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
-from odb_sim.recorded.replay import Replay, replay
+from odb_sim.recorded.replay import Replay, describe_inline, replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
-from odb_sim.reports.terminal import print_table, show_progress
+from odb_sim.reports.document import Source
+from odb_sim.reports.recorded_report import write_replay_report
+from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,6 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="loader workers of a rank, of a trace that does not say it (the cost model's)",
     )
     parser.add_argument("--json", metavar="FILE", help="write the comparison")
+    parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
 
 
@@ -45,6 +50,7 @@ def run_command(options: argparse.Namespace) -> int:
         depth=options.depth,
         workers=options.workers,
         json_path=options.json,
+        page=None if options.html is None else (options.html, build_source(options, options.traces)),
     )
 
 
@@ -55,8 +61,9 @@ def replay_traces(
     depth: int | None = None,
     workers: int | None = None,
     json_path: str | None = None,
+    page: tuple[str, Source] | None = None,
 ) -> int:
-    """Replays the runs that ``traces`` hold, prints the comparison, and writes it where ``json_path`` says.
+    """Replays the runs that ``traces`` hold, prints the comparison, and writes it where ``json_path`` and ``page`` say.
 
     Exit status 0 when every decision is equal, else 1. Times are shown only for a given cost model: the defaults describe
     no particular machine.
@@ -67,13 +74,18 @@ def replay_traces(
         raise UsageError(f"--depth must be at least 1, got {depth}")
     if workers is not None and workers < 0:
         raise UsageError(f"--workers must be at least 0, got {workers}")
-    check_writable(json_path, reads=[*traces, cost_model])
+    check_writable(json_path, None if page is None else page[0], reads=[*traces, cost_model])
     costs = None if cost_model is None else load_costs(cost_model)
-    replays = replay_all(load_runs(traces, depth_steps=depth), costs, workers)
+    runs = load_runs(traces, depth_steps=depth)
+    replays = replay_all(runs, costs, workers)
     if json_path is not None:
         data = [{"is_equal": item.is_equal, **asdict(item)} for item in replays]
         write_json(json_path, {"replays": data})
+    if page is not None:
+        write_replay_report(Path(page[0]), runs, replays, page[1], is_priced=costs is not None)
     print_replays(replays, is_priced=costs is not None)
+    if costs is not None:
+        print_cautions([text for run in runs if (text := describe_inline(run, costs, workers))])
     return 0 if all(item.is_equal for item in replays) else 1
 
 

@@ -7,11 +7,12 @@ from dataclasses import asdict
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.replay import print_replays, replay_all
+from odb_sim.cli.recorded.replay import print_replays, replay_all
 from odb_sim.inputs.cost_files import write_costs
 from odb_sim.inputs.costs import Transport
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back
+from odb_sim.recorded.measured import calibrate_table
 from odb_sim.recorded.replay import Replay
 from odb_sim.recorded.runs import find_workers, load_runs
 from odb_sim.reports.terminal import print_cautions, print_table
@@ -29,7 +30,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "carry times, on one half of them; states the error on the other half, and that of simulating each run with the "
         "fitted model. Of several runs every second one is held back whole.",
     )
-    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
+    parser.add_argument(
+        "traces",
+        nargs="+",
+        metavar="TRACE",
+        help="a trace file; give all files of a job together. Or a CSV file of timed steps: seconds, and tokens, or rows and "
+        "longest; two sizes are enough",
+    )
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of a CSV file: on how many it was timed (1)")
     parser.add_argument("--out", metavar="FILE", help="write the cost model, for --cost-model")
     parser.add_argument("--json", metavar="FILE", help="write numbers and errors")
     parser.add_argument(
@@ -66,6 +74,8 @@ def run_command(options: argparse.Namespace) -> int:
     if options.warm_up < 0:
         raise UsageError(f"--warm-up must be at least 0, got {options.warm_up}")
     check_writable(options.out, options.json, reads=options.traces)
+    if any(path.lower().endswith(".csv") for path in options.traces):
+        return _calibrate_table(options)
     runs = load_runs(options.traces, depth_steps=options.depth)
     transport = Transport(options.transport)
     workers = find_workers(runs) if options.workers is None else options.workers
@@ -82,6 +92,23 @@ def run_command(options: argparse.Namespace) -> int:
     parts = ["held back" if is_held_back(number, len(runs)) else "fitted to" for number in range(len(runs))]
     print_replays(replays, is_priced=True, parts=parts if len(runs) > 1 else ["half fitted to"])
     return 0 if all(item.is_equal for item in replays) else 1
+
+
+def _calibrate_table(options: argparse.Namespace) -> int:
+    """Fits the time of a step to a table of steps that were timed."""
+    if len(options.traces) > 1:
+        raise UsageError("a table of timed steps is given by itself, without traces")
+    calibration = calibrate_table(options.traces[0], options.ranks)
+    if options.out is not None:
+        write_costs(options.out, calibration.costs, {"runs": options.traces, **calibration.to_json()})
+    if options.json is not None:
+        write_json(options.json, _encode(calibration, []))
+    _print_errors(calibration)
+    _print_numbers(calibration)
+    if not calibration.fits[0].spans_held:
+        print(f"Of so few sizes nothing says how far off it is: {calibration.fits[0].run_error:.0%} is assumed.")
+    print("Reading, collating and the exchange keep their defaults: only traces tell of them.")
+    return 0
 
 
 def _encode(calibration: Calibration, replays: list[Replay]) -> dict[str, object]:
@@ -103,7 +130,7 @@ def _print_errors(calibration: Calibration) -> None:
         ]
         scatter = "-" if fit.scatter is None else f"{fit.scatter.median:.1%}"
         counts = [f"{fit.spans_fitted:,}", f"{fit.spans_held:,}"]
-        rows.append([fit.component, *counts, *(["-"] * 4 if fit.reason else errors), scatter])
+        rows.append([fit.component, *counts, *(errors if fit.spans_held else ["-"] * 4), scatter])
     left_out = calibration.warm_up_steps
     print_table(
         f"Errors on what was held back: {calibration.held_back}; warm-up left out: {left_out} steps of each run",

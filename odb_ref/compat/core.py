@@ -1,0 +1,5 @@
+"""`odb.core`: `apply`."""
+
+from odb_ref.compat.dataloader import apply
+
+__all__ = ["apply"]

@@ -1,0 +1,38 @@
+"""What earlier transformers have otherwise: all that is done for them stands here. The oldest that is run is 4.56."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from torch import Tensor
+from transformers import Trainer, TrainingArguments
+
+
+def compute_split(trainer: Trainer) -> int:
+    """Returns among how many ranks a sample is split; before 5.0 a Trainer does not know of all ways."""
+    sizes = [getattr(trainer, name, None) for name in ("get_sp_size", "get_cp_size", "get_tp_size")]
+    return math.prod(size() for size in sizes if size is not None)
+
+
+def get_sampling(args: TrainingArguments) -> str:
+    """Returns ``train_sampling_strategy``, before 5.2 a switch."""
+    given: str | None = getattr(args, "train_sampling_strategy", None)
+    return given or ("group_by_length" if args.group_by_length else "random")
+
+
+HAS_TOKEN_COUNT: Final = hasattr(Trainer, "_track_num_input_tokens")
+"""False before 5.3, where the loop itself counts input tokens, and of an update none."""
+
+
+def counts_first_labels(trainer: Trainer) -> bool:
+    """Returns whether the Trainer divides a loss by its samples' first labels too, which nothing predicts: before 5.10."""
+    return not hasattr(trainer, "_loss_shifts_labels")
+
+
+def compute_predicted_share(labels: object) -> float:
+    """Returns how much of what a batch's labels are counted as is predicted: all but the first of each row."""
+    counted = labels.ne(-100) if isinstance(labels, Tensor) else None
+    if counted is None or not counted.any():
+        return 1.0
+    return counted[..., 1:].sum().item() / counted.sum().item()

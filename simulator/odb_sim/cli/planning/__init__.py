@@ -1,0 +1,1 @@
+"""The subcommands of a planner who knows data, model and GPUs, and no budget yet."""

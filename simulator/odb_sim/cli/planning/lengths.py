@@ -1,0 +1,252 @@
+"""``odb-ref lengths``: the lengths of a data set of texts, as the CSV file that every other command reads."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from odb_ref.core.errors import UsageError
+from odb_sim.inputs.files import check_writable, write_csv, write_json
+from odb_sim.inputs.lengths import SUPERVISED_COLUMN, TOTAL_COLUMN, Integers, Lengths
+from odb_sim.inputs.texts import FORMATS, Row, count_rows, read_rows
+from odb_sim.inputs.tokens import CHATML, NO_TEMPLATE, Measured, Reading, load_tokenizer, measure
+from odb_sim.reports.terminal import print_cautions, print_table, show_progress
+from odb_sim.studies.processes import make_executor
+
+_CHUNK_ROWS: Final = 256
+_AHEAD: Final = 4
+"""Chunks of each process that are read before they are asked for."""
+_BINS: Final = 12
+_BAR: Final = 40
+_HEADER: Final = ["tokens from", "to", "samples", "share of tokens", "histogram"]
+
+Numbered = tuple[str, Row]
+
+
+@dataclass(slots=True)
+class Found:
+    """The lengths so far."""
+
+    total: list[int] = field(default_factory=list)
+    supervised: list[int] = field(default_factory=list)
+    kept: list[list[int]] = field(default_factory=list)
+    cut: int = 0
+    approximate: int = 0
+
+    def add(self, parts: Sequence[Measured]) -> None:
+        """Adds the lengths of some rows."""
+        self.total += [part.total for part in parts]
+        self.supervised += [part.supervised for part in parts]
+        self.cut += sum(part.is_cut for part in parts)
+        self.approximate += sum(part.is_approximate for part in parts)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand."""
+    parser = subparsers.add_parser(
+        "lengths",
+        help="count the tokens of a data set, for all other commands",
+        description="Tokenizes a data set as a trainer would, and writes how many tokens each sample has, and how many of them "
+        f"carry loss: a CSV file with {TOTAL_COLUMN} and {SUPERVISED_COLUMN}. No text goes into it. Needs the extra [data].",
+    )
+    parser.add_argument("data", metavar="DATA", help=FORMATS)
+    add_reading_options(parser)
+    parser.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="a column to keep beside the lengths: whole numbers as they are, others numbered as they come (repeatable)",
+    )
+    parser.add_argument("--out", metavar="FILE", help="the CSV file to write")
+    parser.add_argument("--json", metavar="FILE", help="write the summary and the histogram")
+    parser.set_defaults(run=run_command)
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what `build_reading` reads."""
+    parser.add_argument(
+        "--tokenizer", metavar="T", help="a tokenizer.json (.gz), a folder that has one, or a name that the hub knows"
+    )
+    parser.add_argument(
+        "--template",
+        metavar="FILE",
+        help=f"the chat template: a Jinja file, {CHATML}, or {NO_TEMPLATE} (the tokenizer's own, or {CHATML} where it has its "
+        "tokens)",
+    )
+    parser.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="of conversations or texts; of prompts and then, again, of responses; input_ids of what is tokenized (the usual "
+        "names)",
+    )
+    parser.add_argument("--max-length", type=int, metavar="N", help="where samples are cut, in tokens (nowhere)")
+    parser.add_argument("--split", metavar="NAME", help="of a saved data set that has several")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="that tokenize (one for each processor)"
+    )
+
+
+def build_reading(options: argparse.Namespace) -> Reading:
+    """Returns how the options say that rows are read.
+
+    Raises: UsageError when they make no sense.
+    """
+    if options.max_length is not None and options.max_length < 1:
+        raise UsageError(f"--max-length must be at least 1, got {options.max_length}")
+    return Reading(
+        tokenizer=options.tokenizer,
+        template=options.template,
+        columns=tuple(options.column),
+        max_tokens=options.max_length,
+    )
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Returns exit status 0; bad input raises UsageError."""
+    check_writable(options.out, options.json, reads=[options.data, options.tokenizer, options.template])
+    found = read_lengths(options, options.keep)
+    lengths = make_lengths(options.data, found)
+    if options.out is not None:
+        columns = [found.total, found.supervised, *found.kept]
+        header = [TOTAL_COLUMN, SUPERVISED_COLUMN, *options.keep]
+        write_csv(options.out, [header, *map(list, zip(*columns, strict=True))])
+    summary, bins = summarize(lengths), make_bins(lengths.tokens)
+    if options.json is not None:
+        names = ("low", "high", "samples", "token_share")
+        write_json(
+            options.json, {**summary, "cut": found.cut, "bins": [dict(zip(names, bin_, strict=True)) for bin_ in bins]}
+        )
+    print_lengths(lengths, found)
+    if options.out is None:
+        print("Nothing is written: say --out lengths.csv, which all other commands read.")
+    return 0
+
+
+def read_lengths(options: argparse.Namespace, keep: Sequence[str] = ()) -> Found:
+    """Returns the lengths of all rows, tokenized by several processes, with a progress bar.
+
+    Raises: UsageError when the data or the tokenizer cannot be read, naming file and row.
+    """
+    reading, found = build_reading(options), Found(kept=[[] for _ in keep])
+    if reading.tokenizer is not None:
+        load_tokenizer(reading)  # what is wrong with it is said before anything is read
+    numbers: list[dict[object, int]] = [{} for _ in keep]
+    rows = read_rows(options.data, options.split)
+    with (
+        show_progress(f"lengths of {options.data}", count_rows(options.data)) as on_done,
+        make_executor(options.processes) as executor,
+    ):
+        for chunk, parts in _measure_all(rows, reading, executor, options.processes):
+            found.add(parts)
+            for place, column in enumerate(keep):
+                found.kept[place] += [_keep(where, row, column, numbers[place]) for where, row in chunk]
+            on_done(len(found.total))
+    if not found.total:
+        raise UsageError(f"{options.data}: no row in it")
+    return found
+
+
+def make_lengths(name: str, found: Found) -> Lengths:
+    """Returns what was found as lengths."""
+    total, supervised = (np.array(column, dtype=np.int64) for column in (found.total, found.supervised))
+    return Lengths(Path(name).name.split(".")[0], total, supervised)
+
+
+def _measure_all(
+    rows: Iterator[Numbered], reading: Reading, executor: Executor, processes: int
+) -> Iterator[tuple[list[Numbered], list[Measured]]]:
+    """Yields each chunk of rows with its lengths, in order; some chunks are under way at a time."""
+    waiting: deque[tuple[list[Numbered], Future[list[Measured]]]] = deque()
+    is_more = True
+    while is_more or waiting:
+        while is_more and len(waiting) < _AHEAD * processes:
+            chunk = list(islice(rows, _CHUNK_ROWS))
+            is_more = bool(chunk)
+            if chunk:
+                waiting.append((chunk, executor.submit(partial(measure_chunk, chunk, reading))))
+        if waiting:
+            done, future = waiting.popleft()
+            yield done, future.result()
+
+
+def measure_chunk(chunk: Sequence[Numbered], reading: Reading) -> list[Measured]:
+    """Returns the lengths of some rows: what a process does."""
+    return [measure(where, row, reading) for where, row in chunk]
+
+
+def _keep(where: str, row: Row, column: str, numbers: dict[object, int]) -> int:
+    if column not in row:
+        raise UsageError(f"{where} has no column {column}")
+    value = row[column]
+    if type(value) is int and value >= 0:
+        return value
+    return numbers.setdefault(str(value), len(numbers))
+
+
+def summarize(lengths: Lengths) -> dict[str, float | int]:
+    """Returns the figures of the lengths."""
+    tokens = lengths.tokens
+    half, most, p99 = np.quantile(tokens, (0.5, 0.9, 0.99)).tolist()
+    mean = float(tokens.mean())
+    return {
+        "samples": len(tokens),
+        "tokens": int(tokens.sum()),
+        "mean_tokens": mean,
+        "median": half,
+        "p90": most,
+        "p99": p99,
+        "longest": int(tokens.max()),
+        "length_cv": float(tokens.std()) / mean,
+        "supervised_share": float(lengths.supervised_tokens.sum()) / int(tokens.sum()),
+    }
+
+
+def make_bins(tokens: Integers) -> list[tuple[int, int, int, float]]:
+    """Returns bins of equal ratio: the least and the greatest length in each, samples, and their share of all tokens."""
+    low, high = int(tokens.min()), int(tokens.max())
+    edges = np.unique(np.geomspace(low, high + 1, min(_BINS, high - low + 1) + 1).round().astype(np.int64))
+    counts, _ = np.histogram(tokens, edges)
+    sums, _ = np.histogram(tokens, edges, weights=tokens)
+    ends = [*(edges[1:-1] - 1).tolist(), high]
+    return list(zip(edges[:-1].tolist(), ends, counts.tolist(), (sums / tokens.sum()).tolist(), strict=True))
+
+
+def print_lengths(lengths: Lengths, found: Found) -> None:
+    """Prints a summary and a histogram."""
+    one, bins = summarize(lengths), make_bins(lengths.tokens)
+    most = max(bin_[2] for bin_ in bins)
+    rows = [
+        [f"{low:,}", f"{high:,}", f"{count:,}", f"{share:.1%}", ("#" * -(-_BAR * count // most)).ljust(_BAR)]
+        for low, high, count, share in bins
+    ]
+    print_table(
+        f"{lengths.name}: {one['samples']:,} samples, {one['tokens']:,} tokens, of which {one['supervised_share']:.0%} carry "
+        f"loss; mean {one['mean_tokens']:,.0f}, median {one['median']:,.0f}, 99 % within {one['p99']:,.0f}, longest "
+        f"{one['longest']:,}",
+        _HEADER,
+        rows,
+    )
+    cautions = []
+    if found.cut:
+        cautions.append(f"{found.cut:,} samples are cut at --max-length")
+    if found.approximate:
+        cautions.append(
+            f"of {found.approximate:,} samples the chat template does not tell where an assistant's turn ends: the token "
+            "that ends it is not counted as one that carries loss"
+        )
+    if not all(found.supervised):
+        cautions.append(f"{found.supervised.count(0):,} samples have no token that carries loss")
+    print_cautions(cautions)

@@ -1,0 +1,139 @@
+"""``odb-ref micro-batches``: micro-batches of known lengths, what ranks wait in them, and what of that could be saved."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Final
+
+from odb_ref.core.batching.cost import get_cost
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.errors import UsageError
+from odb_ref.plan.terms import Options, Oversize, Within
+from odb_sim.cli.options import LENGTHS_HELP
+from odb_sim.inputs.cost_files import load_costs
+from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.files import check_writable, write_json
+from odb_sim.inputs.lengths import load_lengths
+from odb_sim.reports.terminal import print_table, show_progress
+from odb_sim.studies.micro_batches import Outcome, choose_balance, divide
+
+_HEADER: Final = ["way", "micro-batches", "least", "fill", "wait", "step s", "wait s"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand."""
+    parser = subparsers.add_parser(
+        "micro-batches",
+        help="divide samples of known lengths, as in reinforcement learning, and say what ranks wait",
+        description="Divides the samples of an optimizer step, whose lengths are known, into micro-batches under a budget, as "
+        "many on every rank (odb_ref.plan): where they stay on the ranks that have them, and dealt out to all ranks. Says how "
+        "long ranks wait for one another, how much of that dealing saves, and how much nothing but other data would.",
+    )
+    parser.add_argument(
+        "lengths", metavar="LENGTHS", help=LENGTHS_HELP + "; in order, equal parts of a step to each rank"
+    )
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
+    parser.add_argument("--budget", type=int, required=True, metavar="B", help="the most tokens of a micro-batch")
+    parser.add_argument("--step-samples", type=int, metavar="M", help="samples of an optimizer step (all of the file)")
+    parser.add_argument(
+        "--groups", metavar="COLUMN", help="a column of whole numbers: samples of one number belong together"
+    )
+    parser.add_argument(
+        "--within",
+        choices=[str(item) for item in Within],
+        default=str(Within.RANK),
+        help="with --groups, where those of a group meet (rank)",
+    )
+    parser.add_argument(
+        "--layout",
+        choices=[str(layout) for layout in Layout],
+        default=str(Layout.PACKED),
+        help="what the tokens of a micro-batch are. packed: their sum; padded: rows times the longest (packed)",
+    )
+    parser.add_argument(
+        "--multiple-of", type=int, default=1, metavar="K", help="a rank has a multiple of K micro-batches (1)"
+    )
+    parser.add_argument(
+        "--pad-to", type=int, default=1, metavar="K", help="each length is rounded up to a multiple of K (1)"
+    )
+    parser.add_argument(
+        "--oversize",
+        choices=[str(item) for item in Oversize],
+        default=str(Oversize.REFUSE),
+        help="what becomes of a sample, or a group in one micro-batch, beyond the budget (refuse)",
+    )
+    parser.add_argument(
+        "--cost",
+        metavar="COST",
+        help="what is balanced. tokens; attention/Q: tokens + tokens**2 // Q of each sample (what the cost model says)",
+    )
+    parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate and plan write it")
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Returns exit status 0; bad input raises UsageError."""
+    lengths = load_lengths(options.lengths, () if options.groups is None else (options.groups,))
+    costs = Costs() if options.cost_model is None else load_costs(options.cost_model)
+    step = len(lengths) if options.step_samples is None else options.step_samples
+    if not 1 <= step <= len(lengths):
+        raise UsageError(f"--step-samples {step:,}: there are {len(lengths):,} samples")
+    check_writable(options.json, reads=[options.lengths, options.cost_model])
+    terms: Options = {
+        "budget": options.budget,
+        "layout": options.layout,
+        "within": options.within,
+        "multiple_of": options.multiple_of,
+        "pad_to": options.pad_to,
+        "oversize": options.oversize,
+    }
+    with show_progress(f"{lengths.name}, {options.ranks:,} ranks", len(lengths)) as on_done:
+        outcome = divide(
+            lengths,
+            ranks=options.ranks,
+            costs=costs,
+            options=terms,
+            balance=choose_balance(costs) if options.cost is None else get_cost(options.cost),
+            step_samples=step,
+            groups=None if lengths.resources is None or options.groups is None else lengths.resources[:, 0],
+            on_done=on_done,
+        )
+    if options.json is not None:
+        figures = {name: value for name, value in asdict(outcome).items() if name not in ("stay", "dealt")}
+        ways = [asdict(outcome.stay), asdict(outcome.dealt)]
+        write_json(options.json, {**figures, "saved_s": outcome.saved_s, "left_s": outcome.left_s, "ways": ways})
+    _print_outcome(outcome, lengths.name, options, len(lengths))
+    return 0
+
+
+def _print_outcome(outcome: Outcome, name: str, options: argparse.Namespace, total: int) -> None:
+    rows = [
+        [
+            way.way,
+            f"{way.micro_batches:,.1f}",
+            f"{way.least:,.1f}",
+            f"{way.fill:.3f}",
+            f"{way.wait:.3f}",
+            f"{way.step_s:,.3f}",
+            f"{way.wait_s:,.3f}",
+        ]
+        for way in (outcome.stay, outcome.dealt)
+    ]
+    unused = total - outcome.samples
+    print_table(
+        f"{name}: {outcome.steps:,} optimizer steps of {outcome.samples // outcome.steps:,} samples, {options.ranks:,} ranks, "
+        f"{options.layout}, budget {options.budget:,}, balanced by {outcome.balanced_by}; a step's mean"
+        + (f"; {unused:,} samples left over" if unused else ""),
+        _HEADER,
+        rows,
+    )
+    stay, dealt = outcome.stay, outcome.dealt
+    together = f" (samples of one {options.groups} in one {options.within})" if options.groups else ""
+    print(
+        f"Where the samples stay, a step takes {stay.step_s:,.3f} s, of which the mean rank waits {stay.wait_s:,.3f} s "
+        f"({stay.wait_s / stay.step_s:.1%}) for others. Dealing them out{together} saves {outcome.saved_s:,.3f} s "
+        f"({outcome.saved_s / stay.step_s:.1%}). No plan takes less than {outcome.bound_s:,.3f} s; the {outcome.left_s:,.3f} s "
+        f"({outcome.left_s / dealt.step_s:.1%}) above that only other lengths, groups or budgets could save."
+    )

@@ -1,0 +1,175 @@
+"""``odb-ref plan``: what a training run takes in days, GPU-hours and money, and how to start it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Final
+
+from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import LENGTHS_HELP, PAGE_HELP, build_source
+from odb_sim.cli.planning.lengths import add_reading_options, make_lengths, read_lengths
+from odb_sim.inputs.cost_files import load_costs, write_costs
+from odb_sim.inputs.files import check_writable, write_json
+from odb_sim.inputs.jobs import Job, build_job
+from odb_sim.inputs.lengths import Lengths, load_lengths
+from odb_sim.inputs.presets import list_names
+from odb_sim.inputs.texts import is_text_file
+from odb_sim.reports.plan_report import HEADER, build_rows, describe_plan, list_commands, write_plan_report
+from odb_sim.reports.terminal import print_cautions, print_table, show_progress
+from odb_sim.studies.cells import Store
+from odb_sim.studies.clusters import open_executor
+from odb_sim.studies.plan import Plan, Wanted, choose, compute_ranges, make_plan
+
+_USUAL_SIMULATIONS: Final = 120
+_NODE_GPUS: Final = 8
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="time, GPU-hours and money of a training run",
+        description="Plans a training run on data of known lengths: the setting to train with, what it takes, how sure that "
+        "is, and what fixed batches and packing take.",
+    )
+    parser.add_argument("data", metavar="DATA", help=LENGTHS_HELP + "; with --tokenizer a file of texts")
+    parser.add_argument(
+        "--model", required=True, metavar="M", help=f"{', '.join(list_names('model'))}, or a config.json"
+    )
+    parser.add_argument("--gpu", required=True, choices=list_names("gpu"), help="whose figures to take")
+    parser.add_argument("--gpus", type=int, required=True, metavar="N", help="each a data-parallel rank")
+    parser.add_argument("--node-gpus", type=int, default=_NODE_GPUS, metavar="N", help=f"of a node ({_NODE_GPUS})")
+    parser.add_argument(
+        "--strategy", choices=list_names("strategy"), default="fsdp", help="how the model is held (fsdp)"
+    )
+    parser.add_argument("--precision", choices=list_names("precision"), default="bf16", help="number format (bf16)")
+    parser.add_argument(
+        "--recompute",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="compute activations again in the backward pass; auto: where that is faster (auto)",
+    )
+    parser.add_argument(
+        "--global-batch", type=int, metavar="N", help="samples of an optimizer update (else: of a step)"
+    )
+    parser.add_argument("--epochs", type=float, default=1.0, metavar="E", help="how long to train (1)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="in place of --epochs: tokens to train on")
+    parser.add_argument("--price", type=float, metavar="USD", help="of a GPU and hour (a dated default, with a range)")
+    parser.add_argument("--memory-tokens", type=int, metavar="M", help="padded tokens of a batch that fit, where known")
+    parser.add_argument(
+        "--cost-model", metavar="FILE", help="measured step times in place of the model's and the GPU's"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw and the shuffle (0)")
+    add_reading_options(parser)
+    parser.add_argument("--executor", metavar="ADDRESS", help="in place of --processes, a cluster")
+    parser.add_argument("--out", metavar="FOLDER", help="keep each simulation's figures there as it ends")
+    parser.add_argument(
+        "--write-costs", metavar="FILE", help="write the cost model, for --cost-model of other commands"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Returns exit status 0; bad input raises UsageError."""
+    reads = [options.data, options.cost_model, options.tokenizer]
+    check_writable(options.json, options.html, options.write_costs, reads=reads)
+    if options.processes < 1:
+        raise UsageError(f"--processes must be at least 1, got {options.processes}")
+    jobs = list(_build_jobs(options))
+    lengths = _read(options)
+    costs = None if options.cost_model is None else load_costs(options.cost_model)
+    wanted = [
+        Wanted(
+            job=job,
+            lengths=lengths,
+            global_batch=options.global_batch,
+            epochs=options.epochs,
+            tokens=options.tokens,
+            memory_tokens=options.memory_tokens,
+            cost_model=costs,
+            seed=options.seed,
+        )
+        for job in jobs
+    ]
+    with (
+        show_progress(f"plan {lengths.name}", _USUAL_SIMULATIONS, is_estimate=True) as on_done,
+        Store(options.out) as store,
+        open_executor(options.executor, options.processes) as executor,
+    ):
+        plan = make_plan(choose(wanted), executor, on_done, store=store)
+    if options.json is not None:
+        write_json(options.json, encode(plan))
+    if options.write_costs is not None:
+        write_costs(options.write_costs, replace(plan.wanted.costs, ranges=compute_ranges(plan.wanted)))
+    if options.html is not None:
+        write_plan_report(Path(options.html), plan, build_source(options, [options.data]))
+    print(describe_plan(plan))
+    print_table("", HEADER, build_rows(plan))
+    print(*list_commands(plan, options.data), sep="\n")
+    print_cautions(plan.cautions)
+    return 0
+
+
+def _build_jobs(options: argparse.Namespace) -> Iterator[Job]:
+    """Yields the jobs to choose from: with activations kept, and computed again."""
+    ways = {"yes": (True,), "no": (False,), "auto": (False, True)}[options.recompute]
+    for recomputes in ways:
+        yield build_job(
+            gpu=options.gpu,
+            model=options.model,
+            strategy=options.strategy,
+            gpus=options.gpus,
+            precision=options.precision,
+            recomputes=recomputes,
+            node_gpus=options.node_gpus,
+            price_usd=options.price,
+        )
+
+
+def _read(options: argparse.Namespace) -> Lengths:
+    if options.tokenizer is None or not is_text_file(Path(options.data)):
+        return load_lengths(options.data)
+    return make_lengths(options.data, read_lengths(options))
+
+
+def encode(plan: Plan) -> dict[str, object]:
+    """Returns all figures of a plan."""
+    wanted, job = plan.wanted, plan.wanted.job
+    memory = job.compute_memory(job.values)
+    ways = []
+    for way in plan.ways:
+        amounts = {
+            "seconds": (plan.compute_seconds(way), plan.band(way)),
+            "gpu_hours": (plan.compute_gpu_hours(way), plan.band(way)),
+            "usd": (plan.compute_money(way), plan.band_money(way)),
+            "speedup": (plan.compute_speedup(way), plan.band_speedup(way)),
+        }
+        ways.append(
+            {"name": way.name, "needs": way.needs, "token_budget": way.what.budget_tokens}
+            | {name: value for name, (value, _) in amounts.items()}
+            | {
+                "bands": {
+                    name: {"low": value * band.low, "high": value * band.high, "because": dict(band.shares)}
+                    for name, (value, band) in amounts.items()
+                }
+            }
+            | {"summary": way.summary.to_json()}
+        )
+    return {
+        "model": asdict(job.model) | {"parameters": job.model.parameters, "active": job.model.active},
+        "strategy": job.strategy.name,
+        "gpus": job.gpus,
+        "recomputes": job.recomputes,
+        "constants": {name: asdict(constant) for name, constant in job.constants.items()},
+        "memory": asdict(memory) | {"tokens": memory.tokens, "range": job.compute_token_range()},
+        "costs": asdict(wanted.costs),
+        "samples": wanted.samples,
+        "ways": ways,
+        "commands": list_commands(plan, wanted.lengths.name),
+        "cautions": list(plan.cautions),
+    }

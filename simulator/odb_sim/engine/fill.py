@@ -1,0 +1,183 @@
+"""What each rank trains on in each step: kept only where it is asked for, of a few ranks, for a page to draw.
+
+`Fill` listens to a run, whichever way it is simulated. `Fill.build` then gives a `FillMap` of bounded size: at most
+`MOST_RANKS` ranks, at most `MOST_CELLS` batches, and of each at most `MOST_LENGTHS` lengths. A longer epoch shows its
+beginning, its middle and its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from odb_sim.engine.updates import Booleans
+from odb_sim.inputs.costs import Seconds
+from odb_sim.inputs.lengths import Integers
+
+MOST_RANKS: Final = 64
+MOST_CELLS: Final = 6_000
+MOST_LENGTHS: Final = 10
+_STRETCHES: Final = 3
+_MILLISECONDS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The batch of one rank in one step; of an idle one, all are 0."""
+
+    samples: int
+    real: int
+    padded: int
+    lengths: tuple[int, ...]
+    """The longest, at most `MOST_LENGTHS`, by falling length."""
+    wait_ms: float = 0.0
+    """For how long the rank waits for the slowest, once it has computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One step."""
+
+    step: int
+    round: int
+    waited_for: int | None
+    """The rank that all others wait for; None where they do not wait, or it is not known."""
+    cells: tuple[Cell, ...]
+    """One for each rank of the map."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillMap:
+    """Batches of a run by rank and step, and of how large a run they are."""
+
+    label: str
+    budget_tokens: int
+    ranks: tuple[int, ...]
+    columns: tuple[Column, ...]
+    ranks_total: int
+    steps_total: int
+
+    def shorten(self, cells: int) -> FillMap:
+        """Returns the map with at most so many cells."""
+        kept = choose_steps(len(self.columns), max(1, cells // len(self.ranks)))
+        return replace(self, columns=tuple(self.columns[place] for place in kept))
+
+
+def choose_ranks(ranks: int, most: int = MOST_RANKS, also: Collection[int] = ()) -> tuple[int, ...]:
+    """Returns at most ``most`` ranks: evenly spread, the first and the last among them, and in the place of others ``also``."""
+    if ranks <= most:
+        return tuple(range(ranks))
+    wanted = sorted(also)[:most]
+    spread = [place * (ranks - 1) // max(1, most - 1) for place in range(most)]
+    others = [rank for rank in spread if rank not in wanted]
+    return tuple(sorted([*wanted, *others[: most - len(wanted)]]))
+
+
+def choose_steps(steps: int, most: int) -> list[int]:
+    """Returns at most ``most`` of so many steps: all, or the first, those in the middle and the last."""
+    if steps <= most:
+        return list(range(steps))
+    part = most // _STRETCHES
+    if not part:
+        return list(range(steps - most, steps))
+    middle = (steps - part) // 2
+    return [*range(part), *range(middle, middle + part), *range(steps - part, steps)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What one rank trains on in some steps: an integer for each, and the lengths of all samples, step after step."""
+
+    samples: Integers
+    real: Integers
+    padded: Integers
+    lengths: Integers
+
+    def build_cell(self, step: int, wait_s: float) -> Cell:
+        begin = int(self.samples[:step].sum())
+        count = int(self.samples[step])
+        return Cell(
+            samples=count,
+            real=int(self.real[step]),
+            padded=int(self.padded[step]),
+            lengths=list_longest(self.lengths[begin : begin + count].tolist()),
+            wait_ms=round(wait_s * _MILLISECONDS, 2),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some steps over the ranks that are kept."""
+
+    round: int
+    rows: dict[int, _Row]
+    waits_s: Seconds
+    """Of shape (ranks, steps)."""
+    waited_for: Integers
+
+
+class Fill:
+    """Listens to a run of ``ranks`` ranks: `add` says what ranks train on in the next steps, `end` when each was done."""
+
+    def __init__(self, ranks: int, also: Collection[int] = ()) -> None:
+        self.ranks: Final = choose_ranks(ranks, also=also)
+        self._all = ranks
+        self._kept = set(self.ranks)
+        self._open: dict[int, _Row] = {}
+        self._parts: list[_Part] = []
+
+    def add(self, first_rank: int, samples: Integers, real: Integers, padded: Integers, lengths: Integers) -> None:
+        """Takes what some ranks, the first of them ``first_rank``, train on in the next steps.
+
+        The first three are of shape (ranks, steps); ``lengths`` are those of all samples, rank by rank, and step by step in
+        each.
+        """
+        ends = np.cumsum(samples.sum(axis=1))
+        for place, (begin, end) in enumerate(zip(np.append(0, ends), ends, strict=False)):
+            if first_rank + place in self._kept:
+                row = _Row(samples[place], real[place], padded[place], lengths[begin:end])
+                self._open[first_rank + place] = row
+
+    def end(self, round_: int, ready_s: Seconds, ends_update: Booleans) -> None:
+        """Says when each rank has computed each of the steps that were added: of shape (all ranks, steps); any zero will do.
+
+        Only where a step ``ends_update`` do ranks wait for one another.
+        """
+        waits_s = np.where(ends_update, ready_s.max(axis=0) - ready_s, 0.0)[list(self.ranks)]
+        waited_for = np.where(ends_update & (self._all > 1), ready_s.argmax(axis=0), -1)
+        self._parts.append(_Part(round_, self._open, waits_s, waited_for))
+        self._open = {}
+
+    def build(self, label: str, budget_tokens: int) -> FillMap:
+        """Returns what was heard, within the bounds that the module's text states."""
+        places = [(part, step) for part in self._parts for step in range(len(part.waited_for))]
+        kept = choose_steps(len(places), MOST_CELLS // len(self.ranks))
+        columns = tuple(self._build_column(number, *places[number]) for number in kept)
+        return FillMap(
+            label=label,
+            budget_tokens=budget_tokens,
+            ranks=self.ranks,
+            columns=columns,
+            ranks_total=self._all,
+            steps_total=len(places),
+        )
+
+    def _build_column(self, number: int, part: _Part, step: int) -> Column:
+        waited_for = int(part.waited_for[step])
+        waits_s = part.waits_s[:, step].tolist()
+        return Column(
+            step=number,
+            round=part.round,
+            waited_for=None if waited_for < 0 else waited_for,
+            cells=tuple(
+                part.rows[rank].build_cell(step, wait_s) for rank, wait_s in zip(self.ranks, waits_s, strict=True)
+            ),
+        )
+
+
+def list_longest(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Returns the longest of ``lengths``, as many as a cell holds."""
+    return tuple(sorted(lengths, reverse=True)[:MOST_LENGTHS])

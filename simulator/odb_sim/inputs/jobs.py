@@ -1,0 +1,173 @@
+"""What a training job costs, from its model, GPUs and strategy: seconds of a micro-batch and of what is sent, and memory.
+
+With P weights, of which a token meets A, in L layers of width d for attention:
+
+==============  ========================================================================================================
+a token         6 A operations, forward and backward; 2 A more where activations are computed again
+a pair          of a token and one of its row: 6 L d operations, causal (and 2 L d more); a row of n has n squared of them
+sent            the parameters, as often as the strategy says, at what a GPU sends in a ring over all ranks; what cannot
+                be hidden behind computation adds to it, and a micro-batch is not shorter than what is sent in it
+an update       the optimizer reads and writes the states of a rank's share once
+a token's       what each layer keeps for the backward pass (or, where that is computed again, its input, and one layer
+memory          whole), and the logits; beside the states, and a layer's weights where these are sharded
+==============  ========================================================================================================
+
+No overlap is modelled beyond that, and no pipeline or tensor parallelism. What the numbers rest on stands in
+`data/presets.toml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, exp, hypot, log, log2
+
+from odb_ref.core.errors import UsageError
+from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost
+from odb_sim.inputs.presets import Constant, Model, Strategy, load_constants, load_model, load_software, load_strategy
+
+Values = Mapping[str, float]
+"""A value for each constant, by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Where the memory of a GPU goes, in bytes; and the padded tokens of a micro-batch that the rest holds."""
+
+    usable: float
+    states: float
+    """Weights, gradients and the optimizer's, of a rank's share, and the layers that are gathered."""
+    token: float
+    """Of each padded token."""
+
+    @property
+    def tokens(self) -> int:
+        """Padded tokens of a micro-batch that fit; 0 where not even the states do."""
+        return max(0, int((self.usable - self.states) / self.token))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A model on so many GPUs, each a data-parallel rank."""
+
+    model: Model
+    strategy: Strategy
+    gpus: int
+    node_gpus: int = 8
+    """GPUs that share a node, and its faster links."""
+    recomputes: bool = False
+    """True where activations are computed again in the backward pass, and not kept."""
+    constants: Mapping[str, Constant] = field(repr=False)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """What each constant is taken to be."""
+        return {name: constant.value for name, constant in self.constants.items()}
+
+    def compute_bandwidth(self, values: Values) -> float:
+        """Returns the bytes a second that a rank sends in a ring over all ranks: between nodes all GPUs of one send at once."""
+        link, network = values["link_bytes_s"], values["network_bytes_s"]
+        if self.gpus > self.node_gpus:
+            link = min(link, self.node_gpus * network)
+        return values["link_share"] * link
+
+    def price(self, values: Values) -> Costs:
+        """Returns the cost models, with such ``values`` of the constants. The loader's and the exchange's are the defaults."""
+        model, strategy, ranks = self.model, self.strategy, self.gpus
+        again = 2 * values["recompute"] if self.recomputes else 0.0
+        peak = values["peak_flops"] * values["peak_share"] / values["model_error"]
+        token_s = (6 + again) * model.active / (peak * values["efficiency"])
+        pair_s = (6 + again) * model.layers * model.attention_width / (peak * values["attention"])
+        once_s = values["gradient_bytes"] * model.parameters / self.compute_bandwidth(values)
+        open_share = 1 - min(1.0, values["hidden_share"])
+        share = 1 / ranks if "states" in strategy.sharded else 1.0
+        optimizer_s = 2 * values["state_bytes"] * model.parameters * share / values["bandwidth_bytes_s"]
+        messages_s = model.layers * ceil(log2(ranks)) * values["message_s"]
+        each_s = strategy.each * (once_s * (ranks - 1) / ranks + messages_s)
+        return Costs(
+            gpu=GpuCost(
+                fixed_s=model.layers * values["launch_s"] + open_share * each_s,
+                per_token_s=token_s,
+                per_token2_s=pair_s,
+                floor_s=each_s,
+            ),
+            collective=CollectiveCost(
+                fixed_s=optimizer_s,
+                latency_s=values["message_s"],
+                transfer_s=open_share * strategy.update / 2 * once_s,
+                each_step=strategy.each > 0,
+            ),
+        )
+
+    def compute_memory(self, values: Values) -> Memory:
+        """Returns where the memory goes, with such ``values`` of the constants."""
+        model, strategy = self.model, self.strategy
+        weight, gradient = values["weight_bytes"], values["gradient_bytes"]
+        bytes_of = {"weights": weight, "gradients": gradient, "states": values["state_bytes"] - weight - gradient}
+        states = sum(
+            size * model.parameters / (self.gpus if name in strategy.sharded else 1) for name, size in bytes_of.items()
+        )
+        layer = sum(model.layer_weights)
+        if "weights" in strategy.sharded:  # one layer in use and the next on its way, and the gradients of one
+            states += (2 * weight + gradient) * max(layer, model.vocabulary * model.hidden) * min(1, self.gpus - 1)
+        attention, kv = model.attention_width, model.kv_heads * model.head_width
+        # Kept of a layer: inputs of norms and matrices, queries and keys before and after they are turned, what the gate makes;
+        # and, as in most models with gates,
+        # the two norms in float32.
+        is_gated = model.matrices > 2
+        kept = weight * (4 * model.hidden + 3 * attention + 3 * kv) + 8 * model.hidden * is_gated
+        kept += weight * (4 if is_gated else 2) * model.feed_forward
+        layers = weight * model.hidden * model.layers + kept if self.recomputes else kept * model.layers
+        token = values["activation_share"] * layers + values["logit_bytes"] * model.vocabulary
+        return Memory(usable=values["usable_share"] * values["memory_bytes"], states=states, token=token)
+
+    def compute_token_range(self) -> tuple[int, int]:
+        """Returns the least and the most padded tokens that fit, nine times of ten: what fewer hold is safe."""
+        usual, downs, ups = self.compute_memory(self.values).tokens, [0.0], [0.0]
+        for name, constant in self.constants.items():
+            ends = [
+                log(max(1, self.compute_memory(self.values | {name: end}).tokens) / max(1, usual))
+                for end in (constant.low, constant.high)
+            ]
+            downs.append(min(0.0, *ends))
+            ups.append(max(0.0, *ends))
+        return int(usual * exp(-hypot(*downs))), int(usual * exp(hypot(*ups)))
+
+
+def build_job(
+    *,
+    gpu: str,
+    model: str,
+    strategy: str,
+    gpus: int,
+    precision: str = "bf16",
+    recomputes: bool = False,
+    node_gpus: int = 8,
+    price_usd: float | None = None,
+) -> Job:
+    """Returns the job that presets of these names describe; a price is the user's own, in dollars for a GPU and hour.
+
+    Raises: UsageError when there is no such preset, a number makes no sense, or the states alone do not fit.
+    """
+    if gpus < 1 or node_gpus < 1:
+        raise UsageError(f"--gpus and --node-gpus must be at least 1, got {gpus} and {node_gpus}")
+    if price_usd is not None and not 0 <= price_usd < 1e6:
+        raise UsageError(f"--price must be at least 0, in dollars for a GPU and hour, got {price_usd}")
+    constants = load_constants("gpu", gpu) | load_constants("precision", precision) | load_software()
+    if price_usd is not None:
+        constants["price_usd"] = Constant(value=price_usd, low=price_usd, high=price_usd, source="yours")
+    job = Job(
+        model=load_model(model),
+        strategy=load_strategy(strategy),
+        gpus=gpus,
+        node_gpus=node_gpus,
+        recomputes=recomputes,
+        constants=constants,
+    )
+    memory = job.compute_memory(job.values)
+    if not memory.tokens:
+        raise UsageError(
+            f"{job.model.name} with {strategy} needs {memory.states / 1e9:,.0f} GB of each of {gpus:,} GPUs for weights, "
+            f"gradients and states alone; {memory.usable / 1e9:,.0f} GB of a {gpu} can be used: more GPUs or another --strategy"
+        )
+    return job

@@ -1,0 +1,225 @@
+"""What is known of GPUs, models, strategies and number formats: `data/presets.toml`, each constant with where it comes from and
+how sure it is.
+
+A model is one of these by its name, or the ``config.json`` of any other.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from odb_ref.core.errors import UsageError
+
+Section = Mapping[str, object]
+
+_ALIASES: Final = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
+}
+_UNGATED: Final = ("gpt2", "gpt_neox", "gptj", "opt", "phi", "bloom", "mpt", "falcon", "starcoder2")
+"""Types of models whose feed-forward layers are two matrices, not three."""
+_WIDENING: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A number, the range in which it lies in nine cases of ten, and where both come from."""
+
+    value: float
+    low: float
+    high: float
+    source: str
+    date: str = ""
+
+    @property
+    def is_certain(self) -> bool:
+        """True where there is nothing to be wrong about."""
+        return self.low == self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The sizes of a transformer that its costs depend on."""
+
+    name: str
+    source: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    vocabulary: int
+    feed_forward: int
+    """Width of a feed-forward layer, of all its experts that a token meets."""
+    matrices: int
+    """Matrices of a feed-forward layer: 3 where it has a gate."""
+    experts: int
+    """How many times the feed-forward weights are held over how many times a token meets them; 1 without experts."""
+    is_tied: bool
+    """True where the embedding is the last matrix as well."""
+
+    @property
+    def attention_width(self) -> int:
+        """Width of the queries of all heads."""
+        return self.heads * self.head_width
+
+    @property
+    def layer_weights(self) -> tuple[int, int]:
+        """Weights of a layer's attention, and of its feed-forward part as a token meets it."""
+        attention = 2 * self.hidden * self.head_width * (self.heads + self.kv_heads)
+        return attention, self.matrices * self.hidden * self.feed_forward
+
+    @property
+    def parameters(self) -> int:
+        """All weights, without biases."""
+        attention, feed_forward = self.layer_weights
+        embeddings = self.vocabulary * self.hidden * (1 if self.is_tied else 2)
+        return self.layers * (attention + self.experts * feed_forward + 2 * self.hidden) + embeddings + self.hidden
+
+    @property
+    def active(self) -> int:
+        """Weights that a token is multiplied with: the embedding is looked up, and of experts a few are met."""
+        return self.layers * sum(self.layer_weights) + self.vocabulary * self.hidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """What is sharded, and how many times the parameters are sent."""
+
+    name: str
+    sharded: frozenset[str]
+    each: int
+    """With each micro-batch."""
+    update: int
+    """With each update."""
+
+
+@cache
+def read_presets() -> Mapping[str, Mapping[str, Section]]:
+    """Returns the file: kinds, in each the presets by name, in each the constants by name."""
+    text = (resources.files("odb_sim") / "data" / "presets.toml").read_text(encoding="utf-8")
+    presets: Mapping[str, Mapping[str, Section]] = tomllib.loads(text)
+    return presets
+
+
+def list_names(kind: str) -> list[str]:
+    """Returns the names of the presets of a kind, as in the file."""
+    return list(read_presets()[kind])
+
+
+def _find(kind: str, name: str) -> Section:
+    presets = read_presets()[kind]
+    if name not in presets:
+        near = "".join(f"; did you mean {match}?" for match in get_close_matches(name.lower(), presets, 1))
+        raise UsageError(f"--{kind} {name}: there are {', '.join(presets)}{near}")
+    return presets[name]
+
+
+def load_constants(kind: str, name: str) -> dict[str, Constant]:
+    """Returns the constants of a preset.
+
+    Raises: UsageError naming those there are, when there is none of that name.
+    """
+    return _read_constants(_find(kind, name))
+
+
+def load_software() -> dict[str, Constant]:
+    """Returns the constants that hold whatever the hardware and the model."""
+    return _read_constants(read_presets()["software"])
+
+
+def _read_constants(section: Section) -> dict[str, Constant]:
+    found = {}
+    for name, item in section.items():
+        if isinstance(item, Mapping):
+            value = float(item["value"])
+            low, high = float(item.get("low", value)), float(item.get("high", value))
+            found[name] = Constant(
+                value=value, low=low, high=high, source=str(item["source"]), date=str(item.get("date", ""))
+            )
+    return found
+
+
+def load_strategy(name: str) -> Strategy:
+    """Returns what a strategy shards and sends.
+
+    Raises: UsageError naming those there are, when there is none of that name.
+    """
+    section = _find("strategy", name)
+    sharded = section["sharded"]
+    return Strategy(
+        name=name,
+        sharded=frozenset(map(str, sharded)) if isinstance(sharded, list) else frozenset(),
+        each=_read_whole(section, name, "each"),
+        update=_read_whole(section, name, "update"),
+    )
+
+
+def load_model(name: str) -> Model:
+    """Returns the sizes of a model: one of the presets, or that of a ``config.json``, given as the file or its folder.
+
+    Raises: UsageError, naming the file and the key, when it is none.
+    """
+    path = Path(name)
+    if name not in read_presets()["model"] and path.exists():
+        path = path / "config.json" if path.is_dir() else path
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise UsageError(f"{path}: not the config.json of a model: {error}") from error
+        if not isinstance(data, dict):
+            raise UsageError(f"{path}: not the config.json of a model: no object")
+        # Models of pictures and texts keep the sizes of the latter apart.
+        text = data.get("text_config", data)
+        return _build_model(str(path), str(path), text if isinstance(text, dict) else data)
+    return _build_model(name, "presets.toml", _find("model", name))
+
+
+def _build_model(name: str, source: str, config: Section) -> Model:
+    hidden, layers, heads = (
+        _read_whole(config, name, next((key for key in keys if key in config), wanted))
+        for wanted, keys in _ALIASES.items()
+    )
+    is_ungated = config.get("model_type") in _UNGATED or "n_embd" in config or "d_model" in config
+    experts = next((key for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key)), None)
+    width, held, met = "intermediate_size", 1, 1
+    if experts is not None:
+        held, met = _read_whole(config, name, experts), _read_whole(config, name, "num_experts_per_tok")
+        width = "moe_intermediate_size" if "moe_intermediate_size" in config else width
+    feed_forward = _read_whole(config, name, width, _WIDENING * hidden if is_ungated else None)
+    return Model(
+        name=name,
+        source=str(config.get("source", source)),
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=_read_whole(config, name, "num_key_value_heads", heads),
+        head_width=_read_whole(config, name, "head_dim", max(1, hidden // heads)),
+        vocabulary=_read_whole(config, name, "vocab_size"),
+        feed_forward=feed_forward * met,
+        matrices=2 if is_ungated else 3,
+        experts=held // met,
+        is_tied=bool(config.get("tie_word_embeddings", is_ungated)),
+    )
+
+
+def _read_whole(config: Section, name: str, key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or value < 0
+        or (value == 0 and key not in ("each", "update"))
+    ):
+        raise UsageError(f"{name}: {key} is {value!r:.40}, expected a whole number of at least 1")
+    return value

@@ -1,0 +1,161 @@
+"""Rows of a data set, from whatever holds it: JSON lines, JSON, parquet, a folder that `datasets` saved, or a Python callable.
+
+A row is a dict, or a text by itself. Nothing of what a row says is ever part of an error: data sets may be private.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from odb_ref.core.errors import UsageError
+from odb_sim.inputs.rules import describe_error, import_named
+
+Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+Row: TypeAlias = Mapping[str, Json]
+
+TEXT: Final = "text"
+"""The column of a row that is a text by itself."""
+FORMATS: Final = "JSON lines (.jsonl, .jsonl.gz), JSON, CSV, parquet, a folder saved by datasets, or module:function"
+_LINES: Final = (".jsonl", ".ndjson")
+_BATCH_ROWS: Final = 1024
+INSTALL: Final = "pip install 'odb-ref[data]'"
+
+
+def is_text_file(path: Path) -> bool:
+    """Returns True where a file holds texts by its name, and no lengths."""
+    names = path.name.lower().removesuffix(".gz")
+    return names.endswith((*_LINES, ".json", ".parquet", ".arrow", ".txt", ".md")) or (path / "state.json").exists()
+
+
+def read_rows(source: str, split: str | None = None) -> Iterator[tuple[str, Row]]:
+    """Yields where each row stands, and the row; ``split`` is the part of a saved data set that has several.
+
+    Raises: UsageError naming file and line, when it cannot be read or a row is none.
+    """
+    module, colon, _ = source.rpartition(":")
+    path = Path(source)
+    if colon and not path.exists() and (module.endswith(".py") or module.isidentifier() or "." in module):
+        yield from _number(source, _call(source))
+        return
+    if not path.exists():
+        raise UsageError(f"{source}: no such file; expected {FORMATS}")
+    name = path.name.lower().removesuffix(".gz")
+    if path.is_dir():
+        yield from _number(source, _read_saved(path, split))
+    elif name.endswith(".parquet"):
+        yield from _number(source, _read_parquet(path))
+    elif name.endswith(_LINES):
+        yield from _read_lines(path)
+    elif name.endswith(".csv"):
+        yield from _number(source, csv.DictReader(_open(path)))
+    elif name.endswith(".json"):
+        yield from _number(source, _read_json(path))
+    else:
+        raise UsageError(f"{source}: of no known kind; expected {FORMATS}")
+
+
+def count_rows(source: str) -> int:
+    """Returns how many rows a file of JSON lines has; 0 where that is not known before they are read."""
+    path = Path(source)
+    if not path.is_file() or not path.name.lower().endswith(_LINES):
+        return 0
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
+def _number(source: str, rows: Iterable[object]) -> Iterator[tuple[str, Row]]:
+    for number, row in enumerate(rows, 1):
+        where = f"{source}: row {number}"
+        yield where, _check(where, row)
+
+
+def _check(where: str, row: object) -> Row:
+    if isinstance(row, str):
+        return {TEXT: row}
+    if isinstance(row, Mapping):
+        return row
+    raise UsageError(f"{where} is of type {type(row).__name__}, expected an object or a text")
+
+
+def _open(path: Path) -> Iterator[str]:
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8-sig")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8-sig") as file
+        ):
+            yield from file
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    except (OSError, EOFError) as error:
+        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, Row]]:
+    for number, line in enumerate(_open(path), 1):
+        if line.isspace():
+            continue
+        where = f"{path}:{number}"
+        try:
+            yield where, _check(where, json.loads(line))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UsageError(f"{where}: not JSON: {getattr(error, 'msg', 'nested too deep')}") from None
+
+
+def _read_json(path: Path) -> Iterable[object]:
+    try:
+        data = json.loads("".join(_open(path)))
+    except (json.JSONDecodeError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise UsageError(f"{path}{line}: not JSON: {getattr(error, 'msg', 'nested too deep')}") from None
+    if not isinstance(data, list):
+        raise UsageError(f"{path}: holds an object, expected a list of rows")
+    return data
+
+
+def _read_parquet(path: Path) -> Iterator[object]:
+    try:
+        from pyarrow import lib, parquet
+    except ImportError:
+        raise UsageError(f"{path}: parquet needs pyarrow: {INSTALL}") from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH_ROWS):
+                yield from batch.to_pylist()
+    except (OSError, lib.ArrowException) as error:
+        raise UsageError(f"{path}: cannot be read: {' '.join(str(error).split())[:120]}") from error
+
+
+def _read_saved(path: Path, split: str | None) -> Iterator[object]:
+    try:
+        import datasets
+    except ImportError:
+        raise UsageError(f"{path}: a saved data set needs datasets: {INSTALL}") from None
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: no data set that datasets saved: {' '.join(str(error).split())[:120]}") from error
+    if isinstance(found, Mapping):
+        if split not in found:
+            raise UsageError(f"{path}: has the splits {', '.join(found)}: say one with --split")
+        found = found[split]
+    for begin in range(0, len(found), _BATCH_ROWS):
+        yield from found.select(range(begin, min(begin + _BATCH_ROWS, len(found)))).to_list()
+
+
+def _call(source: str) -> Iterable[object]:
+    """Returns the rows that a callable gives: an iterable, or what has a length and items."""
+    module_name, _, attribute = source.rpartition(":")
+    try:
+        found: object = getattr(import_named(module_name), attribute)
+        rows = found() if callable(found) else found
+    except (Exception, SystemExit) as error:  # Whatever the user's module does wrong.
+        raise UsageError(f"{source}: {describe_error(error)}") from error
+    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable | Sequence):
+        raise UsageError(f"{source}: gives a {type(rows).__name__}, expected rows")
+    return rows

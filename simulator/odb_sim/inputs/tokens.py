@@ -1,0 +1,323 @@
+"""How many tokens a row of texts has, and how many of them carry loss, as a trainer would tokenize it.
+
+A conversation is rendered by the tokenizer's chat template, whole, and tokenized once; what an assistant says carries loss,
+with the token that ends its turn. Where that begins and ends is read off the template itself: it renders what comes before a
+turn, and what goes up to it. A template whose beginning depends on what follows does not let that be read off: there the
+content of the turn is looked for, without its end.
+
+Of prompt and response the response carries loss, of a text all of it. Rows that are tokenized already (``input_ids``, with
+``labels`` if not all carry loss) are counted as they are.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from odb_ref.core.errors import UsageError
+from odb_sim.inputs.texts import INSTALL, TEXT, Json, Row
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CHATML: Final = "chatml"
+NO_TEMPLATE: Final = "none"
+_CHATML: Final = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+IDS: Final = "input_ids"
+LABELS: Final = "labels"
+_IGNORED: Final = -100
+_CONVERSATIONS: Final = ("messages", "conversations")
+_PAIRS: Final = (
+    ("prompt", "response"),
+    ("prompt", "completion"),
+    ("prompt", "chosen"),
+    ("question", "answer"),
+    ("instruction", "input", "output"),
+    ("instruction", "output"),
+)
+_ROLES: Final = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+"""Names of conversations in place of those of messages."""
+ASSISTANT: Final = "assistant"
+
+Message = dict[str, Json]
+Template = Callable[[Sequence[Message], bool], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How rows are read: small enough to be sent to another process."""
+
+    tokenizer: str | None = None
+    """A file ``tokenizer.json``, a folder that has it, or a name that the hub knows; None for rows that are tokenized."""
+    template: str | None = None
+    """A file, `CHATML` or `NO_TEMPLATE`; None: the tokenizer's own, or `CHATML` where it has its tokens."""
+    columns: tuple[str, ...] = ()
+    """One of texts or conversations, or prompt and response; empty: those that are usual."""
+    max_tokens: int | None = None
+    """Where a sample is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The lengths of a row."""
+
+    total: int
+    supervised: int
+    is_cut: bool = False
+    is_approximate: bool = False
+    """True where the end of an assistant's turn could not be told from the template."""
+
+
+def measure(where: str, row: Row, reading: Reading) -> Measured:
+    """Returns the lengths of a row.
+
+    Raises: UsageError that names the row, when it has no such columns or they hold something else.
+    """
+    columns = reading.columns or _find_columns(row)
+    if not columns:
+        there = ", ".join(map(str, row))[:200]
+        raise UsageError(f"{where} has no column of a usual name ({there}): say which with --column")
+    for column in columns:
+        if row.get(column) is None and column in reading.columns[:1]:
+            raise UsageError(f"{where} has no column {column}")
+    first = row.get(columns[0])
+    if columns[0] == IDS or (isinstance(first, list) and first and isinstance(first[0], int)):
+        return _cut(*_count_ids(where, row, columns[0]), reading)
+    tokenizer, template = load_tokenizer(reading)
+    messages = _list_messages(where, row, columns)
+    if template is not None and messages is not None:
+        return _measure_chat(where, messages, tokenizer, template, reading)
+    if messages is not None and len(columns) == 1 and not isinstance(first, str):
+        raise UsageError(f"{where} is a conversation, and the tokenizer has no chat template: say --template")
+    *before, last = [_get_text(where, row, column) for column in columns]
+    if not before:
+        total = len(tokenizer.encode(last).ids) + _count_end(tokenizer)
+        return _cut([True] * total, False, reading)
+    prompt = len(tokenizer.encode("\n".join(filter(None, before))).ids)
+    response = len(tokenizer.encode(last, add_special_tokens=False).ids) + _count_end(tokenizer)
+    return _cut([False] * prompt + [True] * response, False, reading)
+
+
+def _cut(carries: Sequence[bool], is_approximate: bool, reading: Reading) -> Measured:
+    kept = carries if reading.max_tokens is None else carries[: reading.max_tokens]
+    return Measured(max(1, len(kept)), sum(kept), len(kept) < len(carries), is_approximate)
+
+
+def _count_end(tokenizer: Tokenizer) -> int:
+    """Returns 1 where a sample ends with a token of its own, as it does wherever the tokenizer knows one."""
+    return int(
+        any(tokenizer.token_to_id(name) is not None for name in ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>"))
+    )
+
+
+def _find_columns(row: Row) -> tuple[str, ...]:
+    for column in (IDS, *_CONVERSATIONS):
+        if row.get(column) is not None:
+            return (column,)
+    for columns in _PAIRS:
+        if all(column in row for column in columns):
+            return columns
+    return (TEXT,) if TEXT in row else ()
+
+
+def _count_ids(where: str, row: Row, column: str) -> tuple[list[bool], bool]:
+    ids, labels = row.get(column), row.get(LABELS)
+    if not isinstance(ids, list) or (labels is not None and (not isinstance(labels, list) or len(labels) != len(ids))):
+        raise UsageError(f"{where}: {column} and {LABELS} must be lists of the same length")
+    return ([True] * len(ids) if labels is None else [label != _IGNORED for label in labels]), False
+
+
+def _get_text(where: str, row: Row, column: str) -> str:
+    value = row.get(column)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: {column} is of type {type(value).__name__}, expected a text")
+    return value
+
+
+def _list_messages(where: str, row: Row, columns: Sequence[str]) -> list[Message] | None:
+    """Returns the turns of a conversation, also of one that is a prompt and a response; None for a text."""
+    first = row.get(columns[0])
+    if isinstance(first, list):
+        last = row.get(columns[-1]) if len(columns) > 1 else None
+        turns = [*first, *(last if isinstance(last, list) else [])]
+        messages = [_make_message(where, turn) for turn in turns]
+        if isinstance(last, str):
+            messages.append({"role": ASSISTANT, "content": last})
+        return messages
+    if len(columns) == 1:
+        return None
+    *before, last_text = [_get_text(where, row, column) for column in columns]
+    return [
+        {"role": "user", "content": "\n".join(filter(None, before))},
+        {"role": ASSISTANT, "content": last_text},
+    ]
+
+
+def _make_message(where: str, turn: Json) -> Message:
+    if not isinstance(turn, Mapping):
+        raise UsageError(f"{where}: a turn is of type {type(turn).__name__}, expected an object with role and content")
+    role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    if isinstance(content, list):
+        if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in content):
+            raise UsageError(
+                f"{where}: a turn holds more than text, and what an image takes is not known here: give rows with "
+                f"{IDS}, from module:function"
+            )
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    if not isinstance(role, str) or not isinstance(content, str | None):
+        raise UsageError(f"{where}: a turn without a role, or whose content is not a text")
+    return {**turn, "role": _ROLES.get(role, role), "content": content or ""}
+
+
+def _measure_chat(
+    where: str, messages: Sequence[Message], tokenizer: Tokenizer, template: Template, reading: Reading
+) -> Measured:
+    text = template(messages, False)
+    spans: list[tuple[int, int]] = []
+    is_approximate, end = False, 0
+    for place, message in enumerate(messages):
+        if message["role"] != ASSISTANT:
+            continue
+        try:
+            before, after = template(messages[:place], True), template(messages[: place + 1], False).rstrip()
+        except UsageError:  # the template renders whole conversations only
+            before = after = "\0"
+        if text.startswith(after) and after.startswith(before) and len(before) >= end:
+            begin, end = len(before), len(after)
+        else:
+            content = str(message["content"]).strip()
+            begin = text.find(content, end)
+            is_approximate = True
+            if begin < 0:
+                raise UsageError(f"{where}: turn {place + 1} is not in what the chat template renders")
+            end = begin + len(content)
+        spans.append((begin, end))
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    carries, at = [], 0
+    for begin, _ in encoding.offsets:
+        while at < len(spans) and begin >= spans[at][1]:
+            at += 1
+        carries.append(at < len(spans) and begin >= spans[at][0])
+    return _cut(carries, is_approximate, reading)
+
+
+# Tokenizers and templates ------------------------------------------------------------------------------------------
+
+
+@cache
+def load_tokenizer(reading: Reading) -> tuple[Tokenizer, Template | None]:
+    """Returns the tokenizer, and what renders a conversation; None where it has no template.
+
+    Raises: UsageError when one cannot be had.
+    """
+    name = reading.tokenizer
+    if name is None:
+        raise UsageError(
+            "rows of texts need --tokenizer: a tokenizer.json, a folder that has one, or a name on the hub"
+        )
+    try:
+        from tokenizers import Tokenizer as Loaded
+    except ImportError:
+        raise UsageError(f"--tokenizer needs tokenizers: {INSTALL}") from None
+    path = Path(name)
+    folder = path if path.is_dir() else path.parent
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        if file.suffix == ".gz":
+            tokenizer = Loaded.from_str(gzip.decompress(file.read_bytes()).decode())
+        elif file.exists():
+            tokenizer = Loaded.from_file(str(file))
+        else:
+            tokenizer = Loaded.from_pretrained(name)
+    except Exception as error:  # tokenizers raises plain exceptions
+        raise UsageError(f"--tokenizer {name}: {' '.join(str(error).split())[:200]}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, _load_template(reading.template, folder if file.exists() else None, tokenizer)
+
+
+def _load_template(asked: str | None, folder: Path | None, tokenizer: Tokenizer) -> Template | None:
+    if asked == NO_TEMPLATE:
+        return None
+    names: Mapping[str, str] = {}
+    text = None
+    if asked is None and folder is not None:
+        text, names = _read_own_template(folder)
+    if asked not in (None, CHATML):
+        try:
+            text = Path(str(asked)).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--template {asked}: cannot be read, nor is it {CHATML} or {NO_TEMPLATE}") from error
+    if text is None and (asked == CHATML or tokenizer.token_to_id("<|im_start|>") is not None):
+        text = _CHATML
+    return None if text is None else _compile(text, names)
+
+
+def _read_own_template(folder: Path) -> tuple[str | None, dict[str, str]]:
+    """Returns the template beside a tokenizer, and the special tokens that templates name."""
+    text, names = None, {}
+    config = folder / "tokenizer_config.json"
+    if config.exists():
+        try:
+            data = json.loads(config.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{config}: not JSON") from error
+        own = data.get("chat_template")
+        text = own if isinstance(own, str) else None
+        for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
+            token = data.get(key)
+            names[key] = token.get("content", "") if isinstance(token, dict) else token or ""
+    if (file := folder / "chat_template.jinja").exists():
+        text = file.read_text(encoding="utf-8")
+    return text, names
+
+
+def _compile(text: str, names: Mapping[str, str]) -> Template:
+    try:
+        from jinja2 import TemplateError, nodes
+        from jinja2.ext import Extension, loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise UsageError(f"chat templates need jinja2: {INSTALL}") from None
+
+    class Generation(Extension):
+        """What transformers adds to templates to mark what an assistant says: shown as it is."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser):  # type: ignore[no-untyped-def]
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
+    )
+
+    def refuse(message: str) -> str:
+        raise TemplateError(message)
+
+    environment.globals["raise_exception"] = refuse
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    try:
+        template = environment.from_string(text)
+    except TemplateError as error:
+        raise UsageError(f"the chat template is none: {error}") from error
+
+    def render(messages: Sequence[Message], is_open: bool) -> str:
+        try:
+            return template.render(messages=messages, add_generation_prompt=is_open, **names)
+        except TemplateError as error:
+            raise UsageError(f"the chat template refuses a conversation: {error}") from error
+
+    return render

@@ -1,0 +1,151 @@
+"""What `odb-ref plan` says: one paragraph, one table, the lines to train with, and the page with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from odb_sim.engine.metrics import describe_update
+from odb_sim.reports.charts import Bars, Series
+from odb_sim.reports.document import Source
+from odb_sim.reports.page import Page
+from odb_sim.reports.run_report import describe_seconds, draw_run, split_percent
+from odb_sim.studies.plan import Plan
+
+HEADER: Final = [
+    "way",
+    "speed-up",
+    "90 % band",
+    "time",
+    "from",
+    "to",
+    "GPU-hours",
+    "USD",
+    "USD from",
+    "USD to",
+    "padding",
+]
+
+
+def build_rows(plan: Plan) -> list[list[str]]:
+    """Returns a row for each way: what it takes, with bands."""
+    rows = []
+    for way in plan.ways:
+        seconds, band = plan.compute_seconds(way), plan.band(way)
+        money, paid = plan.compute_money(way), plan.band_money(way)
+        rows.append(
+            [
+                way.name,
+                f"{plan.compute_speedup(way):.2f}",
+                "-" if way is plan.ways[1] else plan.band_speedup(way).describe(plan.compute_speedup(way)),
+                describe_seconds(seconds),
+                describe_seconds(seconds * band.low),
+                describe_seconds(seconds * band.high),
+                show(plan.compute_gpu_hours(way)),
+                *(show(money * factor) for factor in (1, paid.low, paid.high)),
+                f"{way.summary.padding_ratio:.1%}",
+            ]
+        )
+    return rows
+
+
+def show(value: float) -> str:
+    """Returns an amount with about three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def describe_plan(plan: Plan) -> str:
+    """Returns the answer as a paragraph."""
+    wanted, job, best = plan.wanted, plan.wanted.job, plan.ways[0]
+    seconds, band, price = plan.compute_seconds(best), plan.band(best), job.constants["price_usd"]
+    fixed, packed = plan.ways[1], plan.ways[2]
+    duration = f"{wanted.epochs:g} epochs" if wanted.tokens is None else f"{wanted.tokens:,} tokens"
+    fits, (least, most) = job.compute_memory(job.values).tokens, job.compute_token_range()
+    memory = (
+        f"About {fits:,} padded tokens fit beside {job.model.parameters / 1e9:.1f} billion weights "
+        f"({least:,} to {most:,}); the budget keeps to the low end."
+        if wanted.memory_tokens is None
+        else ""
+    )
+    parts = [
+        f"{duration.removesuffix('s') if duration == '1 epochs' else duration} of {wanted.lengths.name} "
+        f"({wanted.samples:,.0f} samples) with {job.model.name} on {job.gpus:,} GPUs ({job.strategy.name}, activations "
+        f"{'computed again' if job.recomputes else 'kept'}) take {describe_seconds(seconds)} "
+        f"({describe_seconds(seconds * band.low)} to {describe_seconds(seconds * band.high)} nine times of ten): "
+        f"{show(plan.compute_gpu_hours(best))} GPU-hours, {show(plan.compute_money(best))} USD "
+        f"({plan.band_money(best).describe(plan.compute_money(best), ',.3g')}) at {price.value:g} an hour"
+        f"{f' ({price.source}, {price.date})' if price.date else ''}.",
+        f"Set a token budget of {best.what.budget_tokens:,}"
+        + (f" and a window of {best.what.window_samples:,}" if wanted.global_batch is None else "")
+        + f"; an update holds {describe_update(best.summary)}.",
+        f"That is {plan.compute_speedup(best):.2f} times ({plan.band_speedup(best).describe(plan.compute_speedup(best))}) as "
+        f"fast as {fixed.name} ({describe_update(fixed.summary)}), and packed rows, which need {packed.needs}, would be "
+        f"{plan.compute_speedup(packed):.2f} times.",
+        memory,
+        f"Of the time: {band.explain()}." if band.shares else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def list_commands(plan: Plan, data: str) -> list[str]:
+    """Returns the lines to train with, and to look closer."""
+    wanted, job, best = plan.wanted, plan.wanted.job, plan.ways[0].what
+    nodes, own = -(-job.gpus // job.node_gpus), min(job.gpus, job.node_gpus)
+    update = "" if wanted.global_batch is None else f", update_samples={wanted.global_batch}"
+    window = f", batching=Batching(window={best.window_samples})" if wanted.global_batch is None else ""
+    option = "" if wanted.global_batch is None else f" --global-batch {wanted.global_batch}"
+    return [
+        f"loader = ODBDataLoader(dataset, token_budget={best.budget_tokens}{update}{window}, "
+        "collate_fn=collate, num_workers=4, shuffle=True)",
+        f"torchrun --nnodes {nodes} --nproc-per-node {own} train.py",
+        f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{option}"
+        + (f" --window {best.window_samples}" if window else "")
+        + " --cost-model costs.json",
+    ]
+
+
+def write_plan_report(path: Path, plan: Plan, source: Source) -> None:
+    """Writes the page of a plan."""
+    wanted, job, best, fixed = plan.wanted, plan.wanted.job, plan.ways[0], plan.ways[1]
+    seconds, band, speedup = plan.compute_seconds(best), plan.band(best), plan.compute_speedup(best)
+    page = Page(
+        f"odb-ref plan: {job.model.name} on {job.gpus:,} GPUs, {wanted.lengths.name}",
+        f"Training takes **{describe_seconds(seconds)}** and {show(plan.compute_money(best))} USD, {speedup:.2f} times as fast "
+        "as with fixed batches",
+        band=f"Nine times of ten {describe_seconds(seconds * band.low)} to {describe_seconds(seconds * band.high)}, "
+        f"{plan.band_money(best).describe(plan.compute_money(best), ',.3g')} USD, "
+        f"{plan.band_speedup(best).describe(speedup)} times as fast.",
+        lead=describe_plan(plan),
+        cautions=plan.cautions,
+    )
+    page.add_tiles(
+        [
+            (show(plan.compute_gpu_hours(best)), "", "GPU-hours", ""),
+            (f"{best.what.budget_tokens:,}", "tokens", "budget of a batch", "token_budget"),
+            (*split_percent(best.summary.padding_ratio), "padding", "padding_ratio"),
+            (*split_percent(fixed.summary.padding_ratio), f"{fixed.name}: padding", "padding_ratio"),
+        ]
+    )
+    page.add_heading("To train so")
+    page.add_code(list_commands(plan, wanted.lengths.name))
+    page.add_heading("Ways to train")
+    page.add_table(HEADER, build_rows(plan), chosen=0)
+    page.add_text("What each needs: " + "; ".join(f"{way.name}: {way.needs}" for way in plan.ways) + ".")
+    page.add_heading("What the band is made of")
+    shares = list(band.shares)[:6]
+    if shares:
+        bars = [Series(name="share", colour="odb", values=[share for _, share in shares])]
+        page.add_chart(
+            Bars(names=[name for name, _ in shares], series=bars, digits=2),
+            "Share of the squared width of the time's band, by what is not known exactly. " + band.remedy + ".",
+        )
+    page.add_maps([(wanted.lengths.name, [draw_run(way.what, way.name) for way in (best, fixed)])])
+    page.add_heading("What it rests on")
+    page.add_table(
+        ["constant", "value", "from", "to", "source"],
+        [
+            [name, *(f"{number:.4g}" for number in (item.value, item.low, item.high)), item.source]
+            for name, item in job.constants.items()
+        ],
+    )
+    page.write(path, source)

@@ -1,0 +1,237 @@
+"""Pages of recorded runs: of `odb-ref replay`, and of `odb-ref demo`, which trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.trace.check import Status, Verdict
+from odb_ref.trace.format import Json
+from odb_sim.engine.fill import MOST_CELLS, Cell, Column, FillMap, choose_ranks, choose_steps, list_longest
+from odb_sim.engine.metrics import Summary
+from odb_sim.recorded.replay import Replay, build_run
+from odb_sim.recorded.runs import RankRecord, RecordedRun, load_runs
+from odb_sim.reports.charts import Bars, Lines, Series, choose_colours
+from odb_sim.reports.document import Source
+from odb_sim.reports.page import Page
+from odb_sim.reports.run_report import draw_fixed
+
+TRAINING_FIGURES: Final = {
+    "steps": ",",
+    "samples": ",",
+    "idle_steps": ",",
+    "padding_ratio": ".3f",
+    "efficiency": ".3f",
+    "excess": ".3f",
+    "data_wait_share": ".3f",
+    "train_s": ".1f",
+    "cpu_s": ".1f",
+}
+_MOST_STEPS: Final = 400
+
+
+def draw_recorded(recorded: RecordedRun, label: str) -> FillMap:
+    """Returns what each rank has trained on in each step, as its trace says. For whom ranks waited it does not say."""
+    ranks = choose_ranks(len(recorded.ranks))
+    rounds = [number for number, steps in enumerate(recorded.ranks[0].rounds[: recorded.rounds]) for _ in steps]
+    first = recorded.ranks[0].start
+    kept = choose_steps(len(rounds), MOST_CELLS // len(ranks))
+    is_packed = recorded.config.layout is Layout.PACKED
+    rows = [_list_cells(recorded.ranks[rank], recorded.rounds, kept, is_packed=is_packed) for rank in ranks]
+    columns = [
+        Column(
+            step=first.planned_steps + step,
+            round=first.round + rounds[step],
+            waited_for=None,
+            cells=tuple(row[place] for row in rows),
+        )
+        for place, step in enumerate(kept)
+    ]
+    return FillMap(
+        label=label,
+        budget_tokens=recorded.config.budget_tokens,
+        ranks=ranks,
+        columns=tuple(columns),
+        ranks_total=len(recorded.ranks),
+        steps_total=len(rounds),
+    )
+
+
+def _list_cells(record: RankRecord, rounds: int, kept: Sequence[int], *, is_packed: bool) -> list[Cell]:
+    steps = [step for steps in record.rounds[:rounds] for step in steps]
+    cells = []
+    for place in kept:
+        lengths = [record.samples[position].length for position in steps[place].positions]
+        real = sum(lengths)
+        padded = real if is_packed else len(lengths) * max(lengths, default=0)
+        cells.append(Cell(samples=len(lengths), real=real, padded=padded, lengths=list_longest(lengths)))
+    return cells
+
+
+def write_replay_report(
+    path: Path, runs: Sequence[RecordedRun], replays: Sequence[Replay], source: Source, *, is_priced: bool
+) -> None:
+    """Writes the page of a replay: whether every decision is equal, what the ranks trained on, and where it ``is_priced`` by a
+    cost model of the user's, times beside predictions.
+    """
+    decisions, differ = sum(item.decisions for item in replays), [item for item in replays if not item.is_equal]
+    if differ:
+        headline = f"**{len(differ)} of {len(replays)} runs** are decided otherwise than they were recorded"
+    else:
+        headline = f"All **{decisions:,} batches** are simulated as they were recorded"
+    page = Page(
+        f"odb-ref replay: {len(replays)} recorded run{'s' if replays[1:] else ''}",
+        headline,
+        lead="The simulator was given what the ranks read, and decided anew: every round's steps, every batch, every count.",
+        cautions=[f"{item.name}: {item.difference}" for item in differ],
+    )
+    timed = [(item, item.timing) for item in replays if item.timing is not None and is_priced]
+    page.add_maps([(item.name, _draw_pair(recorded)) for recorded, item in zip(runs, replays, strict=True)])
+    if timed:
+        page.add_heading("Times")
+        page.add_table(
+            ["run", "measured s", "predicted s", "error", "median error of a step"],
+            [
+                [
+                    item.name,
+                    f"{timing.measured_s:,.3f}",
+                    f"{timing.predicted_s:,.3f}",
+                    f"{timing.total_error:+.1%}",
+                    f"{timing.step_error:.1%}",
+                ]
+                for item, timing in timed
+            ],
+        )
+        for item, timing in timed[:1]:
+            page.add_chart(
+                Lines(
+                    x_name="step",
+                    x=list(range(len(timing.seconds[:_MOST_STEPS]))),
+                    series=[
+                        Series(
+                            name=name,
+                            colour=colour,
+                            values=[round(pair[place], 6) for pair in timing.seconds[:_MOST_STEPS]],
+                        )
+                        for place, (name, colour) in enumerate((("measured", "standard"), ("predicted", "odb")))
+                    ],
+                    unit="s",
+                    has_zero=True,
+                ),
+                f"{item.name}: seconds from one step taken to the next, on rank 0.",
+            )
+    page.add_heading("Runs")
+    page.add_table(
+        ["run", "driver", "outcome", "ranks", "rounds", "groups", "steps measured", "predicted", "decisions"],
+        [
+            [
+                item.name,
+                item.driver,
+                item.outcome,
+                *(
+                    f"{value:,}"
+                    for value in (item.ranks, item.rounds, item.decisions, item.measured_steps, item.predicted_steps)
+                ),
+                "equal" if item.is_equal else "differ",
+            ]
+            for item in replays
+        ],
+    )
+    page.write(path, source)
+
+
+def _draw_pair(recorded: RecordedRun) -> list[FillMap]:
+    maps = [draw_recorded(recorded, f"as recorded ({recorded.driver})")]
+    # Of samples that are not in the trace there is nothing to make fixed batches of.
+    is_whole = all(rank.is_ended for rank in recorded.ranks) and not recorded.starts and not recorded.full_reads
+    return [*maps, draw_fixed(build_run(recorded))] if is_whole else maps
+
+
+def write_demo_report(
+    path: Path,
+    *,
+    drawn: Mapping[str, Sequence[FillMap]],
+    summaries: Sequence[Summary],
+    train: Mapping[str, Json],
+    train_traces: Sequence[Path],
+    verdict: Verdict,
+    source: Source,
+) -> None:
+    """Writes the demo's page: what was simulated, trained and checked."""
+    ours, fixed = (
+        next(item for item in summaries if item.ranks == summaries[0].ranks and item.policy == policy)
+        for policy in ("odb", "standard")
+    )
+    held = sum(item.status is Status.HOLDS for job in verdict.jobs for item in job.properties)
+    page = Page(
+        "odb-ref demo",
+        f"odb has an efficiency of **{ours.efficiency:.0%}** on {ours.ranks} ranks, fixed batches {fixed.efficiency:.0%}",
+        band=f"Simulated at two sizes, then trained for real by {train.get('ranks')} processes; {held:,} properties hold of "
+        "the traces" + (f", {len(verdict.violations)} are violated." if verdict.violations else ", none is violated."),
+        lead=f"Lengths of {ours.lengths}, {ours.samples_total // ours.ranks:,} samples a rank, budget "
+        f"{ours.token_budget:,} padded tokens, window {ours.window:,} samples.",
+    )
+    trained = load_runs(train_traces)[0]
+    maps = [(name, list(maps)) for name, maps in drawn.items()]
+    page.add_maps([*maps, ("trained, uneven shards", [draw_recorded(trained, "trained for real")])])
+    page.add_heading("Simulation")
+    policies, sizes = list(dict.fromkeys(item.policy for item in summaries)), sorted({item.ranks for item in summaries})
+    colours = choose_colours(policies)
+    bars = [
+        Series(
+            name=policy, colour=colours[policy], values=[item.efficiency for item in summaries if item.policy == policy]
+        )
+        for policy in policies
+    ]
+    chart = Bars(names=[f"{size} ranks" for size in sizes], series=bars, is_percent=True)
+    page.add_chart(chart, "Efficiency: 100 % is the limit.")
+    page.add_table(
+        ["policy", "ranks", "steps", "efficiency", "excess", "padding", "idle", "sim s"],
+        [
+            [
+                item.policy,
+                str(item.ranks),
+                f"{item.steps:,}",
+                f"{item.efficiency:.3f}",
+                f"{item.excess:.3f}",
+                f"{item.padding_ratio:.3f}",
+                f"{item.idle_steps:,}",
+                f"{item.sim_time_s:,.0f}",
+            ]
+            for item in summaries
+        ],
+    )
+    page.add_heading("Training")
+    page.add_text(
+        f"{train.get('ranks')} processes over gloo train a small model on real text with uneven shards; budget "
+        f"{train.get('token_budget')} padded tokens, window {train.get('window')} samples. The rank that has run dry goes on "
+        f"taking every step, with weight 0, until the other is done. Fixed batches hold {train.get('fixed_batch_size')} "
+        "samples, the most whose padded size fits the same budget."
+    )
+    page.add_table(["", "odb", "fixed batches"], list_training_rows(train))
+    page.add_heading("Check")
+    page.add_table(
+        ["trace", "steps", "properties that hold", "not applicable", "violated"],
+        [
+            [
+                ", ".join(Path(name).name for name in job.paths),
+                f"{job.steps:,}",
+                " ".join(item.property for item in job.properties if item.status is Status.HOLDS),
+                " ".join(item.property for item in job.properties if item.status is Status.NOT_APPLICABLE),
+                str(len(job.violations)),
+            ]
+            for job in verdict.jobs
+        ],
+    )
+    page.write(path, source)
+
+
+def list_training_rows(train: Mapping[str, Json]) -> list[list[str]]:
+    """Returns the figures of the training run beside those of fixed batches, for a table."""
+    rows = []
+    for key, style in TRAINING_FIGURES.items():
+        values = [train.get(key), train.get(f"fixed_{key}")]
+        rows.append([key, *(format(value, style) if isinstance(value, int | float) else "-" for value in values)])
+    return rows

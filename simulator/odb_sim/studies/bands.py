@@ -1,0 +1,237 @@
+"""How sure a predicted time or speed-up is, what of it is to blame, and what to measure to know better.
+
+A band is where nine of ten outcomes lie, if each input lies in its own range nine times of ten. Three kinds of input move a
+figure: which lengths happened to be drawn (the epoch is simulated again with samples drawn from itself), the numbers of the
+cost model (each is set to either end of its range), and what the model leaves out (a range like any other, of all step times).
+Inputs are taken to err independently, and the logarithm of a figure to follow each: what they do to it is then added as
+squares. A speed-up has a band of its own, narrower than those of the times it is made of: what slows both leaves it alone.
+
+A long epoch is judged by a part of it. By how much other lengths would move the whole follows from the part's: less, as the
+root of the numbers of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from odb_sim.inputs.costs import ERROR, Costs
+from odb_sim.inputs.workload import Workload
+from odb_sim.studies.processes import Local
+from odb_sim.studies.runs import Run, run
+
+Vector = NDArray[np.float64]
+
+LARGEST_BANDED: Final = 20_000
+"""Samples by which a long epoch is judged."""
+LARGEST_EVENTS: Final = 6_000
+"""Likewise where only events can simulate it."""
+LEAST_SAMPLES: Final = 32
+"""Of a rank."""
+LENGTHS: Final = "which lengths were drawn"
+LEFT_OUT: Final = "what the cost model leaves out"
+_DRAWS: Final = 8
+_TWO_SIDED: Final = 1.645
+"""Nine of ten of a normal distribution lie within so many standard deviations."""
+_OF_DRAWS: Final = 1.86
+"""Likewise where the deviation is that of so few draws."""
+_CALIBRATE: Final = "odb-ref calibrate, on a run of your own"
+_RECORD: Final = "more runs, for odb-ref calibrate to be judged by"
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertain:
+    """An input that is not known exactly: the costs at either end of its range, and what would narrow it."""
+
+    name: str
+    low: Costs
+    high: Costs
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A figure times ``low`` to ``high`` is where it lies nine times of ten."""
+
+    low: float
+    high: float
+    shares: tuple[tuple[str, float], ...]
+    """Of the width, as squares, by input; the largest first."""
+    remedy: str
+    """What to measure, to narrow what is most to blame."""
+
+    def describe(self, value: float, form: str = ",.2f") -> str:
+        """Returns the range of a figure of ``value``."""
+        return f"{value * self.low:{form}} to {value * self.high:{form}}"
+
+    def widen(self, name: str, low: float, high: float, remedy: str) -> Band:
+        """Returns the band with one more input, which by itself multiplies the figure by ``low`` to ``high``."""
+        down, up = np.log(low), np.log(high)
+        own = float(down**2 + up**2)
+        before = float(np.log(self.low) ** 2 + np.log(self.high) ** 2)
+        if not own:
+            return self
+        parts = {item: share * before / (before + own) for item, share in self.shares} | {name: own / (before + own)}
+        return Band(
+            low=float(np.exp(-np.hypot(np.log(self.low), down))),
+            high=float(np.exp(np.hypot(np.log(self.high), up))),
+            shares=tuple(sorted(parts.items(), key=lambda part: -part[1])),
+            remedy=remedy if own > before * max((share for _, share in self.shares), default=0) else self.remedy,
+        )
+
+    def explain(self) -> str:
+        """Returns what is most to blame for the width, in a sentence; empty where there is no width."""
+        if not self.shares:
+            return ""
+        name, share = self.shares[0]
+        return f"{share:.0%} of that width is {name}; to narrow it: {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """By how much each input moves the logarithm of each of some times."""
+
+    inputs: tuple[tuple[str, str], ...]
+    """The name of each, and what would narrow it; several draws have one name."""
+    lows: Vector
+    """Shape (inputs, times)."""
+    highs: Vector
+
+    def combine(self, *weights: float) -> Band:
+        """Returns the band of the product of the times, each to the power of its weight: (1,) is a time, (-1, 1) a speed-up."""
+        ends = np.stack([self.lows @ np.array(weights), self.highs @ np.array(weights)])
+        down, up = np.minimum(ends.min(axis=0), 0.0), np.maximum(ends.max(axis=0), 0.0)
+        squares = down**2 + up**2
+        parts = dict.fromkeys(self.inputs, 0.0)
+        for item, square in zip(self.inputs, squares.tolist(), strict=True):
+            parts[item] += square / max(1e-300, float(squares.sum()))
+        order = sorted((item for item in parts if parts[item] > 0), key=lambda item: -parts[item])
+        return Band(
+            low=float(np.exp(-np.sqrt((down**2).sum()))),
+            high=float(np.exp(np.sqrt((up**2).sum()))),
+            shares=tuple((item[0], parts[item]) for item in order),
+            remedy=order[0][1] if order else "",
+        )
+
+
+def list_uncertain(costs: Costs) -> list[Uncertain]:
+    """Returns the numbers of a cost model that have a range."""
+    found = []
+    for name, low, high in costs.ranges.rows:
+        if name == ERROR:
+            found.append(Uncertain(LEFT_OUT, scale_steps(costs, low), scale_steps(costs, high), _RECORD))
+        else:
+            found.append(Uncertain(name, _replace(costs, name, low), _replace(costs, name, high), _CALIBRATE))
+    return found
+
+
+def _replace(costs: Costs, name: str, value: float) -> Costs:
+    section, _, number = name.partition(".")
+    return replace(costs, **{section: replace(getattr(costs, section), **{number: value})})
+
+
+def scale_steps(costs: Costs, factor: float) -> Costs:
+    """Returns the costs with steps that take so many times as long, their collective included."""
+    gpu, collective = costs.gpu, costs.collective
+    return replace(
+        costs,
+        gpu=replace(
+            gpu,
+            fixed_s=gpu.fixed_s * factor,
+            per_token_s=gpu.per_token_s * factor,
+            per_token2_s=gpu.per_token2_s * factor,
+            floor_s=gpu.floor_s * factor,
+        ),
+        collective=replace(
+            collective,
+            fixed_s=collective.fixed_s * factor,
+            latency_s=collective.latency_s * factor,
+            transfer_s=collective.transfer_s * factor,
+        ),
+        step_table=replace(
+            costs.step_table, rows=tuple([(tokens, seconds * factor) for tokens, seconds in costs.step_table.rows])
+        ),
+    )
+
+
+def is_banded(what: Run) -> bool:
+    """Returns True for a run whose time can be said: one that nothing is planned to end."""
+    return not (what.conditions.faults or what.full_reads)
+
+
+def compute_bands(
+    runs: Sequence[Run],
+    inputs: Sequence[Uncertain],
+    *,
+    draws: int = _DRAWS,
+    executor: Executor | None = None,
+    on_done: Callable[[int], None] | None = None,
+) -> Bands:
+    """Returns the bands of the times of ``runs``, which are on the same samples and at the same costs.
+
+    ``on_done`` hears how many simulations are done.
+    """
+    executor = executor or Local()
+    total = runs[0].workload.samples_total
+    least = LEAST_SAMPLES * runs[0].workload.ranks
+    most = max(
+        least, LARGEST_EVENTS if any(what.is_protocol and what.find_obstacle() for what in runs) else LARGEST_BANDED
+    )
+    is_whole = total <= most or bool(runs[0].starts)
+    cut = [what if is_whole else replace(what, workload=redraw(what.workload, most, 0)) for what in runs]
+    count = cut[0].workload.samples_total
+    varied = [
+        [replace(what, workload=redraw(what.workload, count, seed)) for what in cut] for seed in range(1, draws + 1)
+    ]
+    if runs[0].starts:  # what is carried over is what it is
+        varied = []
+    ends = [[replace(what, costs=costs) for what in cut] for item in inputs for costs in (item.low, item.high)]
+    todo = [what for group in (cut, *varied, *ends) for what in group]
+    futures = [executor.submit(partial(_measure, what)) for what in todo]
+    seconds = []
+    for done, future in enumerate(futures, 1):
+        seconds.append(future.result())
+        if on_done is not None:
+            on_done(done)
+    logs = np.log(np.array(seconds)).reshape(-1, len(runs))
+    drawn, rest = logs[1 : 1 + len(varied)], logs[1 + len(varied) :] - logs[0]
+    names = [(item.name, item.remedy) for item in inputs]
+    lows, highs = rest[::2], rest[1::2]
+    if varied:
+        # Most of it is how many tokens are drawn, of which the spread is known. How they fit together is seen: as distance from
+        # the epoch itself and not from the mean, since that epoch is one draw of many as well.
+        tokens = runs[0].workload.tokens
+        means = np.log([group[0].workload.tokens.mean() / cut[0].workload.tokens.mean() for group in varied])
+        seen = (drawn - logs[0] - means[:, None]) * np.sqrt(count / total / len(varied)) * _OF_DRAWS
+        known = np.full((1, len(runs)), _TWO_SIDED * float(tokens.std() / tokens.mean()) / np.sqrt(total))
+        lows, highs = np.concatenate([lows, seen, -known]), np.concatenate([highs, -seen, known])
+        names += [(LENGTHS, "a longer data set, or several seeds")] * (len(varied) + 1)
+    return Bands(tuple(names), lows, highs)
+
+
+def redraw(workload: Workload, samples: int, seed: int) -> Workload:
+    """Returns so many samples drawn from a workload with replacement, on as many ranks, in shards of the same proportions."""
+    rows = np.random.default_rng((seed, workload.samples_total)).integers(0, workload.samples_total, samples)
+    bounds = np.round(workload.offsets * (samples / workload.samples_total)).astype(np.int64)
+    bounds = np.maximum(bounds, np.arange(len(bounds)))
+    bounds = np.minimum(bounds, samples - np.arange(len(bounds))[::-1])
+    return replace(
+        workload,
+        ids=np.arange(samples),
+        tokens=workload.tokens[rows],
+        supervised_tokens=workload.supervised_tokens[rows],
+        resources=workload.resources[rows],
+        offsets=bounds,
+    )
+
+
+def _measure(what: Run) -> float:
+    """Returns the seconds of a sample, over the epoch."""
+    summary = run(what).summary
+    return max(1e-12, summary.sim_time_s) / max(1, summary.samples_emitted)

@@ -1,0 +1,46 @@
+"""Batches that leave an update what was asked for: smaller ones, where a policy's steps would hold more than it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from odb_sim.engine.cautions import About, Caution
+from odb_sim.engine.updates import EVERY_STEP, TOLERATED
+from odb_sim.studies.runs import Run, run
+
+_MOST_TRIES: Final = 6
+
+
+def fit_batches(what: Run) -> Run:
+    """Returns the run with batches whose steps hold no more than its global batch, in the mean: as it is, where they do not.
+
+    Updates of the protocol that hold exactly so many samples (R16) need none of it: a step is a part of one.
+    """
+    goal, is_tokens = what.global_batch.goal, what.global_batch.tokens is not None
+    if goal is None or (what.is_protocol and what.update_samples is not None):
+        return what
+    for _ in range(_MOST_TRIES):
+        own = run(replace(what, global_batch=EVERY_STEP)).summary
+        held = own.tokens_per_update if is_tokens else own.samples_per_update
+        if held <= TOLERATED * goal or own.batch_size == 1 or what.budget_tokens == 1:
+            break
+        if own.batch_size is not None:
+            what = replace(what, batch_size=max(1, int(own.batch_size * goal / held)))
+        else:
+            what = replace(what, budget_tokens=max(1, int(what.budget_tokens * goal / held)))
+    return what
+
+
+def describe_fit(asked: Run, fitted: Run) -> tuple[Caution, ...]:
+    """Returns what was made smaller; nothing where nothing was."""
+    goal = asked.global_batch.goal or 0
+    unit = "samples" if asked.global_batch.tokens is None else "tokens"
+    if fitted.batch_size != asked.batch_size:
+        smaller = f"fixed batches hold {fitted.batch_size:,} samples"
+    elif fitted.budget_tokens != asked.budget_tokens:
+        smaller = f"the token budget is {fitted.budget_tokens:,}, not {asked.budget_tokens:,}"
+    else:
+        return ()
+    text = f"policy {asked.policy}: {smaller}, since steps would hold more than the global batch of {goal:,} {unit}"
+    return (Caution(About.FITTED, text),)

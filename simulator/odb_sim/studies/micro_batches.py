@@ -1,0 +1,195 @@
+"""Micro-batches of known lengths, as in reinforcement learning: what ranks wait for one another, what dealing the samples out
+would save of that, and what nothing but other data would.
+
+A step's samples are divided in two ways by `odb_ref.plan` (R13): where they stay on the ranks that have them, equal parts of
+the step in order, and dealt out to all ranks. A micro-batch takes as long as on its slowest rank, and a collective ends the
+step. Against both stands what no plan can go below: the work of all samples over the ranks, in the fewest micro-batches
+there can be, or the costliest group that must stay together, if that takes longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+import numpy as np
+
+from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.errors import UsageError
+from odb_ref.plan.outcome import Plan
+from odb_ref.plan.planning import plan_all, plan_ranks
+from odb_ref.plan.terms import Options, Within
+from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.lengths import Integers, Lengths
+
+STAY: Final = "samples stay"
+DEALT: Final = "dealt out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """How one way of dividing does: means over the optimizer steps, seconds of one step."""
+
+    way: str
+    micro_batches: float
+    """Of each rank."""
+    least: float
+    fill: float
+    """The samples' tokens over the budgets of all micro-batches."""
+    wait: float
+    """What the steps cost, each micro-batch as much as its costliest rank, over the mean rank's sum."""
+    step_s: float
+    wait_s: float
+    """Of ``step_s``, what the mean rank waits for the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The ways beside each other, and the bound."""
+
+    steps: int
+    samples: int
+    balanced_by: str
+    stay: Divided
+    dealt: Divided
+    bound_s: float
+    """Seconds of a step that no plan is below."""
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds of a step that dealing the samples out saves."""
+        return self.stay.step_s - self.dealt.step_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of a step above the bound that are left then: a perfect plan would save them, if there is one."""
+        return max(0.0, self.dealt.step_s - self.bound_s)
+
+
+def choose_balance(costs: Costs) -> Cost:
+    """Returns by what to balance: tokens, and what attention takes beside them by the cost model."""
+    gpu = costs.gpu
+    if costs.step_table.rows or not gpu.per_token2_s or gpu.per_token_s < gpu.per_token2_s:
+        return TOKENS
+    return make_attention_cost(round(gpu.per_token_s / gpu.per_token2_s))
+
+
+def divide(
+    lengths: Lengths,
+    *,
+    ranks: int,
+    costs: Costs,
+    options: Options,
+    balance: Cost,
+    step_samples: int | None = None,
+    groups: Integers | None = None,
+    on_done: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Returns how the samples of each optimizer step of ``step_samples``, or of one step of all, are divided.
+
+    ``groups`` has a key for each sample, of which ``options["within"]`` says where they meet (on a rank). ``on_done`` hears
+    how many samples are divided.
+
+    Raises: UsageError when the terms make no sense or cannot be met, or a step has fewer samples than ranks.
+    """
+    size = len(lengths) if step_samples is None else step_samples
+    if not 1 <= ranks <= size:
+        raise UsageError(f"{size:,} samples of a step, and {ranks:,} ranks: each needs at least one")
+    layout = Layout(options.get("layout", Layout.PACKED))
+    within = Within(options.get("within", Within.RANK))
+    terms: Options = {**options, "cost": balance.of_tokens, "within": within}
+    stay, dealt, bounds = [], [], []
+    for begin in range(0, len(lengths) - size + 1, size):
+        part = slice(begin, begin + size)
+        tokens = lengths.tokens[part]
+        keys = None if groups is None else groups[part].tolist()
+        shares = np.array_split(np.arange(size), ranks)
+        together = None
+        if keys is not None and within is Within.MICRO_BATCH:
+            together = [[keys[index] for index in share.tolist()] for share in shares]
+        kept = plan_ranks([tokens[share].tolist() for share in shares], together=together, **terms)
+        moved = plan_all(tokens.tolist(), ranks=ranks, together=keys, **terms)
+        own = [
+            [share[list(batch)] for batch in rank.micro_batches] for share, rank in zip(shares, kept.ranks, strict=True)
+        ]
+        new = [[np.array(batch, dtype=np.int64) for batch in rank.micro_batches] for rank in moved.ranks]
+        stay.append(_measure(STAY, kept, own, tokens=tokens, costs=costs, layout=layout))
+        dealt.append(_measure(DEALT, moved, new, tokens=tokens, costs=costs, layout=layout))
+        bounds.append(
+            _compute_bound_s(
+                tokens,
+                None if within is Within.STEP else keys,
+                least=moved.report.least,
+                ranks=ranks,
+                costs=costs,
+                layout=layout,
+            )
+        )
+        if on_done is not None:
+            on_done(begin + size)
+    return Outcome(
+        steps=len(stay),
+        samples=len(stay) * size,
+        balanced_by=balance.name,
+        stay=_average(stay),
+        dealt=_average(dealt),
+        bound_s=float(np.mean(bounds)),
+    )
+
+
+def _price(tokens: Integers, batches: Iterable[Integers], costs: Costs, layout: Layout) -> list[float]:
+    """Returns the seconds of each of a rank's micro-batches; one without samples is idle."""
+    held = [tokens[batch] for batch in batches]
+    longest = np.array([int(batch.max(initial=0)) for batch in held])
+    sums = np.array([int(batch.sum()) for batch in held])
+    padded = sums if layout is Layout.PACKED else longest * np.array([len(batch) for batch in held])
+    pairs = np.array([float((batch.astype(np.float64) ** 2).sum()) for batch in held])
+    seconds: list[float] = costs.compute_layout_s(layout, padded, longest, pairs).tolist()
+    return seconds
+
+
+def _measure(
+    way: str, plan: Plan, rows: Sequence[Sequence[Integers]], *, tokens: Integers, costs: Costs, layout: Layout
+) -> Divided:
+    seconds = np.array([_price(tokens, row, costs, layout) for row in rows])
+    compute_s, mean_s = float(seconds.max(axis=0).sum()), float(seconds.sum(axis=1).mean())
+    report = plan.report
+    return Divided(
+        way=way,
+        micro_batches=report.count,
+        least=report.least,
+        fill=report.fill,
+        wait=cast(float, report.wait),  # plans of one place that knows all say it
+        step_s=compute_s + costs.collective.compute_s(len(rows)),
+        wait_s=compute_s - mean_s,
+    )
+
+
+def _compute_bound_s(
+    tokens: Integers, keys: Sequence[int] | None, *, least: int, ranks: int, costs: Costs, layout: Layout
+) -> float:
+    """Returns the seconds that no plan is below: without padding, whatever the layout."""
+    fixed_s = float(costs.compute_steps_s(np.zeros(1, dtype=np.int64), np.zeros(1))[0])
+    alone_s = np.array(_price(tokens, np.arange(len(tokens))[:, None], costs, layout)) - fixed_s
+    groups: dict[object, float] = {}
+    for index, key in enumerate(keys if keys is not None else range(len(tokens))):
+        groups[key] = groups.get(key, 0.0) + float(alone_s[index])
+    shared_s = float(alone_s.sum()) / ranks
+    return max(shared_s, *groups.values()) + least * fixed_s + costs.collective.compute_s(ranks)
+
+
+def _average(parts: Sequence[Divided]) -> Divided:
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(part, name) for part in parts]))
+
+    return replace(
+        parts[0],
+        micro_batches=mean("micro_batches"),
+        least=mean("least"),
+        fill=mean("fill"),
+        wait=mean("wait"),
+        step_s=mean("step_s"),
+        wait_s=mean("wait_s"),
+    )

@@ -1,0 +1,314 @@
+"""What a training run takes, in time and money, in the best way for a user who changes nothing else, and in other ways.
+
+Every way trains on the same samples, in the same memory, and at the same global batch where one is asked for. The protocol's
+budget, and window where it has one, are searched for (`odb_sim.studies.search`); other ways are as good as their kind can be.
+A long epoch is judged by a part of it, drawn from the same lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from itertools import count as count_from
+from math import exp, hypot, log
+from typing import Final
+
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.config import Terms
+from odb_ref.core.errors import UsageError
+from odb_sim.engine.cautions import Caution
+from odb_sim.engine.metrics import Summary
+from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
+from odb_sim.inputs.costs import RANGED, Costs, Ranges
+from odb_sim.inputs.jobs import Job
+from odb_sim.inputs.lengths import Lengths
+from odb_sim.studies.bands import LEFT_OUT, Band, Bands, Uncertain, compute_bands, list_uncertain
+from odb_sim.studies.cells import Answer, Failed, Point, Store
+from odb_sim.studies.comparison import REFERENCE
+from odb_sim.studies.fitted import fit_batches
+from odb_sim.studies.runs import Run, run
+from odb_sim.studies.search import Dimensions, Search
+from odb_sim.studies.sweep import Grid, Study, run_grid
+from odb_sim.studies.tune import LARGEST_WINDOW, compute_budget_ladder, compute_ladder
+
+LARGEST_JUDGED: Final = 20_000
+LARGEST_UPDATES: Final = 6_000
+"""Of updates of the protocol, which only events can simulate."""
+_FEWEST_UPDATES: Final = 8
+_LEAST_SHARD: Final = 64
+_TOLERANCE: Final = 0.01
+_ROUND: Final = 64
+"""Budgets are multiples of so many tokens."""
+_WORDS: Final = {
+    "efficiency": "what share of its peak the GPU reaches",
+    "attention": "how fast attention is",
+    "recompute": "what computing activations again costs",
+    "launch_s": "what a layer costs beside its operations",
+    "link_share": "what share of the wire messages reach",
+    "hidden_share": "how much of the sending is hidden",
+    "message_s": "the latency of messages",
+    "model_error": LEFT_OUT,
+}
+"""Each constant in words."""
+_REMEDY: Final = "time a few steps of two sizes, and give them to odb-ref calibrate as a CSV file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be planned. ``cost_model`` takes the place of what the presets say of a step.
+
+    Raises: UsageError when a number makes no sense.
+    """
+
+    job: Job
+    lengths: Lengths
+    global_batch: int | None = None
+    epochs: float = 1.0
+    tokens: int | None = None
+    """In place of epochs."""
+    memory_tokens: int | None = None
+    """Padded tokens of a micro-batch that fit, where they are known."""
+    cost_model: Costs | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epochs <= 1e6:
+            raise UsageError(f"--epochs must be more than 0, got {self.epochs}")
+        if self.tokens is not None and self.tokens < 1:
+            raise UsageError(f"--tokens must be at least 1, got {self.tokens}")
+        if self.memory_tokens is not None and self.memory_tokens < 1:
+            raise UsageError(f"--memory-tokens must be at least 1, got {self.memory_tokens}")
+        if self.global_batch is not None and self.global_batch < self.job.gpus:
+            raise UsageError(
+                f"--global-batch {self.global_batch:,}: leaves some of {self.job.gpus:,} ranks without a sample"
+            )
+        if len(self.lengths) < self.job.gpus:
+            raise UsageError(
+                f"{self.lengths.name}: {len(self.lengths):,} samples are too few for {self.job.gpus:,} ranks"
+            )
+
+    @property
+    def samples(self) -> float:
+        """Samples of the whole run."""
+        if self.tokens is not None:
+            return self.tokens / float(self.lengths.tokens.mean())
+        return self.epochs * len(self.lengths)
+
+    @property
+    def budget_tokens(self) -> int:
+        """What the memory holds for sure, or nearly so."""
+        safe = self.job.compute_token_range()[0] if self.memory_tokens is None else self.memory_tokens
+        return max(1, safe // _ROUND * _ROUND)
+
+    @property
+    def costs(self) -> Costs:
+        """What things cost."""
+        return self.job.price(self.job.values) if self.cost_model is None else self.cost_model
+
+    @property
+    def judged_samples(self) -> int | None:
+        """How many samples are drawn to judge by; None: the data themselves."""
+        most, update = LARGEST_JUDGED, self.global_batch
+        if update is not None:
+            most = max(_FEWEST_UPDATES, LARGEST_UPDATES // update) * update
+        most = max(most, _LEAST_SHARD * self.job.gpus)
+        return most if len(self.lengths) > most else None
+
+    def list_inputs(self) -> list[Uncertain]:
+        """Returns what of the costs is not known exactly."""
+        if self.cost_model is not None:
+            return list_uncertain(self.cost_model)
+        job, values = self.job, self.job.values
+        found = []
+        for name, words in _WORDS.items():
+            low, high = (job.price(values | {name: end}) for end in (job.constants[name].low, job.constants[name].high))
+            if low != high:
+                found.append(Uncertain(words, low, high, _REMEDY))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to train, what it needs, and what came of its epoch."""
+
+    name: str
+    needs: str
+    what: Run
+    summary: Summary
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds of a sample, over the epoch."""
+        return self.summary.sim_time_s / max(1, self.summary.samples_emitted)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer: the recommended way first, fixed batches second, then others."""
+
+    wanted: Wanted
+    ways: tuple[Way, ...]
+    bands: Bands
+    cautions: tuple[str, ...]
+
+    def compute_seconds(self, way: Way) -> float:
+        """Returns how long the whole run takes."""
+        return way.sample_s * self.wanted.samples
+
+    def compute_gpu_hours(self, way: Way) -> float:
+        """Returns the hours of all GPUs together."""
+        return self.compute_seconds(way) * self.wanted.job.gpus / 3600
+
+    def compute_money(self, way: Way) -> float:
+        """Returns the dollars, at the price of the job."""
+        return self.compute_gpu_hours(way) * self.wanted.job.values["price_usd"]
+
+    def compute_speedup(self, way: Way) -> float:
+        """Returns the time of fixed batches over that of a way."""
+        return self.ways[1].sample_s / way.sample_s
+
+    def band(self, way: Way) -> Band:
+        """Returns how sure the time of a way is, and with it its GPU-hours."""
+        return self.bands.combine(*[float(one is way) for one in self.ways])
+
+    def band_money(self, way: Way) -> Band:
+        """Returns how sure the money is: the price, unless it is the user's own, has a range too."""
+        price = self.wanted.job.constants["price_usd"]
+        return self.band(way).widen(
+            "the price", price.low / price.value, price.high / price.value, "say yours: --price"
+        )
+
+    def band_speedup(self, way: Way) -> Band:
+        """Returns how sure the speed-up is."""
+        return self.bands.combine(*[float(one is self.ways[1]) - float(one is way) for one in self.ways])
+
+
+def make_plan(
+    wanted: Wanted, executor: Executor, on_done: Callable[[int], None] | None = None, *, store: Store | None = None
+) -> Plan:
+    """Returns the plan. ``on_done`` hears how many simulations are done.
+
+    Raises: UsageError when what is wanted makes no sense.
+    """
+    counter = count_from(1)
+
+    def tell(_: int) -> None:
+        if on_done is not None:
+            on_done(next(counter))
+
+    def search(study: Study) -> tuple[Grid, Answer]:
+        def simulate(points: Sequence[Point]) -> list[Answer | Failed]:
+            return run_grid(Grid(study=study, points=tuple(points)), executor, tell, store=store)
+
+        point, dimensions = _build_dimensions(wanted)
+        return Grid(study=study, points=()), Search(simulate, dimensions, _TOLERANCE).run(point)
+
+    ways: list[Way] = []
+    cautions: list[Caution] = []
+    for name, needs, policy, terms in _list_ways(wanted):
+        study = _build_study(wanted, terms, is_update=policy == "odb")
+        workload = study.build_workload(wanted.job.gpus)
+        if policy == "odb":
+            grid, answer = search(study)
+            what, summary = grid.build_run(answer.point, workload), answer.summary
+            cautions += answer.cautions if not ways else ()
+        else:
+            grid = Grid(study=study, points=())
+            what = fit_batches(grid.build_run(replace(_build_dimensions(wanted)[0], policy=policy), workload))
+            summary = run(what).summary
+            tell(0)
+        batch = "" if summary.batch_size is None else f" of {summary.batch_size:,}"
+        ways.append(Way(name + batch, needs, what, summary))
+    bands = compute_bands([way.what for way in ways], wanted.list_inputs(), executor=executor, on_done=tell)
+    return Plan(wanted, tuple(ways), bands, _list_cautions(wanted, cautions))
+
+
+def choose(wanted: Sequence[Wanted]) -> Wanted:
+    """Returns the fastest of several jobs that want the same, each at its largest budget.
+
+    One whose memory does not hold the longest sample is taken only where none does.
+    """
+    holding = [one for one in wanted if one.budget_tokens >= int(one.lengths.tokens.max())] or list(wanted[-1:])
+    if len(holding) == 1:
+        return holding[0]
+    return min(holding, key=_measure)
+
+
+def _measure(wanted: Wanted) -> float:
+    terms = next(terms for _, _, _, terms in _list_ways(wanted))
+    study = _build_study(wanted, terms, is_update=True)
+    what = Grid(study=study, points=()).build_run(_build_dimensions(wanted)[0], study.build_workload(wanted.job.gpus))
+    return run(what).summary.sim_time_s
+
+
+def compute_ranges(wanted: Wanted) -> Ranges:
+    """Returns the ranges of the cost model's own numbers, for a file of it: of each, all that moves it taken together."""
+    if wanted.cost_model is not None:
+        return wanted.cost_model.ranges
+    rows = []
+    for name in RANGED:
+        section, _, number = name.partition(".")
+        value = float(getattr(getattr(wanted.costs, section), number))
+        if not value or section in ("network", "loader"):
+            continue
+        moves = [
+            [
+                log(max(1e-12, float(getattr(getattr(costs, section), number))) / value)
+                for costs in (item.low, item.high)
+            ]
+            for item in wanted.list_inputs()
+        ]
+        down, up = (hypot(*(sign * max(0.0, *(sign * move for move in pair)) for pair in moves)) for sign in (-1, 1))
+        rows.append((name, value * exp(-down), value * exp(up)))
+    return Ranges(rows=tuple(rows))
+
+
+def _list_ways(wanted: Wanted) -> Iterator[tuple[str, str, str, Terms]]:
+    """Yields the name of each way, what it needs, its policy, and the terms of the protocol."""
+    packed = "attention that keeps the samples of a row apart"
+    terms = Terms(update_samples=wanted.global_batch)
+    yield "online batches", "nothing", "odb", terms
+    yield "fixed batches", "nothing", REFERENCE, Terms()
+    yield "online, packed rows", packed, "odb", replace(terms, layout=Layout.PACKED)
+    yield "packed beforehand", f"all lengths before the run; {packed}", "packing", Terms()
+
+
+def _build_study(wanted: Wanted, terms: Terms, *, is_update: bool) -> Study:
+    own = is_update or wanted.global_batch is None
+    return Study(
+        lengths=wanted.lengths,
+        samples=wanted.judged_samples,
+        seed=wanted.seed,
+        global_batch=EVERY_STEP if own else GlobalBatch(samples=wanted.global_batch),
+        costs=wanted.costs,
+        terms=terms,
+    )
+
+
+def _build_dimensions(wanted: Wanted) -> tuple[Point, Dimensions]:
+    """Returns where the search begins, and what is tried."""
+    samples = len(wanted.lengths) if wanted.judged_samples is None else wanted.judged_samples
+    shard = -(-samples // wanted.job.gpus)
+    budgets = sorted({max(1, tokens // _ROUND * _ROUND) for tokens in compute_budget_ladder(wanted.budget_tokens)})
+    dimensions: dict[str, tuple[int, ...]] = {"budget_tokens": tuple(budgets)}
+    window = min(LARGEST_WINDOW, shard)
+    if wanted.global_batch is None:
+        dimensions["window_samples"] = tuple(compute_ladder(window, 8))
+    point = Point(policy="odb", ranks=wanted.job.gpus, budget_tokens=wanted.budget_tokens, window_samples=window)
+    return point, dict(dimensions)
+
+
+def _list_cautions(wanted: Wanted, found: list[Caution]) -> tuple[str, ...]:
+    said = [caution.text for caution in found]
+    over = int((wanted.lengths.tokens > wanted.budget_tokens).sum())
+    if over:
+        said.append(
+            f"{over:,} samples are longer than the {wanted.budget_tokens:,} tokens that surely fit, the longest has "
+            f"{int(wanted.lengths.tokens.max()):,}: cut them, or compute activations again (--recompute yes)"
+        )
+    if wanted.global_batch is None:
+        said.append("without --global-batch every step is an update, and the ways make different numbers of them")
+    if (judged := wanted.judged_samples) is not None:
+        said.append(f"judged by {judged:,} samples drawn from {len(wanted.lengths):,}")
+    return tuple(dict.fromkeys(said))

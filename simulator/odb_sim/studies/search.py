@@ -1,0 +1,134 @@
+"""The search that `tune` does: through the settings of one study, from a point, or from a coarse grid.
+
+Every second window with every budget first, since these two go together; from the best of them, one setting at a time, every
+value, until none is faster. Of everything tried, the setting with the least host memory within half of the tolerance is taken,
+and its next smaller neighbours are tried until none is good enough: the other half is for what the search may have missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+from odb_ref.core.batching.cost import TOKENS
+from odb_ref.core.config import MAX_AGE_ROUNDS
+from odb_sim.studies.cells import Answer, Failed, Point, split_failed
+
+_KEPT_BACK: Final = 0.5
+"""This share of the tolerance is for what the search may have missed."""
+_GAIN: Final = 1e-3
+"""A pass that gains less ends the search."""
+
+Value = int | str
+Dimensions = Mapping[str, tuple[Value, ...]]
+"""The values to try of each field of a point, the smallest first."""
+Simulate = Callable[[Sequence[Point]], Sequence[Answer | Failed]]
+
+
+class Search:
+    """What was tried, and what is tried next."""
+
+    def __init__(self, simulate: Simulate, dimensions: Dimensions, tolerance: float) -> None:
+        self._simulate = simulate
+        self._dimensions = dimensions
+        self._tolerance = tolerance
+        self.answers: dict[Point, Answer] = {}
+        self.failed: dict[Point, Failed] = {}
+
+    @property
+    def best(self) -> Answer:
+        """The highest throughput of all that were tried."""
+        return max(self.answers.values(), key=lambda answer: answer.rate)
+
+    def run(self, start: Point) -> Answer:
+        """Returns the cheapest good setting, from a grid around ``start``."""
+        windows, budgets = (self._dimensions.get(name, ()) for name in ("window_samples", "budget_tokens"))
+        pairs = product(windows[::-2] or (start.window_samples,), budgets)
+        self._try([start, *(_change(_change(start, "window_samples", a), "budget_tokens", b) for a, b in pairs)])
+        return self.improve(start)
+
+    def improve(self, start: Point) -> Answer:
+        """Returns the cheapest good setting that is found from ``start``."""
+        self._try([start])
+        self._climb()
+        return self._descend()
+
+    def list_line(self, point: Point, name: str) -> list[Answer]:
+        """Returns the answers that differ from ``point`` in one setting at most, the smallest value first."""
+        line = [self.answers.get(_change(point, name, value)) for value in self._dimensions[name]]
+        return [answer for answer in line if answer is not None]
+
+    def _try(self, points: Sequence[Point]) -> None:
+        """Simulates those of ``points`` that have not been."""
+        known = self.answers.keys() | self.failed.keys()
+        new = [point for point in dict.fromkeys(points) if point not in known]
+        if new:
+            found, failed = split_failed(self._simulate(new))
+            self.answers |= {answer.point: answer for answer in found}
+            self.failed |= {item.point: item for item in failed}
+
+    def _list_points(self, point: Point, name: str) -> list[Point]:
+        return [_change(point, name, value) for value in self._dimensions[name]]
+
+    def _is_good(self, answer: Answer) -> bool:
+        return answer.rate >= self.best.rate * (1 - _KEPT_BACK * self._tolerance)
+
+    def _climb(self) -> None:
+        """Tries every value of each setting at the best so far, until that is fastest."""
+        before = 0.0
+        while (rate := self.best.rate) > before * (1 + _GAIN):
+            before = rate
+            for name in self._dimensions:
+                self._try(self._list_points(self.best.point, name))
+
+    def _descend(self) -> Answer:
+        """Returns the cheapest good setting tried, once no single step down from it is good and its lines are complete."""
+        while True:
+            chosen = min(filter(self._is_good, self.answers.values()), key=_rank_cost)
+            tried = len(self.answers) + len(self.failed)
+            self._try([point for name in self._dimensions for point in self._list_points(chosen.point, name)])
+            if len(self.answers) + len(self.failed) == tried:
+                return chosen
+
+
+def compute_host_tokens(answer: Answer) -> int:
+    """Returns the tokens that a rank's loader holds at most, by the model at the top of `odb_sim.studies.tune`."""
+    summary, point = answer.summary, answer.point
+    shard = -(-summary.samples_total // point.ranks)
+    held = min(point.window_samples, shard)
+    if summary.global_batch is not None and summary.rounds:
+        held = -(-summary.global_batch // point.ranks)  # a window is a rank's part of an update
+    window = held * summary.real_tokens / max(1, summary.samples_emitted)
+    return int(window + 2 * window / max(1e-9, 1 - summary.padding_ratio) + point.depth_steps * point.budget_tokens)
+
+
+def _change(point: Point, name: str, value: Value) -> Point:
+    if isinstance(value, str):
+        return replace(point, cost=value)
+    match name:
+        case "window_samples":
+            return replace(point, window_samples=value)
+        case "budget_tokens":
+            return replace(point, budget_tokens=value)
+        case "ramp_rounds":
+            return replace(point, ramp_rounds=value)
+        case "max_age_rounds":
+            return replace(point, max_age_rounds=value)
+        case _:
+            return replace(point, depth_steps=value)
+
+
+def _rank_cost(answer: Answer) -> tuple[float, ...]:
+    """Returns what sorts the cheapest first; of settings that cost the same those a loader has by default, then the fastest."""
+    point = answer.point
+    is_own = point.max_age_rounds not in (None, MAX_AGE_ROUNDS), point.cost not in (None, TOKENS.name)
+    return (
+        compute_host_tokens(answer),
+        point.window_samples,
+        point.budget_tokens,
+        point.depth_steps,
+        *is_own,
+        -answer.rate,
+    )

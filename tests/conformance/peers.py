@@ -1,0 +1,190 @@
+"""Planners of other projects, asked as the kit asks: each function calls what the trainer of the package calls.
+
+What is here is the trainer's part around it: the exchanges of its ranks, which go through the kit's, and the dealing out of
+packs to ranks, as a sampler does it. `tests.conformance.scoreboard` installs the packages and runs the kit on them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.metadata import files
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from odb_ref.conformance.asking import Exchange
+
+Question = Mapping[str, Any]
+Plan = list[list[list[int]]]
+LONGEST = 1 << 20
+"""Longer samples are not made as tensors."""
+
+_rank = threading.local()
+_importing = threading.Lock()
+"""Ranks are threads: none may see a module that another has half imported."""
+
+
+def _find_file(package: str, path: str) -> Path:
+    """Where an installed file is."""
+    (found,) = [file for file in files(package) or () if str(file) == path]
+    return Path(str(found.locate()))
+
+
+def _load(package: str, path: str) -> Any:
+    """An installed module alone, without what its package imports beside it."""
+    name = path.removesuffix(".py").replace("/", ".")
+    with _importing:
+        if name not in sys.modules:
+            spec = spec_from_file_location(name, _find_file(package, path))
+            assert spec is not None
+            assert spec.loader is not None
+            module = sys.modules[name] = module_from_spec(spec)
+            spec.loader.exec_module(module)
+        return sys.modules[name]
+
+
+# verl: ranks, each with its own batch ------------------------------------------------------------------------------------
+
+
+def _import_verl() -> Any:
+    """verl's module, with its collective going through the kit: as an all-reduce of integers, whichever thread is the rank."""
+    with _importing:
+        import torch
+        from torch import distributed
+        from verl.utils import seqlen_balancing
+
+    def all_reduce(tensor: torch.Tensor, op: Any = None, group: Any = None) -> None:
+        rows = _rank.exchange([int(value) for value in tensor.flatten().tolist()])
+        choose = {distributed.ReduceOp.MAX: max, distributed.ReduceOp.MIN: min, distributed.ReduceOp.SUM: sum}[op]
+        tensor.copy_(torch.tensor([*map(choose, zip(*rows, strict=True))]).reshape(tensor.shape))
+
+    seqlen_balancing.get_device_name = lambda: "cpu"
+    seqlen_balancing.dist = SimpleNamespace(
+        is_initialized=lambda: True, all_reduce=all_reduce, ReduceOp=distributed.ReduceOp
+    )
+    return seqlen_balancing
+
+
+def plan_verl(question: Question, exchange: Exchange, *, dp_group: object | None = "all ranks") -> Any:
+    """As verl's engines call it: with the data-parallel group, and rows without padding."""
+    module = _import_verl()
+    import torch
+    from tensordict import TensorDict
+
+    lengths, terms = question["lengths"], question["terms"]
+    if not lengths or max(lengths) > LONGEST or min(lengths) < 1:
+        raise ValueError("not a batch")
+    rows = torch.nested.as_nested_tensor(
+        [torch.ones(length, dtype=torch.long) for length in lengths], layout=torch.jagged
+    )
+    batch = TensorDict({"input_ids": rows}, batch_size=len(lengths))
+    _rank.exchange = exchange
+    _, indices = module.rearrange_micro_batches(
+        batch,
+        terms["budget"],
+        dp_group=dp_group,
+        num_batches_divided_by=terms.get("multiple_of"),
+        min_num_micro_batch=terms.get("at_least"),
+    )
+    return indices
+
+
+def plan_verl_actor(question: Question, exchange: Exchange) -> Any:
+    """As the actor of an FSDP worker calls it, in the version installed: whether it gives the group is read off its source."""
+    source = _find_file("verl", "verl/workers/actor/dp_actor.py").read_text()
+    calls = re.findall(r"prepare_dynamic_batch\((.*?)\)\n", source, re.DOTALL)
+    assert calls
+    return plan_verl(question, exchange, dp_group="all ranks" if all("dp_group" in call for call in calls) else None)
+
+
+# OpenRLHF and SkyRL: ranks that agree on a number ------------------------------------------------------------------------
+
+
+def plan_openrlhf(question: Question, exchange: Exchange) -> Any:
+    """As ``setup_dynamic_batch`` of its replay buffer: first fit, the most of all ranks, balanced into as many."""
+    module = _load("openrlhf", "openrlhf/utils/seqlen_balancing.py")
+    lengths = question["lengths"]
+    own = module.get_minimum_num_micro_batch_size(lengths, question["terms"]["budget"], 1, 1)
+    most = max(row[0] for row in exchange([own]))
+    return module.get_seqlen_balanced_partitions(lengths, most, equal_size=False)
+
+
+def plan_skyrl(question: Question, exchange: Exchange) -> Any:
+    """As ``TokenBasedBatchIterator``: its balanced packer, and padding micro-batches up to the most of all ranks."""
+    make_seq_packer = _load("skyrl", "skyrl/train/dataset/bin_packing.py").make_seq_packer
+    packs = make_seq_packer("balanced", bin_capacity=question["terms"]["budget"]).pack(question["lengths"])
+    most = max(row[0] for row in exchange([len(packs)]))
+    return packs + [[] for _ in range(most - len(packs))]
+
+
+def plan_skyrl_all(question: Question) -> Plan:
+    """As its SFT trainer: first fit decreasing, a multiple of the ranks, dealt out."""
+    make_seq_packer = _load("skyrl", "skyrl/train/dataset/bin_packing.py").make_seq_packer
+    ranks, lengths = len(question["lengths"]), _join(question)
+    packer = make_seq_packer(
+        "first_fit_decreasing",
+        bin_capacity=question["terms"]["budget"],
+        min_bin_count=ranks,
+        bin_count_multiple=ranks,
+    )
+    return _deal(packer.pack(lengths), ranks)
+
+
+# Packers: all lengths in one place, packs dealt out ----------------------------------------------------------------------
+
+
+def _join(question: Question) -> list[int]:
+    return [length for own in question["lengths"] for length in own]
+
+
+def _deal(packs: Sequence[Sequence[int]], ranks: int) -> Plan:
+    """The packs of each rank in turn; empty ones where the last round is short."""
+    count = max(1, math.ceil(len(packs) / ranks))
+    full = [[*pack] for pack in packs] + [[] for _ in range(count * ranks - len(packs))]
+    return [full[rank::ranks] for rank in range(ranks)]
+
+
+class _Unused(ModuleType):
+    """Stands for a module that is imported, and not used."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+def plan_trl(question: Question) -> Plan:
+    """``pack_dataset``, and the packs as a distributed sampler gives them to ranks."""
+    import datasets
+    from torch.utils.data import DistributedSampler
+    from trl.data_utils import pack_dataset
+
+    datasets.disable_progress_bars()
+    ranks, lengths = len(question["lengths"]), _join(question)
+    rows = [[index] * length for index, length in enumerate(lengths)]
+    packed = pack_dataset(datasets.Dataset.from_dict({"input_ids": rows}), question["terms"]["budget"], strategy="bfd")
+    packs = [sorted(set(row)) for row in packed["input_ids"]]
+    samplers = [DistributedSampler(packs, ranks, rank, shuffle=False) for rank in range(ranks)]  # type: ignore[arg-type]
+    return [[packs[place] for place in sampler] for sampler in samplers]
+
+
+def plan_binpacking(question: Question) -> Plan:
+    """``to_constant_volume``."""
+    from binpacking import to_constant_volume
+
+    packs = to_constant_volume(dict(enumerate(_join(question))), question["terms"]["budget"])
+    return _deal([[*pack] for pack in packs], len(question["lengths"]))
+
+
+def plan_prtpy(question: Question) -> Plan:
+    """First fit decreasing, as ``prtpy.pack``."""
+    sys.modules.setdefault("mip", _Unused("mip"))  # a solver that first fit does not use
+    from prtpy.packing.adaptors import pack
+    from prtpy.packing.first_fit import decreasing
+
+    lengths = dict(enumerate(_join(question)))
+    packs = pack(algorithm=decreasing, binsize=question["terms"]["budget"], items=lengths)
+    return _deal(packs, len(question["lengths"]))

@@ -1,0 +1,63 @@
+"""Plans of known lengths, as the Python makes them and as the proved model does: `odb_ref.plan` beside proofs/Plan.v."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from odb_ref.conformance.ours import plan_here
+from odb_ref.conformance.vectors import Problem, encode
+from odb_ref.core.errors import UsageError
+from odb_ref.plan import division, packing, settling
+from tests.proofs.conftest import Model
+from tests.proofs.plans import EXACT, SHIPPED, Thresholds, draw_problem, make_cases, write_problem
+
+DRAWN = 600
+
+
+def show_plan(problem: Problem) -> str:
+    """What the Python plans, as the model says it."""
+    try:
+        said = plan_here(encode(problem))
+    except UsageError:
+        return "refused"
+    assert isinstance(said, dict)
+    return str([[[*batch] for batch in row] for row in said["plan"]]).replace(",", "")
+
+
+def find_difference(model: Model, seeds: range, thresholds: Thresholds = SHIPPED) -> str | None:
+    """The first problem that the two plan otherwise."""
+    problems = [draw_problem(Random(seed)) for seed in seeds]
+    said = model(" ".join(write_problem(problem, thresholds) for problem in problems))
+    for seed, problem, answer in zip(seeds, problems, said, strict=True):
+        if (expected := show_plan(problem)) != answer:
+            return f"seed {seed}, {encode(problem)}:\n python {expected}\n model  {answer}"
+    return None
+
+
+def test_the_model_plans_as_the_python_does(model: Model) -> None:
+    """Spec: R13.1 to R13.8. Checks: PLAN (the link from proof to code)."""
+    assert find_difference(model, range(DRAWN)) is None
+
+
+def test_beyond_small_thresholds_too(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec: R13.4, R13.5."""
+    small = Thresholds(near=2, far=3, exchanged=7, tried=8)
+    for module in (division, settling):
+        monkeypatch.setattr(module, "EXCHANGED", small.exchanged)
+    monkeypatch.setattr(division, "FAR", small.far)
+    monkeypatch.setattr(packing, "TRIED", small.tried)
+    monkeypatch.setattr(settling.Settling.__init__, "__defaults__", ((), (), small.near))
+    assert find_difference(model, range(DRAWN, 2 * DRAWN), small) is None
+
+
+@pytest.mark.parametrize("name", Thresholds._fields)
+def test_that_another_number_is_noticed(model: Model, name: str) -> None:
+    """The comparison can fail, and the problems reach what these numbers bound."""
+    assert find_difference(model, range(DRAWN), SHIPPED._replace(**{name: 0})) is not None
+
+
+def test_the_exact_cases_are_what_the_model_says(model: Model) -> None:
+    """Spec: R13. None is written by hand, nor by the Python."""
+    assert EXACT.read_text() == make_cases(model)

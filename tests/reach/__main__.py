@@ -1,0 +1,236 @@
+"""Builds an environment for each corner of the versions that are claimed, and runs tests and a job of two ranks in it.
+
+    python -m tests.reach --list              # what is run, and what each downloads
+    python -m tests.reach                     # all: some 25 GB of downloads, 8 GB of disk at a time, two hours on two cores
+    python -m tests.reach oldest newest       # some
+    python -m tests.reach --keep oldest       # leaves the environment in .make/reach/oldest
+    python -m tests.reach --page              # the table of what has been run, into docs/reference/versions.md
+
+Run by hand, before a release and when a bound is changed; not by CI, whose tests have the fallbacks of the oldest versions by
+putting others in their place (tests/reach/test_fallbacks.py). A Python that is not here as ``python3.12`` is said so, and its
+environments count as not run. What a run has found stays in .make/reach/found.json; the page is made of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".make" / "reach"
+FOUND = FOLDER / "found.json"
+PAGE = ROOT / "docs" / "reference" / "versions.md"
+BEGIN, END = "<!-- made by python -m tests.reach --page -->\n", "<!-- end -->\n"
+
+TOOLS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema")
+SHOWN = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", "deepspeed", "llamafactory")
+"""The packages whose versions the table has."""
+
+QUICK = ("tests/core", "tests/trace", "tests/plan", "tests/torch/test_batch_digests.py", "tests/torch/test_loader.py")
+QUICK += ("tests/torch/test_packed.py", "tests/torch/test_updates.py")
+SIMULATOR = ("tests/simulator/test_rounds.py", "tests/simulator/test_simulate_command.py")
+ACCELERATE = ("tests/integrations/test_accelerate.py", "tests/integrations/test_accelerate_updates.py")
+TRAINER = ("tests/integrations/test_hf_updates.py", "tests/integrations/test_hf.py", *ACCELERATE)
+LIGHTNING = ("tests/integrations/test_lightning.py", "tests/integrations/test_lightning_updates.py")
+TRL = ("tests/integrations/test_trl.py",)
+DEEPSPEED = ("tests/integrations/test_deepspeed.py",)
+LLAMAFACTORY = ("tests/integrations/test_llamafactory.py",)
+JOB = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "examples/same_updates.py", "--double")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An environment: its Python, the versions it pins, the extras of this project, and the tests that are run in it."""
+
+    python: str
+    pins: tuple[str, ...]
+    extras: str
+    tests: tuple[str, ...]
+    what: str
+
+
+CELLS = {
+    "oldest": Cell(
+        "3.11",
+        (
+            *("torch==2.6.0", "numpy==1.26.0", "transformers==4.56.0", "accelerate==1.3.0", "lightning==2.5.3"),
+            *("simpy==4.1.0", "networkx==3.2", "rich==13.7.0"),
+        ),
+        "torch,sim,transformers,lightning",
+        (*QUICK, *SIMULATOR, *TRAINER, *LIGHTNING),
+        "the oldest of everything",
+    ),
+    "newest": Cell(
+        "3.11",
+        (),
+        "torch,sim,transformers,lightning,trl,deepspeed",
+        (*QUICK, *SIMULATOR, *TRAINER, *LIGHTNING, *TRL, *DEEPSPEED),
+        "the newest of everything",
+    ),
+    "verl": Cell(
+        "3.12",
+        ("torch==2.11.0", "transformers==5.9.0"),
+        "torch,sim,transformers,lightning",
+        (*QUICK, *TRAINER, *LIGHTNING),
+        "what verl 0.9.1 pins",
+    ),
+    "nemo-rl": Cell(
+        "3.12",
+        ("torch==2.9.0", "transformers==4.57.1"),
+        "torch,sim,transformers",
+        (*QUICK, *TRAINER),
+        "what NeMo-RL pins",
+    ),
+    "skyrl": Cell(
+        "3.13",
+        ("torch==2.13.0", "transformers==5.16.1"),
+        "torch,sim,transformers",
+        (*QUICK, *TRAINER),
+        "what SkyRL pins",
+    ),
+    "python 3.14": Cell(
+        "3.14",
+        (),
+        "torch,sim,transformers,lightning",
+        (*QUICK, *SIMULATOR, *TRAINER, *LIGHTNING),
+        "the newest of everything on the newest Python",
+    ),
+    "trl": Cell(
+        "3.11",
+        ("torch==2.8.0", "trl==0.24.0", "transformers==4.56.2", "accelerate==1.4.0", "deepspeed==0.17.0"),
+        "torch,sim,transformers,trl,deepspeed",
+        (*TRL, *DEEPSPEED, *TRAINER),
+        "the oldest TRL and DeepSpeed",
+    ),
+    "llamafactory": Cell(
+        "3.11",
+        ("torch==2.9.1", "torchvision==0.24.1", "torchaudio==2.9.1", "llamafactory==0.9.5"),
+        "torch,sim,llamafactory",
+        (*LLAMAFACTORY, "tests/integrations/test_hf_updates.py"),
+        "what LLaMA-Factory 0.9.5 pins",
+    ),
+}
+
+
+def run(command: list[str], log: Path, limit_s: int, **environment: str) -> str:
+    """What a command prints, which its log has too. Raises: CalledProcessError when it fails."""
+    with log.open("a") as file:
+        file.write(f"\n$ {' '.join(command)}\n")
+        file.flush()
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+        file.write(done.stdout)
+    done.check_returncode()
+    return done.stdout
+
+
+def build(name: str, cell: Cell, log: Path) -> str:
+    """Makes the environment anew, and returns its Python."""
+    interpreter = shutil.which(f"python{cell.python}")
+    if interpreter is None:
+        raise FileNotFoundError(f"python{cell.python} is not here")
+    folder = FOLDER / name.replace(" ", "-")
+    shutil.rmtree(folder, ignore_errors=True)
+    run([interpreter, "-m", "venv", str(folder)], log, 300)
+    python = str(folder / "bin" / "python")
+    run([python, "-m", "pip", "install", "--quiet", "--upgrade", "pip"], log, 600)
+    project = ["--editable", f".[{cell.extras}]"]
+    run([python, "-m", "pip", "install", "--quiet", "--no-compile", *project, *cell.pins, *TOOLS], log, 3600)
+    return python
+
+
+def try_cell(name: str, cell: Cell, *, is_kept: bool) -> dict[str, Any]:
+    """What came of an environment: its versions, how many tests have passed, how far two ranks' weights were apart."""
+    log = FOLDER / f"{name.replace(' ', '-')}.log"
+    log.unlink(missing_ok=True)
+    start = time.monotonic()
+    python = build(name, cell, log)
+    listed = json.loads(run([python, "-m", "pip", "list", "--format", "json"], log, 300).partition("\n")[0])
+    found: dict[str, Any] = {
+        "what": cell.what,
+        "python": run([python, "-c", "import platform; print(platform.python_version())"], log, 60).strip(),
+        "versions": {item["name"]: item["version"].partition("+")[0] for item in listed if item["name"] in SHOWN},
+    }
+    own = {f"ODB_{package}_PYTHON": python for package in ("TRL", "DEEPSPEED", "LLAMAFACTORY")}
+    tests = run(
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "900", *cell.tests], log, 7200, **own
+    )
+    found["tests"] = tests.strip().splitlines()[-1].strip("= ")
+    job = run([python, *JOB], log, 600, OMP_NUM_THREADS="1")
+    found["job"] = re.findall(r"weights differ by (\S+) at most", job)[-1]
+    found["minutes"] = round((time.monotonic() - start) / 60)
+    if not is_kept:
+        shutil.rmtree(Path(python).parents[1])
+    return found
+
+
+def describe(found: dict[str, dict[str, Any]]) -> str:
+    """The table, in Markdown."""
+    lines = [
+        f"| environment | Python | {' | '.join(SHOWN)} | tests | two ranks, float64 |",
+        "|---" * (len(SHOWN) + 4) + "|",
+    ]
+    for name, cell in found.items():
+        versions = [cell["versions"].get(package, "") for package in SHOWN]
+        passed = re.sub(r" in .*", "", cell["tests"])
+        title = f"{name}: {cell['what']}"
+        lines.append(" | ".join(["| " + title, cell["python"], *versions, passed, cell["job"] + " |"]))
+    return "\n".join(lines) + "\n"
+
+
+def write_page(found: dict[str, dict[str, Any]]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    PAGE.write_text(before + BEGIN + describe(found) + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", nargs="*", metavar="CELL", help=f"of {', '.join(CELLS)}; default: all")
+    parser.add_argument("--list", action="store_true", help="print what would be run")
+    parser.add_argument("--keep", action="store_true", help="leave the environments")
+    parser.add_argument("--page", action="store_true", help="only write the page, of what has been found")
+    options = parser.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+    names = options.cells or [*CELLS]
+    if options.list:
+        for name in names:
+            cell = CELLS[name]
+            print(f"{name}: {cell.what}; Python {cell.python}, .[{cell.extras}] {' '.join(cell.pins)} (about 3 GB)")
+        return 0
+    failed = []
+    for name in [] if options.page else names:
+        print(f"{name}: {CELLS[name].what} ...", flush=True)
+        try:
+            found[name] = try_cell(name, CELLS[name], is_kept=options.keep)
+        except (subprocess.SubprocessError, FileNotFoundError) as error:
+            found.pop(name, None)
+            failed.append(name)
+            print(f"{name}: failed, see {FOLDER.relative_to(ROOT)}: {error}", flush=True)
+        FOUND.write_text(json.dumps({name: found[name] for name in CELLS if name in found}, indent=1))
+    print(describe({name: found[name] for name in CELLS if name in found}))
+    if options.page:
+        write_page({name: found[name] for name in CELLS if name in found})
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

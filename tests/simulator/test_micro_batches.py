@@ -1,0 +1,116 @@
+"""Micro-batches of known lengths: seconds by hand, what dealing saves, and a bound that no plan is below."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from odb_sim.cli.main import main
+from odb_sim.inputs.costs import NO_COLLECTIVE, CollectiveCost, Costs, GpuCost
+from odb_sim.inputs.lengths import Lengths
+from odb_sim.studies.micro_batches import Outcome, choose_balance, divide
+
+from odb_ref.core.batching.cost import TOKENS
+from odb_ref.plan.terms import Options
+
+PLAIN = Costs(gpu=GpuCost(fixed_s=0.5, per_token_s=0.01, per_token2_s=0), collective=NO_COLLECTIVE)
+
+
+def ask(tokens: list[int], ranks: int, options: Options, costs: Costs = PLAIN, **more: object) -> Outcome:
+    lengths = Lengths("test", np.array(tokens), np.array(tokens))
+    return divide(lengths, ranks=ranks, costs=costs, options=options, balance=TOKENS, **more)  # type: ignore[arg-type]
+
+
+def test_seconds_are_those_of_the_slowest_rank_in_each_micro_batch() -> None:
+    """Rank 0 has 600 tokens, two full micro-batches; rank 1 has 100, and an idle one."""
+    outcome = ask([300, 300, 50, 50], 2, {"budget": 300})
+    stay, dealt = outcome.stay, outcome.dealt
+    assert (stay.micro_batches, stay.least) == (2, 2)
+    assert stay.step_s == pytest.approx(2 * (0.5 + 3.0))
+    assert stay.wait_s == pytest.approx(7.0 - (7.0 + 2 * 0.5 + 1.0) / 2)
+    # Dealt out, each rank has a long one and a short one: no two long ones share a micro-batch of 300.
+    assert dealt.step_s == pytest.approx(2 * 0.5 + 3.0 + 0.5)
+    assert dealt.wait_s == pytest.approx(0)
+    assert outcome.saved_s == pytest.approx(2.5)
+    assert outcome.bound_s == pytest.approx(2 * 0.5 + 3.5)
+    assert outcome.left_s == pytest.approx(0)
+
+
+def test_the_collective_ends_a_step_once() -> None:
+    costs = Costs(gpu=PLAIN.gpu, collective=CollectiveCost(fixed_s=10.0, latency_s=0, transfer_s=0))
+    outcome, without = (ask([300, 300, 50, 50], 2, {"budget": 300}, each) for each in (costs, PLAIN))
+    assert outcome.stay.step_s == pytest.approx(without.stay.step_s + 10)
+    assert outcome.bound_s == pytest.approx(without.bound_s + 10)
+
+
+def test_groups_that_stay_together_bound_what_dealing_saves() -> None:
+    tokens = [300, 300, 300, 20, 20, 20]
+    groups = np.array([1, 1, 1, 2, 2, 2])
+    free, tied = ask(tokens, 2, {"budget": 300}), ask(tokens, 2, {"budget": 300}, groups=groups)
+    anywhere = ask(tokens, 2, {"budget": 300, "within": "step"}, groups=groups)
+    assert free.dealt.step_s < tied.dealt.step_s == pytest.approx(tied.stay.step_s)
+    assert free.bound_s < tied.bound_s <= tied.dealt.step_s
+    assert anywhere.dealt.step_s == pytest.approx(free.dealt.step_s)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 300), min_size=8, max_size=60),
+    st.integers(1, 4),
+    st.sampled_from(["packed", "padded"]),
+    st.booleans(),
+    st.data(),
+)
+def test_no_plan_is_below_the_bound(
+    tokens: list[int], ranks: int, layout: str, has_groups: bool, data: st.DataObject
+) -> None:
+    groups = None
+    if has_groups:
+        groups = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(tokens), max_size=len(tokens))))
+    costs = Costs(gpu=GpuCost(fixed_s=0.05, per_token_s=1e-3, per_token2_s=1e-6))
+    outcome = ask(tokens, ranks, {"budget": 300, "layout": layout}, costs, groups=groups)
+    least_s = min(outcome.dealt.step_s, outcome.stay.step_s if groups is None else outcome.dealt.step_s)
+    assert outcome.bound_s <= least_s * (1 + 1e-9)
+    for way in (outcome.stay, outcome.dealt):
+        assert 0 <= way.wait_s < way.step_s
+        assert way.micro_batches >= way.least
+
+
+def test_several_steps_are_averaged_and_what_is_left_over_is_left_out() -> None:
+    tokens = [300, 300, 50, 50, 300, 300, 50, 50, 7]
+    one, two = ask(tokens[:4], 2, {"budget": 300}), ask(tokens, 2, {"budget": 300}, step_samples=4)
+    assert (two.steps, two.samples) == (2, 8)
+    assert two.stay == one.stay
+
+
+def test_what_is_balanced_follows_the_cost_model() -> None:
+    assert choose_balance(Costs()).name == "attention/60000"
+    assert choose_balance(PLAIN) == TOKENS
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    csv, out = tmp_path / "l.csv", tmp_path / "o.json"
+    csv.write_text(
+        "total_tokens,prompt\n" + "".join(f"{tokens},{n // 3}\n" for n, tokens in enumerate([900, 40, 60] * 20))
+    )
+    command = ["micro-batches", str(csv), "--ranks", "4", "--budget", "1000", "--json", str(out)]
+    assert main([*command, "--groups", "prompt", "--step-samples", "24"]) == 0
+    said, figures = capsys.readouterr().out, json.loads(out.read_text())
+    assert "2 optimizer steps of 24 samples" in said
+    assert "12 samples left over" in said
+    assert "(samples of one prompt in one rank)" in said
+    assert [way["way"] for way in figures["ways"]] == ["samples stay", "dealt out"]
+    assert figures["saved_s"] == pytest.approx(figures["ways"][0]["step_s"] - figures["ways"][1]["step_s"])
+    for wrong, why in (
+        (["--groups", "nothing"], "no column nothing"),
+        (["--step-samples", "99"], "there are 60 samples"),
+        (["--step-samples", "3"], "each needs at least one"),
+        (["--cost", "nonsense"], "nonsense"),
+        (["--budget", "899"], "has 900 tokens, more than the budget of 899"),
+    ):
+        assert main([*command, *wrong]) == 2
+        assert why in capsys.readouterr().err

@@ -1,0 +1,124 @@
+"""`odb-ref plan`: its figures follow from each other, what it recommends can be run, and its page says them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from odb_sim.cli.main import main
+from odb_sim.inputs.cost_files import load_costs
+from odb_sim.inputs.costs import Costs
+
+SMALL = "--model qwen2.5-0.5b --gpu rtx4090 --gpus 4 --strategy ddp --processes 1"
+
+
+@pytest.fixture(scope="module")
+def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "lengths.csv"
+    tokens = np.clip(np.random.default_rng(3).lognormal(5, 0.7, 480), 8, 1500).astype(int)
+    path.write_text("total_tokens\n" + "\n".join(map(str, tokens)) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(lengths: Path) -> tuple[dict[str, Any], Path]:
+    folder = lengths.parent
+    options = f"--global-batch 32 --epochs 3 --price 2 --json {folder / 'p.json'} --html {folder / 'p.html'}"
+    assert main(["plan", str(lengths), *f"{SMALL} {options} --write-costs {folder / 'costs.json'}".split()]) == 0
+    figures: dict[str, Any] = json.loads((folder / "p.json").read_text())
+    return figures, folder
+
+
+def test_hours_money_and_speed_ups_follow_from_the_time(made: tuple[dict[str, Any], Path]) -> None:
+    figures, _ = made
+    ways = figures["ways"]
+    assert [way["name"] for way in ways][::2] == ["online batches", "online, packed rows"]
+    assert figures["samples"] == 3 * 480
+    for way in ways:
+        summary = way["summary"]
+        assert way["seconds"] == pytest.approx(summary["sim_time_s"] / summary["samples_emitted"] * 3 * 480)
+        assert way["gpu_hours"] == pytest.approx(way["seconds"] * 4 / 3600)
+        assert way["usd"] == pytest.approx(2 * way["gpu_hours"])
+        assert way["speedup"] == pytest.approx(ways[1]["seconds"] / way["seconds"])
+        assert summary["samples_per_update"] == pytest.approx(32, rel=0.1)
+        for name, band in way["bands"].items():
+            assert band["low"] <= way[name] <= band["high"], name
+        assert way["bands"]["usd"]["low"] == pytest.approx(2 * way["bands"]["gpu_hours"]["low"]), "the price is certain"
+        low, high = way["bands"]["speedup"]["low"], way["bands"]["speedup"]["high"]
+        assert high / low < way["bands"]["seconds"]["high"] / way["bands"]["seconds"]["low"], "most slows both"
+        assert way["token_budget"] <= figures["memory"]["range"][0]
+    assert ways[1]["bands"]["speedup"]["low"] == ways[1]["bands"]["speedup"]["high"] == 1
+
+
+def test_the_lines_that_it_prints_can_be_run(
+    made: tuple[dict[str, Any], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures, folder = made
+    monkeypatch.chdir(folder)
+    loader, torchrun, simulate = figures["commands"]
+    best = figures["ways"][0]
+    assert f"token_budget={best['token_budget']}, update_samples=32," in loader
+    assert torchrun == "torchrun --nnodes 1 --nproc-per-node 4 train.py"
+    program, *arguments = shlex.split(simulate)
+    assert program == "odb-ref"
+    arguments[1] = "lengths.csv"
+    assert main([*arguments, "--json", "again.json"]) == 0
+    again = json.loads(Path("again.json").read_text())
+    assert again["sim_time_s"] == pytest.approx(best["summary"]["sim_time_s"])
+
+
+def test_the_cost_model_that_it_writes_has_ranges(made: tuple[dict[str, Any], Path]) -> None:
+    costs = load_costs(made[1] / "costs.json")
+    rows = {name: (low, high) for name, low, high in costs.ranges.rows}
+    low, high = rows["gpu.per_token_s"]
+    assert low < costs.gpu.per_token_s < high
+    assert 1.2 < high / low < 3
+    assert costs.gpu != Costs().gpu
+
+
+def test_the_page_says_it_first(made: tuple[dict[str, Any], Path]) -> None:
+    figures, folder = made
+    text = (folder / "p.html").read_text()
+    headline = re.search(r"<h1>(.*?)</h1>", text)
+    assert headline is not None
+    assert f"{figures['ways'][0]['speedup']:.2f} times as fast" in headline[1]
+    assert text.index("Nine times of ten") < text.index("<h2>")
+    assert figures["commands"][1] in text
+
+
+def test_a_run_of_tokens_and_steps_of_their_own(
+    lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = f"--tokens 1000000 --memory-tokens 4000 --recompute no --json {tmp_path / 'p.json'}"
+    assert main(["plan", str(lengths), *f"{SMALL} {options}".split()]) == 0
+    said = capsys.readouterr().out
+    assert "1,000,000 tokens of lengths" in said
+    assert "Caution: without --global-batch every step is an update" in " ".join(said.split())
+    figures = json.loads((tmp_path / "p.json").read_text())
+    mean = np.loadtxt(lengths, skiprows=1).mean()
+    assert figures["samples"] == pytest.approx(1_000_000 / mean)
+    assert figures["ways"][0]["token_budget"] <= 4000
+    assert "batching=Batching(window=" in figures["commands"][0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--epochs 0", "--epochs must be more than 0"),
+        ("--tokens 0", "--tokens must be at least 1"),
+        ("--global-batch 3", "leaves some of 4 ranks without"),
+        ("--gpus 500", "480 samples are too few for 500 ranks"),
+        ("--model nothing", "--model nothing"),
+        ("--memory-tokens 0", "--memory-tokens"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    given: str, said: str, lengths: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(lengths), *f"{SMALL} {given}".split()]) == 2
+    assert said in capsys.readouterr().err

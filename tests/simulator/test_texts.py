@@ -1,0 +1,241 @@
+"""Lengths of texts: by hand, whatever holds the rows, and without a word of them in an error."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+from odb_sim.cli.main import main
+from odb_sim.inputs.lengths import load_lengths
+from odb_sim.inputs.tokens import Measured, Reading, load_tokenizer, measure
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from odb_ref.core.errors import UsageError
+
+WORDS = ["<unk>", "<|im_start|>", "<|im_end|>", "user", "assistant", "system", *"abcdefgh", "think"]
+SECRET = "abcabcabc"
+CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d e"}]
+"""Words and marks are tokens, lines are not: a turn is its mark, its role, its words and its end."""
+PAIRS = [
+    {"prompt": "a b", "response": "c d e"},
+    {"prompt": "a", "response": "b"},
+    {"prompt": "a b c d", "response": "e"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def count(row: object, tokenizer: Path, **reading: object) -> Measured:
+    return measure("data:7", row, Reading(tokenizer=str(tokenizer), **reading))  # type: ignore[arg-type]
+
+
+def test_a_conversation_is_counted_turn_by_turn(tokenizer: Path) -> None:
+    """<|im_start|> user a b <|im_end|>, then <|im_start|> assistant, then what carries loss: c d e <|im_end|>."""
+    assert count({"messages": CHAT}, tokenizer) == Measured(5 + 2 + 4, 4)
+    longer = [
+        {"role": "system", "content": "h"},
+        *CHAT,
+        {"role": "user", "content": "f"},
+        {"role": "assistant", "content": "g"},
+    ]
+    assert count({"messages": longer}, tokenizer) == Measured(4 + 11 + 4 + 2 + 2, 4 + 2)
+    assert count({"messages": CHAT[:1]}, tokenizer) == Measured(5, 0)
+    assert count({"messages": CHAT}, tokenizer, max_tokens=9) == Measured(9, 2, is_cut=True)
+
+
+def test_other_names_mean_the_same(tokenizer: Path) -> None:
+    expected = count({"messages": CHAT}, tokenizer)
+    assert (
+        count({"conversations": [{"from": "human", "value": "a b"}, {"from": "gpt", "value": "c d e"}]}, tokenizer)
+        == expected
+    )
+    assert count(PAIRS[0], tokenizer) == expected
+    assert count({"question": "a b", "answer": "c d e", "id": 3}, tokenizer) == expected
+    assert count({"instruction": "a", "input": "b", "output": "c d e"}, tokenizer) == expected
+    assert count({"x": "a b", "y": "c d e"}, tokenizer, columns=("x", "y")) == expected
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a b"}]}, CHAT[1]]
+    assert count({"messages": parts}, tokenizer) == expected
+    assert count({"prompt": CHAT[:1], "completion": CHAT[1:]}, tokenizer) == expected
+
+
+def test_texts_and_what_is_tokenized_already(tokenizer: Path) -> None:
+    assert count({"text": "a b c"}, tokenizer) == Measured(3, 3)
+    assert count(PAIRS[0], tokenizer, template="none") == Measured(5, 3)
+    ids = {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]}
+    assert measure("data:1", ids, Reading()) == Measured(4, 2)
+    assert measure("data:1", {"input_ids": [1, 2, 3]}, Reading(max_tokens=2)) == Measured(2, 2, is_cut=True)
+    assert count({"text": ""}, tokenizer) == Measured(1, 0), "a length is at least 1"
+
+
+def test_a_template_of_ones_own(tokenizer: Path, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text(
+        "{% for m in messages %}<|im_start|> {{ m.role }} {% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }} <|im_end|>{% endgeneration %}{% else %}{{ m.content }} <|im_end|>{% endif %}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
+    )
+    assert count({"messages": CHAT}, tokenizer, template=str(template)) == Measured(11, 4)
+    template = tmp_path / "thinking.jinja"
+    # What is thought in turns before the last is dropped: what a prefix renders is not how the whole begins.
+    template.write_text(
+        "{% for m in messages %}<|im_start|> {{ m.role }} {% if m.role == 'assistant' and loop.last %}think {% endif %}"
+        "{{ m.content }} <|im_end|> {% endfor %}{% if add_generation_prompt %}<|im_start|> assistant think {% endif %}"
+    )
+    twice = count({"messages": [*CHAT, *CHAT]}, tokenizer, template=str(template))
+    assert (twice.total, twice.supervised, twice.is_approximate) == (11 + 12, 3 + 4, True)
+
+
+def test_the_template_beside_a_tokenizer_is_its_own(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    own = "{{ bos_token }} {% for m in messages %}{{ m.content }} {% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": own, "bos_token": {"content": "h"}}))
+    assert count({"messages": CHAT}, tmp_path) == Measured(1 + 5, 3)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json", "csv", "parquet", "saved", "file.py:function"])
+def test_whatever_holds_the_rows_the_lengths_are_the_same(
+    kind: str, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, out = tmp_path / f"data.{kind}", tmp_path / "lengths.csv"
+    lines = "".join(json.dumps(row) + "\n" for row in PAIRS)
+    match kind:
+        case "jsonl":
+            data.write_text(lines)
+        case "jsonl.gz":
+            data.write_bytes(gzip.compress(lines.encode()))
+        case "json":
+            data.write_text(json.dumps(PAIRS))
+        case "csv":
+            with data.open("w", newline="") as file:
+                writer = csv.DictWriter(file, PAIRS[0])
+                writer.writeheader()
+                writer.writerows(PAIRS)
+        case "parquet":
+            pyarrow = pytest.importorskip("pyarrow")
+            pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(PAIRS), data)
+        case "saved":
+            pytest.importorskip("datasets").Dataset.from_list(PAIRS).save_to_disk(data)
+        case _:
+            (tmp_path / "rows.py").write_text(f"def make():\n    yield from {PAIRS!r}\n")
+            data = tmp_path / "rows.py:make"
+    command = ["lengths", str(data), "--tokenizer", str(tokenizer), "--out", str(out), "--processes", "1"]
+    assert main(command) == 0
+    lengths = load_lengths(str(out))
+    expected = [count(row, tokenizer) for row in PAIRS]
+    assert lengths.tokens.tolist() == [one.total for one in expected]
+    assert lengths.supervised_tokens.tolist() == [one.supervised for one in expected]
+    assert main(["simulate", str(out), "--ranks", "2", "--token-budget", "30"]) == 0
+
+
+def test_several_processes_keep_the_order(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out, figures = tmp_path / "d.jsonl", tmp_path / "l.csv", tmp_path / "f.json"
+    rows = [{"text": "a " * (number % 97 + 1), "user": f"u{number // 10}", "n": number} for number in range(1000)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["lengths", str(data), "--tokenizer", str(tokenizer), "--out", str(out), "--processes", "2"]
+    assert main([*command, "--keep", "user", "--keep", "n", "--max-length", "90", "--json", str(figures)]) == 0
+    with out.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [int(row["total_tokens"]) for row in found] == [min(90, number % 97 + 1) for number in range(1000)]
+    assert [int(row["user"]) for row in found] == [number // 10 for number in range(1000)]
+    assert [int(row["n"]) for row in found] == list(range(1000))
+    summary = json.loads(figures.read_text())
+    assert sum(bin_["samples"] for bin_ in summary["bins"]) == 1000
+    assert sum(bin_["token_share"] for bin_ in summary["bins"]) == pytest.approx(1)
+    assert summary["cut"] == sum(number % 97 + 1 > 90 for number in range(1000))
+    said = capsys.readouterr().out
+    assert f"{summary['cut']} samples are cut at --max-length" in said
+    assert said.count("#") > 40
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        (f'{{"prompt": "{SECRET}"', [], r"d.jsonl:1: not JSON"),
+        (f'["{SECRET}"]', [], r"d.jsonl:1 is of type list"),
+        (f'{{"something": "{SECRET}"}}', [], r"d.jsonl:1 has no column of a usual name \(something\): say which"),
+        (f'{{"text": ["{SECRET}"]}}', [], r"d.jsonl:1: a turn is of type str"),
+        (f'{{"text": "{SECRET}"}}', ["--column", "none"], r"d.jsonl:1 has no column none"),
+        (f'{{"text": "{SECRET}"}}', ["--keep", "none"], r"d.jsonl:1 has no column none"),
+        (
+            f'{{"messages": [{{"role": "user", "content": [{{"type": "image", "x": "{SECRET}"}}]}}]}}',
+            [],
+            "more than text",
+        ),
+        (f'{{"text": "{SECRET}"}}', ["--tokenizer", "no-such-file.json"], "--tokenizer no-such-file.json"),
+        (f'{{"text": "{SECRET}"}}', ["--template", "no-such-file"], "--template no-such-file: cannot be read"),
+        (f'{{"text": "{SECRET}"}}', ["--max-length", "0"], "--max-length must be at least 1"),
+        ("", [], "no row in it"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place_and_without_the_text(
+    text: str, options: list[str], expected: str, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text(text)
+    command = ["lengths", str(data), "--tokenizer", str(tokenizer), "--processes", "1", *options]
+    assert main(command) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    with pytest.raises(UsageError, match=expected):
+        raise UsageError(err)
+    assert SECRET not in err
+
+
+def test_rows_of_texts_need_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"text": "a"}')
+    assert main(["lengths", str(data), "--processes", "1"]) == 2
+    assert "need --tokenizer" in capsys.readouterr().err
+    assert main(["lengths", f"{tmp_path}/none.py:rows"]) == 2
+    assert main(["lengths", f"{tmp_path}/none.bin"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["d.jsonl", "d.json", "d.txt", "d.parquet", "d.csv", "plain.csv", "quoted.csv", "number.csv"]
+)
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_texts_where_lengths_are_wanted_are_said_and_not_shown(
+    name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / name
+    data.write_text(
+        {
+            "d.csv": f"prompt,response\n{SECRET},{SECRET}\n",
+            "plain.csv": f"and so it was that {SECRET} said to me, long ago\n",
+            "quoted.csv": f'"{SECRET}, she said, and went, quite content with it all"\n',
+            "number.csv": f"total_tokens,x\nand so {SECRET} came to be,1\n",
+        }.get(name, json.dumps({"prompt": SECRET}))
+    )
+    assert main([command, str(data), "--ranks", "2", "--token-budget", "99"]) == 2
+    err = capsys.readouterr().err
+    assert SECRET not in err
+    assert err.count("\n") == 1
+    if name != "number.csv":
+        assert f"odb-ref lengths {data} --tokenizer TOKENIZER --out lengths.csv makes them" in err
+    else:
+        assert "total_tokens is a text of 27 characters" in err
+
+
+def test_a_missing_package_is_named(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_tokenizer.cache_clear()
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UsageError, match=r"needs tokenizers: pip install 'odb-ref\[data\]'"):
+        count({"text": "a"}, tokenizer)
+    load_tokenizer.cache_clear()

@@ -1,0 +1,106 @@
+"""A cost model from a table of timed steps: two sizes are enough, more tell attention and the error; nonsense is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from odb_sim.cli.main import main
+from odb_sim.inputs.cost_files import load_costs
+from odb_sim.recorded.measured import calibrate_table
+from odb_sim.studies.bands import list_uncertain
+
+from odb_ref.core.errors import UsageError
+
+FIXED_S, TOKEN_S, PAIR_S = 0.05, 1.2e-4, 4e-9
+
+
+def write(
+    path: Path, sizes: list[tuple[int, int]], *, noise: float = 0.0, seed: int = 0, pair_s: float = PAIR_S
+) -> Path:
+    random = np.random.default_rng(seed)
+    lines = ["rows,longest,seconds"]
+    for rows, longest in sizes:
+        seconds = FIXED_S + rows * longest * (TOKEN_S + pair_s * longest)
+        lines.append(f"{rows},{longest},{seconds * random.lognormal(0, noise):.6f}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+GRID = [(rows, longest) for rows in (1, 2, 4, 8) for longest in (256, 1024, 4096) for _ in range(3)]
+
+
+def test_two_sizes_are_enough_and_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "two.csv", tmp_path / "costs.json"
+    path.write_text("tokens,seconds\n4096,0.52\n16384,1.81\n")
+    assert main(["calibrate", str(path), "--out", str(out), "--json", str(tmp_path / "fit.json")]) == 0
+    gpu = load_costs(out).gpu
+    assert (gpu.fixed_s, gpu.per_token_s) == (pytest.approx(0.09, rel=1e-3), pytest.approx(1.05e-4, rel=1e-3))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "two sizes make a line, and leave nothing to judge it by" in said
+    assert "10% is assumed" in said
+    assert json.loads((tmp_path / "fit.json").read_text())["fit"]["components"][0]["spans_held"] == 0
+    assert [item.name for item in list_uncertain(load_costs(out))][-1] == "what the cost model leaves out"
+
+
+def test_many_sizes_tell_attention_and_ranges_that_hold_the_truth(tmp_path: Path) -> None:
+    held = []
+    for seed in range(10):
+        made = calibrate_table(write(tmp_path / "many.csv", GRID, noise=0.03, seed=seed), ranks=8)
+        (fit,) = made.fits
+        truth = {"fixed_s": FIXED_S, "per_token_s": TOKEN_S, "per_token2_s": PAIR_S}
+        assert set(fit.values) == set(truth)
+        assert fit.values["per_token_s"] == pytest.approx(TOKEN_S, rel=0.1)
+        held += [item.low <= truth[item.name] <= item.high for item in fit.ranges]
+        assert 0.01 < fit.median_error < 0.05
+        assert made.costs.fitted.ranks == 8
+    assert np.mean(held) >= 0.7
+
+
+def test_attention_that_nothing_shows_is_left_out(tmp_path: Path) -> None:
+    (fit,) = calibrate_table(write(tmp_path / "line.csv", GRID, noise=0.03, pair_s=0.0)).fits
+    assert "per_token2_s" not in fit.values
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1])
+def test_steps_of_other_sizes_lie_within_the_error_that_it_states(tmp_path: Path, noise: float) -> None:
+    inside = []
+    for seed in range(8):
+        made = calibrate_table(write(tmp_path / "many.csv", GRID, noise=noise, seed=seed))
+        _, low, high = made.costs.ranges.rows[-1]
+        random = np.random.default_rng(100 + seed)
+        for rows, longest in ((3, 512), (6, 2048), (2, 3000), (8, 700)):
+            tokens = float(rows * longest)
+            predicted = float(made.costs.gpu.compute_batches_s(np.array(tokens), np.array(float(longest))))
+            true = (FIXED_S + tokens * (TOKEN_S + PAIR_S * longest)) * random.lognormal(0, noise)
+            inside.append(predicted * low <= true <= predicted * high)
+    assert np.mean(inside) >= 0.8
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tokens,seconds\n", "no measurement"),
+        ("tokens,seconds\n5,1\n5,2\n", "two sizes are enough, one is not"),
+        ("length,seconds\n5,1\n", ":1: a table of steps has the columns seconds"),
+        ("tokens,seconds\n5,1\nx,2\n", ":3: tokens is 'x'"),
+        ("tokens,seconds\n5,1\n6,nan\n", ":3: seconds is 'nan'"),
+        ("rows,longest,seconds\n1,5,1\n1,,2\n", ":3: longest is ''"),
+        ("tokens,seconds\n5,1\n6,1e9\n", ":3: seconds is '1e9'"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(UsageError) as error:
+        calibrate_table(path)
+    assert said in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_table_stands_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "a.csv", GRID)
+    assert main(["calibrate", str(path), str(path)]) == 2
+    assert "by itself" in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""What an early first step costs an epoch: by default less than one step in a hundred. Spec: R2.3, R3.3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from odb_sim.inputs.lengths import list_bundled_names, load_lengths
+from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.studies.runs import Driver, Run, run
+
+from odb_ref.core.batching.layouts import Layout
+
+WINDOW = 256
+RANKS = (2, 8)
+
+
+def count_steps(windows: float, layout: Layout, ramp: int | None) -> int:
+    """Steps of all epochs of so many windows a rank, in the mean eight samples a batch or more; None: with the default ramp."""
+    steps = 0
+    for name in list_bundled_names():
+        lengths = load_lengths(name)
+        budget = int(max(np.quantile(lengths.tokens, 0.99), 8 * np.mean(lengths.tokens)))
+        for ranks in RANKS:
+            samples = int(windows * WINDOW * ranks)
+            workload = build_workload(lengths, ranks=ranks, sharding=Sharding.EVEN, samples=samples)
+            what = Run(workload=workload, policy="odb", budget_tokens=budget, window_samples=WINDOW, layout=layout)
+            steps += run(replace(what, ramp_rounds=ramp, driver=Driver.ROUNDS)).summary.steps
+    return steps
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("windows", [0.5, 1, 2, 4])
+def test_the_ramp_costs_less_than_a_step_in_a_hundred(windows: float, layout: Layout) -> None:
+    without, usual = (count_steps(windows, layout, ramp) for ramp in (0, None))
+    assert usual <= 1.01 * without
+
+
+def test_it_did_cost_more_when_all_that_a_small_window_holds_was_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("odb_ref.core.rounds.RAMP_SHARE", 1)
+    assert count_steps(2, Layout.PADDED, None) > 1.02 * count_steps(2, Layout.PADDED, 0)

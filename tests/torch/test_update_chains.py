@@ -1,0 +1,241 @@
+"""Epochs of updates that are saved and resumed again and again, at random: by other ranks, under other budgets, in mid-update.
+
+Bad samples come in clusters, as in a damaged file. A chain is what its number expands to, and many run in one launch of ranks.
+Spec: R10.3, R11.3, R16.5, R16.6.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
+from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")]
+
+MOST_RANKS = 3
+CHAINS_EACH = 25
+END = 10**6
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A part of an epoch: so many ranks go on from the state before, and leave after so many steps."""
+
+    ranks: int
+    steps: int
+    budget: int
+    layout: str = "padded"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One epoch, in legs."""
+
+    samples: int
+    size: int
+    shard: str
+    bad: frozenset[int]
+    legs: tuple[Leg, ...]
+    is_shuffled: bool = False
+    workers: int = 0
+
+
+class Damaged(Numbers):
+    """Some of its samples cannot be read."""
+
+    def __init__(self, count: int, bad: frozenset[int]) -> None:
+        super().__init__(0, count)
+        self.bad_ones = bad
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.bad_ones:
+            raise ValueError("damaged")
+        return make_sample(index)
+
+
+def draw_chain(number: int) -> Chain:
+    """The chain of a number."""
+    rng = random.Random(number)
+    samples, size = rng.choice((11, 30, 47, 61)), rng.choice((3, 7, 12, 16, 25))
+    bad: set[int] = set()
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        first, length = rng.randrange(samples), rng.choice((1, 2, 3, size))
+        bad |= set(range(first, min(first + length, samples)))
+    legs = [draw_leg(rng) for _ in range(rng.choice((1, 2, 3, 4)))]
+    for i in range(1, len(legs)):
+        if rng.random() < 0.4:  # the same ranks with the same settings form the same round again
+            legs[i] = Leg(legs[i - 1].ranks, legs[i].steps, legs[i - 1].budget, legs[i - 1].layout)
+    legs[-1] = Leg(legs[-1].ranks, END, legs[-1].budget, legs[-1].layout)
+    return Chain(
+        samples=samples,
+        size=size,
+        shard=rng.choice(("auto", "shared")),
+        bad=frozenset(bad),
+        legs=tuple(legs),
+        is_shuffled=rng.random() < 0.3,
+        workers=int(rng.random() < 0.05),
+    )
+
+
+def draw_leg(rng: random.Random) -> Leg:
+    return Leg(
+        rng.randint(1, MOST_RANKS),
+        rng.choice((1, 2, 3, 5, 8)),
+        rng.choice((30, 60, 90)),
+        rng.choice(("padded", "packed")),
+    )
+
+
+Found = tuple[dict[int, list[int]], dict[int, float], list[tuple[int, int, bool]], Any]
+"""The samples of each update, its weight, the steps, and the state; that is None at the end of the epoch."""
+
+
+def make_loader(chain: Chain, leg: Leg, group: Any) -> ODBDataLoader[Any]:
+    options = {
+        "token_budget": leg.budget, "layout": leg.layout, "update_samples": chain.size, "shard": chain.shard,
+        "shuffle": chain.is_shuffled, "num_workers": chain.workers, "collate_fn": collate,
+        "on_bad_sample": "quarantine", "max_bad_samples": 10**6, "timeout_s": 30,
+        "process_group": group, "is_apart": group is not None,
+    }  # fmt: skip
+    return ODBDataLoader(Damaged(chain.samples, chain.bad), **nested(**options))
+
+
+def read_leg(loader: ODBDataLoader[Any], leg: Leg, state: Any, group: Any) -> Found:
+    updates: dict[int, list[int]] = defaultdict(list)
+    weights: dict[int, float] = defaultdict(float)
+    steps: list[tuple[int, int, bool]] = []
+    saved = None
+    if state is not None:
+        loader.load_state_dict(state)
+    for batch, info in loader.steps():
+        if not info.is_idle:
+            updates[info.update] += batch["numbers"]
+            weights[info.update] += info.loss_scale / info.world_size  # of all ranks together 1 in an update
+        steps.append((info.step, info.update, info.is_update_end))
+        if len(steps) == leg.steps:
+            saved = loader.state_dict()
+            break
+    dist.barrier(group)  # who leaves before another has had its step would end that one's epoch
+    return dict(updates), dict(weights), steps, saved
+
+
+def run_chains(rank: int, chains: list[Chain]) -> list[str]:
+    """What is wrong with each chain, on the first rank."""
+    groups = {ranks: dist.new_group(range(ranks)) for ranks in range(1, MOST_RANKS + 1)}
+    return [text for chain in chains if (text := run_chain(rank, chain, groups))]
+
+
+def run_chain(rank: int, chain: Chain, groups: dict[int, Any]) -> str:
+    """What is wrong with a chain, the same on each rank."""
+    state: Any = None
+    taken: list[list[Found]] = []
+    for leg in chain.legs:
+        mine: Found | str | None = None
+        # A rank that takes no part makes its loader all the same: a process's loaders are counted, by line.
+        with make_loader(chain, leg, groups[leg.ranks] if rank < leg.ranks else None) as loader:
+            if rank < leg.ranks:
+                try:
+                    mine = read_leg(loader, leg, state, groups[leg.ranks])
+                except Exception as error:
+                    mine = f"{type(error).__name__}: {error}"
+        of_all: list[Any] = [None] * MOST_RANKS
+        dist.all_gather_object(of_all, mine)
+        found = of_all[: leg.ranks]
+        if wrong := [text for text in found if isinstance(text, str)]:
+            is_right = (
+                not taken
+                and has_rank_of_bad(chain, leg.ranks)
+                and all("samples of this rank is bad" in text for text in wrong)
+            )
+            return "" if is_right else f"{chain}\n  in {leg}: {wrong[0]}"
+        taken.append(found)
+        state = [part[3] for part in found]
+        if state[0] is None:
+            break
+    return judge(chain, taken)
+
+
+def has_rank_of_bad(chain: Chain, ranks: int) -> bool:
+    """Whether there is a rank that reads several samples of its own, none of them good: R11.2."""
+    shares = [list_order(chain)[rank::ranks] for rank in range(ranks)]
+    return chain.shard == "auto" and any(len(share) > 1 and chain.bad >= set(share) for share in shares)
+
+
+def judge(chain: Chain, taken: list[list[Found]]) -> str:
+    updates: dict[int, Counter[int]] = defaultdict(Counter)
+    weights: dict[int, float] = defaultdict(float)
+    for found in taken:
+        if len({str(part[2]) for part in found}) > 1:
+            return f"{chain}\n  ranks differ in their steps: {[part[2] for part in found]}"
+        for part in found:
+            for update, numbers in part[0].items():
+                updates[update].update(numbers)
+            for update, weight in part[1].items():
+                weights[update] += weight
+    ends = [update for found in taken for _, update, is_end in found[0][2] if is_end]
+    if ends != sorted(set(ends)):
+        return f"{chain}\n  updates end in the order {ends}"
+    order = list_order(chain)
+    for update in range(-(-chain.samples // chain.size)):
+        places = order[update * chain.size : (update + 1) * chain.size]
+        expected = Counter(number for number in places if number not in chain.bad)
+        if updates[update] != expected:
+            return f"{chain}\n  update {update} has {sorted(updates[update].elements())}, expected {sorted(expected)}"
+        if expected and abs(weights[update] - 1) > 1e-9:
+            return f"{chain}\n  update {update} weighs {weights[update]}"
+        if (update in ends) != bool(expected):
+            return f"{chain}\n  update {update} of {len(expected)} samples ends in {ends}"
+    return ""
+
+
+def list_order(chain: Chain) -> list[int]:
+    if not chain.is_shuffled:
+        return list(range(chain.samples))
+    from odb_ref.torch.plan.order import compute_order
+
+    return list(compute_order(chain.samples, 0, 0))
+
+
+def check_chains(chains: list[Chain]) -> None:
+    results = run_ranks(MOST_RANKS, run_chains, chains, timeout_s=300)
+    assert not any(result.error or result.is_gone for result in results), results
+    assert not results[0].value, "\n".join(results[0].value)
+
+
+NO_BAD: frozenset[int] = frozenset()
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        Chain(47, 8, "shared", NO_BAD, (Leg(2, 1, 30), Leg(2, 6, 45), Leg(2, END, 45))),
+        Chain(47, 8, "auto", NO_BAD, (Leg(2, 1, 30), Leg(1, 6, 60), Leg(1, END, 60))),
+        Chain(61, 25, "auto", frozenset({8}), (Leg(2, 5, 60, "packed"), Leg(3, 2, 60, "packed"), Leg(3, END, 60, "packed"))),
+        Chain(200, 8, "shared", frozenset({2, 3}), (Leg(2, END, 60),)),
+        Chain(30, 7, "shared", frozenset({14, 15, 28}), (Leg(3, 8, 30, "packed"), Leg(3, END, 30, "packed"))),
+        Chain(30, 12, "shared", frozenset({14, 22, 24}), (Leg(1, 2, 60, "packed"), Leg(2, END, 90))),
+    ],
+    ids=["weights, other budget", "weights, other ranks", "a bad place behind the last good one", "all of a portion", "again",
+         "elsewhere"],
+)  # fmt: skip
+def test_a_chain_that_went_wrong(chain: Chain) -> None:
+    """Checks: UPDATE, WEIGHT, RESUME."""
+    check_chains([chain])
+
+
+@pytest.mark.parametrize("block", range(16))
+def test_any_chain_of_restarts_trains_each_update_whole(block: int) -> None:
+    """Checks: UPDATE, WEIGHT, RESUME, ALIGN."""
+    check_chains([draw_chain(block * CHAINS_EACH + i) for i in range(CHAINS_EACH)])
