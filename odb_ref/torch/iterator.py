@@ -134,8 +134,8 @@ class EpochIterator(_Unique, Generic[Batch]):
         epoch = self._beginning.start.epoch
         if what := self._delivery.driver.quarantine.take_warning():
             warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=4)
-        while self._delivery.driver.doubts:
-            if self._reminders.is_new(what := self._delivery.driver.doubts.popleft()):
+        while self._delivery.driver.warnings:
+            if self._reminders.is_new(what := self._delivery.driver.warnings.popleft()):
                 warnings.warn(what, RuntimeWarning, stacklevel=4)
         is_due = taken is None or self._scaled_steps >= self._kept
         if what := self._reminders.check_use(self._scaled_steps, is_due=is_due):

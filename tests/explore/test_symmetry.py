@@ -10,7 +10,7 @@ import pytest
 from odb_sim.cli.main import main
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.driver import Core
-from odb_sim.explore.rank import Rank
+from odb_sim.explore.rank import ExploredRank
 from odb_sim.explore.scenario import compute_scenario, replay
 from odb_sim.explore.search import Search, explore
 from odb_sim.explore.symmetry import AlikeSpace, find_alike, list_orders, rename
@@ -67,7 +67,7 @@ def list_ends(search: Search) -> set[tuple[tuple[OutcomeKind | None, int, int], 
     return ends
 
 
-def describe(rank: Rank) -> tuple[OutcomeKind | None, int, int]:
+def describe(rank: ExploredRank) -> tuple[OutcomeKind | None, int, int]:
     kind = None if rank.finish is None else rank.finish.outcome.kind
     return kind, len(rank.taken), len(rank.causes)
 

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("odb_ref", "simulator", "tests", "spec", "examples", "pyproject.toml")
 OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
 OF_THE_ADAPTER = ("tests/torch/test_budget.py", "tests/torch/test_updates.py")
+OF_THE_EXCHANGE = ("tests/torch/test_identity.py", "tests/torch/test_mesh.py")
 OF_THE_SIMULATOR = ("tests/simulator/test_budgets.py",)
 OF_THE_PLANNER = ("tests/plan",)
 OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
@@ -44,6 +45,7 @@ class Planted:
         for place, tests in (
             ("ref/plan/", OF_THE_PLANNER),
             ("/trace/", OF_THE_TRACE),
+            ("/torch/exchange/", OF_THE_EXCHANGE),
             ("/torch/", OF_THE_ADAPTER),
             ("odb_sim/", OF_THE_SIMULATOR),
         ):
@@ -149,6 +151,25 @@ PLANTED = (
         "min(agreed_tokens, self.budget_tokens)",
         "self.budget_tokens",
     ),
+    _torch(
+        "loaders of one line are told apart by the types of their data",
+        "exchange/identity",
+        "facts = list_facts(self._data) if is_told else {}",
+        "facts: dict[str, str] = {}",
+    ),
+    _torch(
+        "a loader that began without a process group goes on under one",
+        "exchange/identity",
+        "not (self._has_begun or self._generation.world is not None)",
+        "self._generation.world is None",
+    ),
+    _torch(
+        "why an earlier generation ended is told to the next",
+        "exchange/rendezvous",
+        "PeerLost(rank, cause) if self._own.endpoint.secret in come else None",
+        "PeerLost(rank, cause) if come else None",
+    ),
+    _torch("a part of the job is taken for all of it", "exchange/roster", "if size < job_size:", "if size < 1:"),
     _torch(
         "the weight of an update is that of a micro-step",
         "epoch/cursor",
@@ -384,8 +405,8 @@ PLANTED = (
     _trace(
         "an agreement without the offer of the last rank will do",
         "check/exchanges",
-        "        if len(exchange.posted) == self._world_size:\n            return False\n",
-        "        if len(exchange.posted) >= self._world_size - 1:\n            return False\n",
+        "        return len(exchange.posted) < self._world_size\n",
+        "        return len(exchange.posted) < self._world_size - 1\n",
     ),
     _trace("a time has three digits", "writing", "round(time_s, 6)", "round(time_s, 3)"),
     # Plans of known lengths.

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from odb_sim.explore.scenario import compute_scenario, replay
 from odb_sim.explore.search import Exploration, explore
-from odb_sim.explore.violation import Violation
+from odb_sim.explore.violation import Breach
 
 from odb_ref.core.errors import UsageError
 from tests.mutants import planted
@@ -101,7 +101,7 @@ def test_random_schedules_find_a_planted_bug(name: str) -> None:
         class PlantedMachine(WorldMachine):
             core = mutant_core
 
-        with pytest.raises(Violation):
+        with pytest.raises(Breach):
             run_state_machine_as_test(
                 PlantedMachine,
                 settings=settings(

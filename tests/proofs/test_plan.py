@@ -5,11 +5,12 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 
 from odb_ref.conformance.ours import plan_here
 from odb_ref.conformance.vectors import Problem, encode
 from odb_ref.core.errors import UsageError
-from odb_ref.plan import division, packing, settling
+from odb_ref.plan import Options, division, packing, settling
 from tests.proofs.conftest import Model
 from tests.proofs.plans import EXACT, SHIPPED, Thresholds, draw_problem, make_cases, write_problem
 
@@ -28,17 +29,33 @@ def show_plan(problem: Problem) -> str:
 
 def find_difference(model: Model, seeds: range, thresholds: Thresholds = SHIPPED) -> str | None:
     """The first problem that the two plan otherwise."""
-    problems = [draw_problem(Random(seed)) for seed in seeds]
+    return compare(model, [draw_problem(Random(seed)) for seed in seeds], thresholds)
+
+
+def compare(model: Model, problems: list[Problem], thresholds: Thresholds = SHIPPED) -> str | None:
     said = model(" ".join(write_problem(problem, thresholds) for problem in problems))
-    for seed, problem, answer in zip(seeds, problems, said, strict=True):
+    for problem, answer in zip(problems, said, strict=True):
         if (expected := show_plan(problem)) != answer:
-            return f"seed {seed}, {encode(problem)}:\n python {expected}\n model  {answer}"
+            return f"{encode(problem)}:\n python {expected}\n model  {answer}"
     return None
 
 
 def test_the_model_plans_as_the_python_does(model: Model) -> None:
     """Spec: R13.1 to R13.8. Checks: PLAN (the link from proof to code)."""
     assert find_difference(model, range(DRAWN)) is None
+
+
+def test_the_model_plans_real_lengths_as_the_python_does(model: Model) -> None:
+    """Spec: R13.4, R13.5. A few of every trace, dealt out, by tokens and by attention."""
+    problems = []
+    for name in list_bundled_names():
+        lengths = [min(int(length), 16_384) for length in load_lengths(name).tokens]
+        drawn = Random(name).sample(lengths, min(128, len(lengths)))
+        ranks = [drawn[rank::8] for rank in range(8)]
+        for cost in ("tokens", "attention/24576"):
+            terms: Options = {"budget": 16_384, "cost": cost}
+            problems.append(Problem(lengths=ranks, is_dealt=True, terms=terms))
+    assert compare(model, problems) is None
 
 
 def test_beyond_small_thresholds_too(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

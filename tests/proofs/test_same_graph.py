@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.driver import Core
-from odb_sim.explore.rank import Act, Rank
-from odb_sim.explore.violation import Violation
+from odb_sim.explore.rank import Act, ExploredRank
+from odb_sim.explore.violation import Breach
 from odb_sim.explore.world import Action, Space, World, decode
 
 from odb_ref.core.batching.cost import make_attention_cost, make_own_cost
@@ -191,7 +191,7 @@ class Pair:
             text = text.replace(number, short)
         return text
 
-    def show_rank(self, rank: Rank) -> str:
+    def show_rank(self, rank: ExploredRank) -> str:
         state = rank.state
         # The driver's books and the core's state say the same.
         assert rank.queue == state.queue
@@ -346,6 +346,6 @@ def _deliver_late(config: Config, state: State, event: Event) -> Transition:
 def test_another_core_has_another_graph(model: Model, name: str, core: Core) -> None:
     """The comparison can fail, where the core's own invariants say nothing."""
     core = replace(core, check=lambda *_: None)
-    with _open_model() as process, pytest.raises((AssertionError, Violation)) as caught:
+    with _open_model() as process, pytest.raises((AssertionError, Breach)) as caught:
         Pair(WORLDS[name], process, core).walk()
     assert caught.type is AssertionError

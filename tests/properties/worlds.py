@@ -16,7 +16,7 @@ from odb_sim.explore.measure import compute_bound
 from odb_sim.explore.rank import ACTS, Act
 from odb_sim.explore.scenario import Scenario, encode_scenario
 from odb_sim.explore.search import make_space
-from odb_sim.explore.violation import Violation
+from odb_sim.explore.violation import Breach
 from odb_sim.explore.world import Action, Space, World, decode
 
 from odb_ref.core.batching.rules import RULES
@@ -97,7 +97,7 @@ class WorldMachine(RuleBasedStateMachine):
             assert len(self.schedule) <= compute_bound(self.bounds), "more transitions than the bound"
             if self.space.is_over(self.world, self._codes()):
                 self.space.check_over(self.world)
-        except (Violation, AssertionError):
+        except (Breach, AssertionError):
             scenario = Scenario(bounds=self.bounds, schedule=tuple(self.schedule), rule=self.bounds.rule.name)
             note(json.dumps(encode_scenario(scenario)))
             raise

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from odb_ref.torch import ODBDataLoader, pop_step_info
-from odb_ref.torch.exchange.process_table import find_children, look_at
+from odb_ref.torch.exchange.process_table import find_children, read_status
 from tests.helpers.options import nested
 from tests.soak.case import SHORT_TIMEOUT_S, WAITED_FOR, Case, Fault, Victim
 from tests.torch.data import collate, make_sample
@@ -269,7 +269,7 @@ def wait_for_death(pid: int) -> None:
     worker.
     """
     deadline = time.monotonic() + 10
-    while (look := look_at(pid)) is not None and not look.is_ended and time.monotonic() < deadline:
+    while (look := read_status(pid)) is not None and not look.is_ended and time.monotonic() < deadline:
         time.sleep(0.001)
 
 

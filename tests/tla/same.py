@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
-from odb_sim.explore.rank import Act, Rank
+from odb_sim.explore.rank import Act, ExploredRank
 from odb_sim.explore.world import Space, World
 
 from odb_ref.core.config import Config
@@ -120,7 +120,7 @@ def _label_cause(cause: str) -> tuple[str, int]:
     return ("read" if words[0] == "sample" else "collate", int(words[1]))
 
 
-def _label_rank(rank: Rank) -> Label:
+def _label_rank(rank: ExploredRank) -> Label:
     state, budget_tokens = rank.state, rank.acceptance.budget_tokens
     outcome = state.outcome
     values = {

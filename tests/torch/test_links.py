@@ -29,7 +29,7 @@ from odb_ref.torch.exchange.identity import LoaderIdentity  # noqa: E402
 from odb_ref.torch.exchange.link import End, EndedError, Endpoint, Link, MessageKind  # noqa: E402
 from odb_ref.torch.exchange.links import Links  # noqa: E402
 from odb_ref.torch.exchange.listener import MAX_PENDING, Listener, connect  # noqa: E402
-from odb_ref.torch.exchange.process_table import look_at  # noqa: E402
+from odb_ref.torch.exchange.process_table import read_status  # noqa: E402
 from odb_ref.torch.exchange.rendezvous import _Meeting  # noqa: E402
 from odb_ref.torch.exchange.roster import Roster  # noqa: E402
 
@@ -220,7 +220,7 @@ def test_one_that_reads_is_told_of_an_end_at_once() -> None:
 
 def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when no descriptor is left to look with."""
-    look = look_at(os.getpid())
+    look = read_status(os.getpid())
     assert look is not None
     one, other = socket.socketpair()
     with contextlib.closing(one), contextlib.closing(other):
@@ -233,7 +233,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: p
         monkeypatch.setattr(process_table.Path, "read_text", refuse)
         assert not link.find_process_end()
     monkeypatch.undo()
-    assert look_at(2**22 + 1) is None
+    assert read_status(2**22 + 1) is None
 
 
 def test_what_a_rank_has_said_last_goes_before_that_its_process_is_gone() -> None:

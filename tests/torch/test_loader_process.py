@@ -29,7 +29,7 @@ from odb_ref.torch.epoch.driver import EpochDriver  # noqa: E402
 from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
 from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
 from odb_ref.torch.exchange.identity import LoaderIdentity  # noqa: E402
-from odb_ref.torch.exchange.process_table import find_children, look_at  # noqa: E402
+from odb_ref.torch.exchange.process_table import find_children, read_status  # noqa: E402
 from odb_ref.torch.exchange.roster import Roster  # noqa: E402
 from odb_ref.torch.plan.start import EpochStart  # noqa: E402
 from odb_ref.torch.reading.collate_workers import Pipe  # noqa: E402
@@ -214,7 +214,7 @@ def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
             (worker,) = find_children(process.pid or 0)
             os.kill(worker, signal.SIGSTOP)
             deadline = time.monotonic() + 20
-            while look_at(worker) is not None and time.monotonic() < deadline:  # killed, and waited for
+            while read_status(worker) is not None and time.monotonic() < deadline:  # killed, and waited for
                 time.sleep(0.05)
         assert sum(len(batch["numbers"]) for batch in loader) == 200
 
@@ -514,7 +514,7 @@ def test_workers_that_die_between_two_epochs_are_replaced() -> None:
         for worker in workers[::2]:
             os.kill(worker, signal.SIGKILL)
             # Its first thread has ended before the process can be waited for, which takes the last.
-            while (look := look_at(worker)) is not None and not (look.is_ended and count_threads(worker) <= 1):
+            while (look := read_status(worker)) is not None and not (look.is_ended and count_threads(worker) <= 1):
                 time.sleep(0.01)
         time.sleep(0.1)
         for _ in range(2):

@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset  # noqa: E402
 
 from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading import datasets  # noqa: E402
+from odb_ref.torch.reading import datasets, numpy_state  # noqa: E402
 from odb_ref.torch.reading.datasets import SeededDataset  # noqa: E402
-from odb_ref.torch.reading.seeding import Snare, Use, compute_seed, isolate, seed_generators  # noqa: E402
+from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate, seed_generators  # noqa: E402
 from tests.torch.data import make_sample  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -147,9 +147,9 @@ def test_nothing_is_seeded_for_samples_that_do_not_draw(where: frozenset[int], m
     """And nothing is read twice, but for what was read together with the first that draws."""
     seeds: list[int] = []
     monkeypatch.setattr(datasets, "seed_generators", seeds.append)
-    laid: list[Snare] = []
-    lay = Snare.lay
-    monkeypatch.setattr(Snare, "lay", lambda self: (laid.append(self), lay(self)))
+    armed: list[DrawDetector] = []
+    arm = DrawDetector.arm
+    monkeypatch.setattr(DrawDetector, "arm", lambda self: (armed.append(self), arm(self)))
     dataset = Drawing(where, DRAWS["random"])
     seeded = SeededDataset(dataset)
     for first in range(0, COUNT, 10):
@@ -160,7 +160,7 @@ def test_nothing_is_seeded_for_samples_that_do_not_draw(where: frozenset[int], m
     else:
         assert dataset.reads == list(range(COUNT))
         assert not seeds
-        assert len(laid) <= 2 * 2 + COUNT // 10
+        assert len(armed) <= 2 * 2 + COUNT // 10
 
 
 def test_what_draws_for_its_first_sample_is_read_once() -> None:
@@ -169,14 +169,14 @@ def test_what_draws_for_its_first_sample_is_read_once() -> None:
     assert dataset.reads == list(range(COUNT))
 
 
-def test_a_snare_shows_each_way_to_draw() -> None:
-    snare = Snare(5)
+def test_a_detector_shows_each_way_to_draw() -> None:
+    detector = DrawDetector(5)
     for name, draw in (DRAWS | OTHERS).items():
-        snare.lay()
+        detector.arm()
         draw(3)
-        assert snare.is_touched() is (name != "put back"), name
-        snare.lay()
-        assert not snare.is_touched()
+        assert detector.has_drawn() is (name != "put back"), name
+        detector.arm()
+        assert not detector.has_drawn()
 
 
 @contextmanager
@@ -217,3 +217,63 @@ def test_the_consumer_draws_what_it_would_have_drawn() -> None:
         for batch, _ in zip(loader, range(5), strict=False):
             found.append(DRAWS["all"](len(batch)))
     assert found == expected
+
+
+def read_numpy() -> tuple[bytes, int, int, float]:
+    state: Any = np.random.get_state()
+    return state[1].tobytes(), *state[2:]
+
+
+STEPS: dict[str, Callable[[], object]] = {
+    "seed": lambda: np.random.seed(3),
+    "random": np.random.random,
+    "randn": np.random.randn,
+    "many": lambda: np.random.randn(701),
+    "shuffle": lambda: np.random.permutation(50),
+}
+
+
+@given(
+    before=st.lists(st.sampled_from(sorted(STEPS))),
+    inside=st.lists(st.sampled_from(sorted(STEPS))),
+    is_known=st.booleans(),
+)
+@settings(deadline=None)
+def test_numpy_s_state_is_put_back_to_the_last_bit(before: list[str], inside: list[str], is_known: bool) -> None:
+    """With the second number of a normal pair, too; and where its memory is not what it is taken for. Spec: R12.2."""
+    bits = np.random.get_bit_generator()
+    numpy_state._looked_at[:] = [] if is_known else [(bits, 0)]
+    for step in before:
+        STEPS[step]()
+    found = read_numpy()
+    with isolate():
+        assert read_numpy()[:2] == found[:2]
+        for step in inside:
+            STEPS[step]()
+    assert read_numpy()[:3] == found[:3]
+    assert not found[2] or read_numpy()[3] == found[3]
+    numpy_state._looked_at.clear()
+
+
+def test_numpy_s_memory_is_what_it_is_taken_for() -> None:
+    """Else it is slow, which nobody would notice."""
+    numpy_state._looked_at.clear()
+    assert numpy_state._find_memory()
+    bits = np.random.get_bit_generator()
+    found = read_numpy()
+    with isolate():
+        np.random.set_bit_generator(np.random.MT19937(5))
+        np.random.randn()
+    assert (np.random.get_bit_generator() is bits, read_numpy()) == (True, found)
+    try:
+        np.random.set_bit_generator(np.random.MT19937(3))
+        assert numpy_state._find_memory()
+        np.random.set_bit_generator(np.random.PCG64(3))
+        assert not numpy_state._find_memory()
+        drawn = [np.random.randn(), np.random.randn()][1:]
+        put_back = numpy_state.save_state()
+        drawn.append(np.random.randn())
+        put_back()
+        assert np.random.randn() == drawn[-1]
+    finally:
+        np.random.set_bit_generator(bits)

@@ -24,7 +24,7 @@ from odb_ref.torch.reading.description import describe
 
 logger: Final = logging.getLogger("odb_ref")
 
-LOOK_S: Final = 0.2
+POLL_S: Final = 0.2
 """How often the thread that reads and collates for an absent consumer looks whether it is needed."""
 
 ABSENCE_S: Final = 2.0
@@ -176,7 +176,7 @@ class Delivery:
             with self._condition:
                 # Looks again now and then: nobody says that the consumer has stopped asking.
                 is_needed = self._condition.wait_for(
-                    lambda: self._is_quiet() or (service.has_work and not self._is_asking), LOOK_S
+                    lambda: self._is_quiet() or (service.has_work and not self._is_asking), POLL_S
                 )
                 if self._is_quiet():
                     return

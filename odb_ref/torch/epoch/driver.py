@@ -81,7 +81,7 @@ class EpochDriver:
         self.epoch = start.epoch
         self.quarantine = start.make_quarantine()
         """The samples set aside on this rank."""
-        self.doubts: deque[str] = deque()
+        self.warnings: deque[str] = deque()
         """What the user is still to be warned of."""
         self.cursor = Cursor(config, start, accumulation_steps)
         self._config = config
@@ -200,10 +200,10 @@ class EpochDriver:
             elif self.has_begun:
                 self._trace.set_aside((place,))
 
-    def on_doubt(self, text: str) -> None:
+    def on_warning(self, text: str) -> None:
         """Keeps a warning for the training thread."""
         with self.condition:
-            self.doubts.append(text)
+            self.warnings.append(text)
 
     def on_batch(self, number: int, batch: object) -> None:
         """Keeps the batch of a step until it is taken; with the last of a round the round is ready."""

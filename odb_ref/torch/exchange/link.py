@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from odb_ref.core.events import PeerLost
-from odb_ref.torch.exchange.process_table import Look, look_at
+from odb_ref.torch.exchange.process_table import ProcessStatus, read_status
 
 HEADER: Final = struct.Struct("!BI")
 _LARGEST_BYTES: Final = 1 << 30
@@ -120,7 +120,7 @@ class Link:
     is_alive: bool = True
     """True when something has come since the last heartbeat of ours."""
     silent_s: float = 0.0
-    look: Look | None = None
+    status: ProcessStatus | None = None
     is_gone: bool = False
     """True when the operating system said so at the last look."""
     sending: threading.Lock = field(default_factory=threading.Lock)
@@ -147,20 +147,20 @@ class Link:
         process = self.process
         if process is None:
             return False
-        before = self.look
+        before = self.status
         try:
-            self.look = look_at(process.pid)
+            self.status = read_status(process.pid)
         except OSError:  # that it cannot be seen says nothing about it
             return False
-        if self.look is None or self.look.is_ended or self.look.started != process.started:
+        if self.status is None or self.status.is_ended or self.status.started != process.started:
             return True
-        if self.look.is_busy_since(before):
+        if self.status.is_busy_since(before):
             self.silent_s = 0.0  # it does something, though its interpreter lets nobody else say so
         return False
 
     def describe_silence(self) -> str:
         """Returns what its silence may mean."""
-        if self.look is not None and self.look.is_stopped:
+        if self.status is not None and self.status.is_stopped:
             return "its process is stopped (SIGSTOP, or a debugger)"
         if self.process is not None:
             return "its process does nothing: something holds its interpreter lock"

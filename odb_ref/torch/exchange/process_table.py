@@ -19,7 +19,7 @@ _PROC: Final = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ProcessStatus:
     """A process at one moment."""
 
     state: str
@@ -34,8 +34,8 @@ class Look:
         """True when nothing of it runs any more."""
         return self.state in "ZX"
 
-    def is_busy_since(self, before: Look | None) -> bool:
-        """Returns True when it has used its processor since a look about half a second ago."""
+    def is_busy_since(self, before: ProcessStatus | None) -> bool:
+        """Returns True when it has used its processor since a status about half a second ago."""
         return before is not None and self.ticks >= before.ticks + BUSY_TICKS
 
     @property
@@ -44,7 +44,7 @@ class Look:
         return self.state in "Tt"
 
 
-def look_at(pid: int) -> Look | None:
+def read_status(pid: int) -> ProcessStatus | None:
     """Returns a process of this process's own namespace; None when there is none of that number.
 
     Raises: OSError when it cannot be told, as when this process has no descriptor left to look with.
@@ -53,7 +53,7 @@ def look_at(pid: int) -> Look | None:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
         return None
-    return Look(fields[0], int(fields[11]) + int(fields[12]), int(fields[19]))
+    return ProcessStatus(fields[0], int(fields[11]) + int(fields[12]), int(fields[19]))
 
 
 def compute_host() -> str:

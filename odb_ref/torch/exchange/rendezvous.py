@@ -38,7 +38,7 @@ from odb_ref.torch.exchange.interface import choose_address, list_ports
 from odb_ref.torch.exchange.link import End, EndedError, Endpoint, Link
 from odb_ref.torch.exchange.links import Check, Links
 from odb_ref.torch.exchange.listener import SECRET_BYTES, Listener, connect
-from odb_ref.torch.exchange.process_table import compute_host, look_at
+from odb_ref.torch.exchange.process_table import compute_host, read_status
 from odb_ref.torch.exchange.roster import Roster
 
 logger: Final = logging.getLogger("odb_ref")
@@ -161,7 +161,7 @@ class _Meeting:
         self._deadline = self._began + timeout_s
         tree = compute_tree(roster)
         self._parent = tree.parent
-        me = look_at(os.getpid())
+        me = read_status(os.getpid())
         secret = secrets.token_bytes(SECRET_BYTES)
         address = choose_address(store)
         self._listener = Listener(address, list_ports(), secret, tree.children)
@@ -245,8 +245,8 @@ class _Meeting:
         """Returns True when the process is one that this one can see."""
         if not endpoint.host or endpoint.host != self._own.endpoint.host:
             return False
-        look = look_at(endpoint.pid)  # copies of one virtual machine take themselves for one host
-        return look is not None and look.started == endpoint.started
+        status = read_status(endpoint.pid)  # copies of one virtual machine take themselves for one host
+        return status is not None and status.started == endpoint.started
 
     def check_time(self) -> None:
         """Logs now and then which rank is waited for.

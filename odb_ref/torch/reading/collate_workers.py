@@ -45,7 +45,7 @@ AHEAD: Final = 2
 thread has seen what all the others have made.
 """
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 """How often it is looked whether processes that do not answer are still there."""
 
 NAME: Final = "odb-collate"
@@ -75,10 +75,10 @@ class CollateTask:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A batch, what is doubtful about it, and how long it took to make."""
+    """A batch, what to warn of, and how long it took to make."""
 
     batch: object
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -123,7 +123,7 @@ class CollateWorkers:
         """All that were started and not ended by `close`."""
         self._workers: list[_Worker] = []
         self._made_here: deque[tuple[int, Made]] = deque()
-        self._doubts: tuple[str, ...] = ()
+        self._warnings: tuple[str, ...] = ()
         self._trials_s: list[float] = []
         self._are_worth_it: bool | None = None if count > 1 else False
         """None while that is not known."""
@@ -195,12 +195,12 @@ class CollateWorkers:
         number, made = self._made_here.popleft() if self._made_here else self._receive()
         if self._are_worth_it is None:
             self._judge(made.seconds)
-        doubts, self._doubts = self._doubts, ()
-        return number, replace(made, doubts=made.doubts + doubts) if doubts else made
+        warnings, self._warnings = self._warnings, ()
+        return number, replace(made, warnings=made.warnings + warnings) if warnings else made
 
     def _receive(self) -> tuple[int, Made]:
         busy = [worker for worker in self._workers if worker.steps]
-        while not (ready := wait([worker.link for worker in busy], LOOK_S)):
+        while not (ready := wait([worker.link for worker in busy], POLL_S)):
             # One that is gone ends its link, unless it has left a child, which has a copy of that.
             for worker in busy:
                 if worker.process.exitcode is not None and not worker.link.poll():
@@ -250,7 +250,7 @@ class CollateWorkers:
         except Exception as error:  # a collate_fn that cannot be sent, now that it was called; a limit of the system
             self._count = len(self._workers)
             self._are_worth_it = self._are_worth_it if self._count else False
-            self._doubts = (
+            self._warnings = (
                 f"collate_fn is slow, and cannot run in as many processes as there are workers: {describe(error)}",
             )
 

@@ -56,20 +56,20 @@ class BatchMaker:
     is_packed: bool = False
 
     def __call__(self, task: CollateTask) -> Made:
-        """Returns the batch, and what is doubtful about it.
+        """Returns the batch, and what to warn of.
 
         Raises: what ``collate_fn`` raises, and LabelError when it has changed what carries loss.
         """
         seed_generators(task.seed)
         samples = list(map(unpack, task.samples))
-        count, doubts = len(samples), list[str]()
+        count, warnings = len(samples), list[str]()
         if self.label_check is None or task.supervised is None:
             batch = self.collate_fn(samples)
         else:
-            batch = self.label_check.collate(self.collate_fn, samples, task.supervised, doubts.append)
+            batch = self.label_check.collate(self.collate_fn, samples, task.supervised, warnings.append)
         if self.is_packed and _is_padded(batch, count):
-            doubts.append(_PADDED)
-        return Made(batch, tuple(doubts))
+            warnings.append(_PADDED)
+        return Made(batch, tuple(warnings))
 
 
 def _is_padded(batch: object, samples: int) -> bool:

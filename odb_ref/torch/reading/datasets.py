@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.description import describe, note_sample
-from odb_ref.torch.reading.seeding import Snare, Use, compute_seed, seed_generators
+from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, seed_generators
 
 SampleKey = tuple[int, int, object]
 """The seed of the epoch, the place of a sample in the sampler's order, and what the sampler calls it."""
@@ -84,7 +84,7 @@ class SeededDataset(Dataset[object]):
         self._is_guarded = is_guarded
         self._is_drawing: bool | None = None
         """Whether anything was drawn for a sample; None before the first was read."""
-        self._snare: Snare | None = None
+        self._detector: DrawDetector | None = None
 
     def __len__(self) -> int:
         return len(self._wrapped)  # type: ignore[arg-type]
@@ -131,10 +131,10 @@ class SeededDataset(Dataset[object]):
         epoch_seed, place, name = keys[0]
         samples: list[object] = []
         if self._is_drawing is None:  # what draws does so for the first sample, in most cases: that is not read twice
-            snare = Snare(compute_seed(Use.SAMPLE, epoch_seed, place))
-            snare.lay()
+            detector = DrawDetector(compute_seed(Use.SAMPLE, epoch_seed, place))
+            detector.arm()
             samples.append(self._read(name))
-            self._is_drawing = snare.is_touched()
+            self._is_drawing = detector.has_drawn()
         if not self._is_drawing:
             rest = self._read_undrawn(
                 [name for _, _, name in keys[len(samples) :]], compute_seed(Use.UNDRAWN, epoch_seed)
@@ -146,17 +146,17 @@ class SeededDataset(Dataset[object]):
 
     def _read_undrawn(self, names: Sequence[object], seed: int) -> list[object] | None:
         """Returns the samples; None when something was drawn."""
-        snare = self._snare
-        if snare is None or snare.seed != seed:
-            snare = self._snare = Snare(seed)
-        snare.lay()
+        detector = self._detector
+        if detector is None or detector.seed != seed:
+            detector = self._detector = DrawDetector(seed)
+        detector.arm()
         try:
             samples = list(map(self._read, names))
         except Exception:
-            if not snare.is_touched():
+            if not detector.has_drawn():
                 raise
             return None  # it may have raised for what was drawn
-        return None if snare.is_touched() else samples
+        return None if detector.has_drawn() else samples
 
 
 class SeededStream(IterableDataset[object]):

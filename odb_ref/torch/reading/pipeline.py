@@ -86,7 +86,7 @@ class ReadPipeline:
             self._workers.close()
         if self.is_inline:  # a thread of an epoch before may still be at work with these
             self._workers = _make_collators(self._spec, is_inline=True)
-        self._collator = self._collator.renew(plan.seed, listener.on_doubt)
+        self._collator = self._collator.renew(plan.seed, listener.on_warning)
         read_ahead = 0 if self.is_inline else read_ahead
         most = self._spec.window_bytes
         self._draws = DrawFeed() if plan.is_drawn else None
@@ -277,8 +277,8 @@ class _Maker:
         self._collating = self._workers.oldest
 
     def _put(self, number: int, made: Made) -> None:
-        for doubt in made.doubts:
-            self._collator.warn_once(doubt)
+        for text in made.warnings:
+            self._collator.warn_once(text)
         self.listener.on_batch(number, self._finish(made))
 
 

@@ -15,6 +15,8 @@ from enum import IntEnum
 import numpy as np
 import torch
 
+from odb_ref.torch.reading import numpy_state
+
 
 class Use(IntEnum):
     """What a seed is for."""
@@ -42,35 +44,35 @@ def seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-class Snare:
+class DrawDetector:
     """A state of the generators that shows whether somebody has drawn from them, or has seeded them: what they give next."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.lay()
+        self.arm()
         self._next = _draw()
 
-    def lay(self) -> None:
+    def arm(self) -> None:
         """Seeds the generators."""
         seed_generators(self.seed)
 
-    def is_touched(self) -> bool:
-        """Returns True when they are not as they were laid; then, in any case, they are not."""
+    def has_drawn(self) -> bool:
+        """Returns True when they are not as they were left; then, in any case, they are not."""
         return _draw() != self._next
 
 
 def _draw() -> tuple[int, bytes, bytes]:
-    """Returns 64 bits of each generator; of torch's, which takes its time for them, its state."""
-    return random.getrandbits(64), np.random.bytes(8), torch.default_generator.get_state().numpy().tobytes()
+    """Returns 64 bits of Python's generator, which takes its time to tell its state, and the states of the others."""
+    return random.getrandbits(64), numpy_state.read_state(), torch.default_generator.get_state().numpy().tobytes()
 
 
 @contextmanager
 def isolate() -> Iterator[None]:
     """Keeps what is seeded and drawn inside from what is drawn after. Spec: R12.2."""
-    state = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    state, put_back, torch_state = random.getstate(), numpy_state.save_state(), torch.default_generator.get_state()
     try:
         yield
     finally:
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        torch.default_generator.set_state(state[2])
+        random.setstate(state)
+        put_back()
+        torch.default_generator.set_state(torch_state)

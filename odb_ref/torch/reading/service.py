@@ -58,7 +58,7 @@ class SampleListener(Protocol):
         """Answers one `read` or `draw`: as many items as asked for, fewer only at the end, or when the window is full."""
         ...
 
-    def on_doubt(self, text: str) -> None:
+    def on_warning(self, text: str) -> None:
         """Something about the data or a function is probably not what the user means: to be warned of."""
         ...
 

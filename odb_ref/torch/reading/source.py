@@ -266,7 +266,7 @@ class Reader:
     def prepare(self) -> None:
         """Starts the workers, unless they are there."""
         if self._chunks is None:
-            self._chunks = self._source.open(self._plan, self.listener.on_doubt, self._draws)
+            self._chunks = self._source.open(self._plan, self.listener.on_warning, self._draws)
 
     def work(self) -> int:
         """Answers what was asked for, or reads a chunk, and returns for how many times of `count_work` that counts."""

@@ -237,8 +237,8 @@ class LoaderProcess:
                 listener.on_batch(number, pin(batch) if self._is_pinned else batch)
             case wire.SetAside(place, cause):
                 listener.on_bad(place, cause)
-            case wire.Doubt(text):
-                listener.on_doubt(text)
+            case wire.WarningText(text):
+                listener.on_warning(text)
             case wire.Failed(cause, text):
                 self._lose(cause, LoaderProcessError(text))
             case _:

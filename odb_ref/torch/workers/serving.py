@@ -21,7 +21,7 @@ from typing import Final, assert_never
 import torch
 
 from odb_ref.core.errors import OdbError
-from odb_ref.torch.exchange.process_table import look_at
+from odb_ref.torch.exchange.process_table import read_status
 from odb_ref.torch.reading import collate_workers
 from odb_ref.torch.reading.collate_workers import Pipe
 from odb_ref.torch.reading.description import describe
@@ -101,8 +101,8 @@ class _Reporter:
     def on_batch(self, number: int, batch: object) -> None:
         self._send(wire.BatchMade(number, pack(batch)))
 
-    def on_doubt(self, text: str) -> None:
-        self._send(wire.Doubt(text))
+    def on_warning(self, text: str) -> None:
+        self._send(wire.WarningText(text))
 
     def on_bad(self, place: int, cause: str) -> None:
         self._send(wire.SetAside(place, cause))
@@ -125,10 +125,10 @@ def _is_orphaned(forked_from: int | None) -> bool:
 
 def _is_there(pid: int) -> bool:
     try:
-        look = look_at(pid)
+        status = read_status(pid)
     except OSError:  # it cannot be told
         return True
-    return look is not None and not look.is_ended
+    return status is not None and not status.is_ended
 
 
 def _watch(forked_from: int | None, look: Callable[[], object]) -> None:

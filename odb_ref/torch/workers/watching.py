@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from multiprocessing.process import BaseProcess
 
-from odb_ref.torch.exchange.process_table import Look, look_at
+from odb_ref.torch.exchange.process_table import ProcessStatus, read_status
 
 
 def _describe_stop(seconds: float) -> str:
@@ -24,7 +24,7 @@ class Silence:
     def __init__(self, process: BaseProcess, *, is_heard: bool) -> None:
         self._pid = process.pid or 0
         self._is_heard = is_heard
-        self._look: Look | None = None
+        self._status: ProcessStatus | None = None
         self.seconds = 0.0
 
     def end(self) -> None:
@@ -33,19 +33,19 @@ class Silence:
 
     def count(self, seconds: float) -> None:
         """Notes that the process has sent nothing for so long."""
-        before = self._look
+        before = self._status
         try:
-            self._look = look_at(self._pid)
+            self._status = read_status(self._pid)
         except OSError:  # that it cannot be seen says nothing about it
             return
-        if self._look is not None and self._look.is_busy_since(before):
+        if self._status is not None and self._status.is_busy_since(before):
             self.seconds = 0.0
-        elif self._is_heard or (self._look is not None and self._look.is_stopped):
+        elif self._is_heard or (self._status is not None and self._status.is_stopped):
             self.seconds += seconds
 
     def describe(self) -> str:
         """Returns what it has done instead."""
-        if self._look is not None and self._look.is_stopped:
+        if self._status is not None and self._status.is_stopped:
             return _describe_stop(self.seconds)
         return (
             f"has neither been heard of nor used its processor for {self.seconds:g} s (timeout_s): "
@@ -77,7 +77,7 @@ class Stops:
 
 def _is_stopped(pid: int | None) -> bool:
     try:
-        look = None if pid is None else look_at(pid)
+        status = None if pid is None else read_status(pid)
     except OSError:  # that it cannot be seen says nothing about it
         return False
-    return look is not None and look.is_stopped
+    return status is not None and status.is_stopped

@@ -114,7 +114,7 @@ class SetAside:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class WarningText:
     """Something about the data or a function is probably not what the user means."""
 
     text: str
@@ -128,7 +128,7 @@ class Failed:
     traceback: str
 
 
-Notice = SamplesMeasured | BatchMade | SetAside | Doubt | Failed
+Notice = SamplesMeasured | BatchMade | SetAside | WarningText | Failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ _KEPT: Final = 8
 """How many rounds are kept: in a right trace no peer is more than one ahead of another."""
 
 
-class Planned:
+class PlanDigest:
     """A digest of all that a rank has planned by the end of each of the last rounds, to be compared with its peers'."""
 
     __slots__ = ("_digest", "is_ended", "rounds")
@@ -43,7 +43,7 @@ class Lineage:
     """The ranks of each file, and its origin."""
     accounts: dict[int, Account] = field(default_factory=dict)
     """By rank, where something is counted."""
-    planned: dict[int, Planned] = field(default_factory=dict)
+    planned: dict[int, PlanDigest] = field(default_factory=dict)
     """By rank, where it has peers."""
     is_resumed: bool = False
     """True when a rank's first record says so."""
@@ -164,7 +164,7 @@ def _are_peers(job: Lineage, other: Lineage) -> bool:
     return is_same and mine.peer != theirs.peer and starts[0] == starts[1]
 
 
-def _is_alike(one: Planned, other: Planned) -> bool:
+def _is_alike(one: PlanDigest, other: PlanDigest) -> bool:
     """Returns True when two peers have planned the same up to the last round that both have, and ended in the same."""
     first, second = dict(one.rounds), dict(other.rounds)
     both = first.keys() & second.keys()

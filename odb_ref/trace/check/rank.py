@@ -14,7 +14,7 @@ from odb_ref.trace.check.account import Account
 from odb_ref.trace.check.decode import Rows, Settings, TracedFinish, TracedReport, TracedStep
 from odb_ref.trace.check.exchanges import ExchangeKind, Exchanges
 from odb_ref.trace.check.known import check_fields
-from odb_ref.trace.check.lineage import Planned
+from odb_ref.trace.check.lineage import PlanDigest
 from odb_ref.trace.check.outcomes import (
     Told,
     compute_target,
@@ -46,7 +46,7 @@ class RankChecker:
         self._rounds = rounds
         self._findings = findings
         self.account = Account()
-        self.planned = Planned()
+        self.planned = PlanDigest()
         self._has_begun = self.is_resumed = False
         self._first_round = 0
         self.input = Input(rank, settings, rounds.places)

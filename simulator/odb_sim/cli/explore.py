@@ -14,7 +14,7 @@ from typing import Final
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import add_terms, build_terms
 from odb_sim.explore.bounds import Bounds, compute_lengths
-from odb_sim.explore.graph import Shape, build_graph, check_graph_path, describe_rank, measure_graph, write_graph
+from odb_sim.explore.graph import GraphShape, build_graph, check_graph_path, describe_rank, measure_graph, write_graph
 from odb_sim.explore.scenario import (
     Scenario,
     compute_scenario,
@@ -23,7 +23,7 @@ from odb_sim.explore.scenario import (
     replay,
     write_scenario,
 )
-from odb_sim.explore.search import Exploration, OnProgress, Reduction, Search
+from odb_sim.explore.search import Exploration, OnProgress, Search, SearchReduction
 from odb_sim.explore.suites import SUITES
 from odb_sim.inputs.conditions import parse_budget_schedule
 from odb_sim.inputs.files import check_writable
@@ -221,7 +221,7 @@ def _summarize(name: str, result: Exploration) -> list[str]:
     ]
 
 
-def _describe_reduction(reduction: Reduction | None) -> list[str]:
+def _describe_reduction(reduction: SearchReduction | None) -> list[str]:
     """Returns what was left out, a line for each reason."""
     if reduction is None:
         return []
@@ -240,7 +240,7 @@ def _describe_reduction(reduction: Reduction | None) -> list[str]:
     return lines
 
 
-def _describe(shape: Shape) -> str:
+def _describe(shape: GraphShape) -> str:
     return f"{shape.sinks:,} sinks, {shape.shortest} to {shape.longest} transitions from the start"
 
 

@@ -22,9 +22,9 @@ from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase
 from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Step, StepCounts, compute_counts
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Rank
+from odb_sim.explore.rank import ExploredRank
 from odb_sim.explore.updates import check_steps_of_updates, check_whole_updates
-from odb_sim.explore.violation import Violation
+from odb_sim.explore.violation import Breach
 
 _Budgets = tuple[tuple[int, int], ...]
 """Those that came to be in force, each with its first round: of all that is agreed on, what may depend on the schedule."""
@@ -33,7 +33,7 @@ _MOST_PARTITIONED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RankProgress:
     """How far a rank has come: all that properties of several ranks speak of."""
 
     round: int
@@ -52,11 +52,11 @@ class Progress:
     has_step: bool
 
 
-def compute_progress(rank: Rank) -> Progress:
+def compute_progress(rank: ExploredRank) -> RankProgress:
     """Returns the rank's progress, in steps."""
     state = rank.state
     before_plan = state.planned_steps - len(state.plan)
-    return Progress(
+    return RankProgress(
         round=state.round,
         planned=state.planned_steps,
         released=before_plan,
@@ -84,26 +84,26 @@ class RankChecks:
     rounds: dict[tuple[int, _Budgets], tuple[int, StepCounts]] = field(default_factory=dict)
     """By step number and those: its round and global counts, the same on all ranks (ALIGN, WEIGHT)."""
 
-    def check(self, config: Config, rank: Rank) -> None:
+    def check(self, config: Config, rank: ExploredRank) -> None:
         """Checks that all holds.
 
-        Raises: Violation.
+        Raises: Breach.
         """
         state = rank.state
         steps = (*rank.taken, *rank.queue, *state.outbox, *state.plan)
         if rank.queue != state.queue:
-            raise Violation("FREE", f"rank {config.rank}: the queue is not what was delivered")
+            raise Breach("FREE", f"rank {config.rank}: the queue is not what was delivered")
         emitted = [sample.position for step in steps for sample in step.group]
         held = [sample.position for group in state.aligned for sample in group]
         held += [sample.position for sample in state.window]
         if len(set(emitted)) < len(emitted):
-            raise Violation("ONCE", f"rank {config.rank}: the steps hold positions {emitted}")
+            raise Breach("ONCE", f"rank {config.rank}: the steps hold positions {emitted}")
         if sorted(emitted + held) != list(range(state.read_samples)):
             detail = f"{state.read_samples} samples read, steps hold {emitted}, the window {held}"
-            raise Violation("CONSERVE", f"rank {config.rank}: {detail}")
+            raise Breach("CONSERVE", f"rank {config.rank}: {detail}")
         for number, step in enumerate(steps):
             if step.number != number:
-                raise Violation("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
+                raise Breach("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
             self._check_step(config, rank, step)
         if config.update_samples is None:
             self._check_age(config, rank, steps)
@@ -113,34 +113,34 @@ class RankChecks:
         self._check_offer(config, rank)
         self._check_order(config, rank, steps)
 
-    def _check_step(self, config: Config, rank: Rank, step: Step) -> None:
+    def _check_step(self, config: Config, rank: ExploredRank, step: Step) -> None:
         budgets = rank.get_budgets(step.round)
         known = self.steps.setdefault((config.rank, step.number, budgets), step)
         if known.group != step.group:
-            raise Violation("REPLAY", f"rank {config.rank} step {step.number} depends on the schedule: {_name(step)}")
+            raise Breach("REPLAY", f"rank {config.rank} step {step.number} depends on the schedule: {_name(step)}")
         told = step.round, step.global_counts
         agreed = self.rounds.setdefault((step.number, budgets), told)
         if agreed != told:
             detail = f"round {step.round}, {step.global_counts}, elsewhere round {agreed[0]}, {agreed[1]}"
-            raise Violation("ALIGN", f"rank {config.rank} step {step.number}: {detail}")
+            raise Breach("ALIGN", f"rank {config.rank} step {step.number}: {detail}")
         lengths = [sample.length for sample in step.group]
         if not _is_friendly(config.sizes, len(lengths)):
-            raise Violation(
+            raise Breach(
                 "SIZES", f"rank {config.rank} step {step.number}: {len(lengths)} samples, sizes={config.sizes}"
             )
         tokens = _compute_tokens(config, lengths)
         budget, limits = _compute_bounds(config, budgets)
         if len(lengths) > 1 and tokens > budget:
             kind = f"{tokens} {config.layout} tokens of {budget}"
-            raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {kind} in {_name(step)}")
+            raise Breach("BUDGET", f"rank {config.rank} step {step.number}: {kind} in {_name(step)}")
         is_bounded = config.update_samples is not None and config.order != StepOrder.SAMPLER
         if is_bounded and (more := tokens - sum(lengths)) > budget // 16:
-            raise Violation("BUDGET", f"rank {config.rank}: {more} of {budget} are padding in {_name(step)}")
+            raise Breach("BUDGET", f"rank {config.rank}: {more} of {budget} are padding in {_name(step)}")
         used = [sum(costs) for costs in zip(*(sample.costs for sample in step.group), strict=True)]
         if len(step.group) > 1 and any(map(gt, used, limits)):
-            raise Violation("BUDGET", f"rank {config.rank} step {step.number}: uses {used} in {_name(step)}")
+            raise Breach("BUDGET", f"rank {config.rank} step {step.number}: uses {used} in {_name(step)}")
 
-    def _check_fewest(self, config: Config, rank: Rank) -> None:
+    def _check_fewest(self, config: Config, rank: ExploredRank) -> None:
         groups = rank.state.groups
         budget, limits = _compute_bounds(config, rank.get_budgets(rank.state.round))
         if config.order == StepOrder.SAMPLER:
@@ -151,7 +151,7 @@ class RankChecks:
                 used = [sum(costs) for costs in zip(*(sample.costs for sample in both), strict=True)]
                 tokens = sum(sample.length for sample in both)
                 if tokens <= budget and not any(map(gt, used, limits)):
-                    raise Violation("ANY-FIT", f"rank {config.rank}: two groups of {tokens} tokens together")
+                    raise Breach("ANY-FIT", f"rank {config.rank}: two groups of {tokens} tokens together")
             self._check_oldest(config, groups, budget, limits)
             return
         if config.limits or config.sizes != Sizes.ANY:
@@ -159,7 +159,7 @@ class RankChecks:
         lengths = tuple(sorted(sample.length for group in groups for sample in group))
         most_padding = None if config.update_samples is None else budget // 16
         if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, budget, most_padding):
-            raise Violation("FEWEST", f"rank {config.rank}: {len(groups)} groups of {lengths}")
+            raise Breach("FEWEST", f"rank {config.rank}: {len(groups)} groups of {lengths}")
 
     def _check_oldest(self, config: Config, groups: Sequence[Group], budget: int, limits: tuple[int, ...]) -> None:
         """Checks that the oldest samples of a packed window share its first group as far as they fit together."""
@@ -170,9 +170,9 @@ class RankChecks:
             fits = sum(sample.length for sample in oldest) <= budget and not any(map(gt, used, limits))
             if (fits or count == 1) and not set(oldest) <= set(groups[0]):
                 positions = [sample.position for sample in oldest]
-                raise Violation("ANY-FIT", f"rank {config.rank}: positions {positions} are not all in the first group")
+                raise Breach("ANY-FIT", f"rank {config.rank}: positions {positions} are not all in the first group")
 
-    def _check_offer(self, config: Config, rank: Rank) -> None:
+    def _check_offer(self, config: Config, rank: ExploredRank) -> None:
         """Checks the groups to emit. Spec: R3.1."""
         post, groups = rank.post, rank.state.groups
         if rank.state.phase is not Phase.OFFER or not isinstance(post, PostOffer) or not post.offer.ready_min:
@@ -183,13 +183,13 @@ class RankChecks:
         is_all = rank.state.is_ended or config.update_samples is not None
         if post.offer.groups_min != (NONE if is_all else to_emit):
             detail = f"offers to emit {post.offer.groups_min} groups, of {tokens} tokens under {budget}"
-            raise Violation("FEWEST", f"rank {config.rank}: {detail}")
+            raise Breach("FEWEST", f"rank {config.rank}: {detail}")
 
-    def _check_order(self, config: Config, rank: Rank, steps: Sequence[Step]) -> None:
+    def _check_order(self, config: Config, rank: ExploredRank, steps: Sequence[Step]) -> None:
         if config.order == StepOrder.SAMPLER:
             emitted = [position for step in steps for position in sorted(sample.position for sample in step.group)]
             if emitted != list(range(len(emitted))):
-                raise Violation("ORDER", f"rank {config.rank}: the steps hold positions {emitted}")
+                raise Breach("ORDER", f"rank {config.rank}: the steps hold positions {emitted}")
         elif config.quota_samples is None:  # a quota may cut a round, and then not all of it is seen
             for round_, grouped in groupby(steps, key=lambda step: step.round):
                 self._check_fullness(config, round_, list(grouped))
@@ -203,9 +203,9 @@ class RankChecks:
         fullness = [count for _, count in lined]
         if not all(costs[:filled]) or fullness != sorted(fullness, reverse=True):
             detail = f"{config.cost.name} of {costs} a step, {fullness} in the order of places"
-            raise Violation("ORDER", f"rank {config.rank} round {round_}: {detail}")
+            raise Breach("ORDER", f"rank {config.rank} round {round_}: {detail}")
 
-    def _check_age(self, config: Config, rank: Rank, steps: Sequence[Step]) -> None:
+    def _check_age(self, config: Config, rank: ExploredRank, steps: Sequence[Step]) -> None:
         if config.mode is Mode.QUOTA and (self.bounds.window_bytes or self.bounds.is_shared):
             return  # NP26
         for step in steps:
@@ -213,7 +213,7 @@ class RankChecks:
                 arrival = bisect_right(rank.windows, sample.position)
                 if step.round - arrival > config.max_age_rounds:
                     detail = f"position {sample.position} came in round {arrival} and is emitted in round {step.round}"
-                    raise Violation("AGE", f"rank {config.rank}: {detail}")
+                    raise Breach("AGE", f"rank {config.rank}: {detail}")
 
 
 def _compute_bounds(config: Config, budgets: _Budgets) -> tuple[int, tuple[int, ...]]:
@@ -267,96 +267,96 @@ def compute_fewest_groups(lengths: tuple[int, ...], budget_tokens: int, most_pad
     return best
 
 
-def check_together(ranks: Sequence[Progress]) -> None:
+def check_together(ranks: Sequence[RankProgress]) -> None:
     """What must hold of all ranks at every moment.
 
-    Raises: Violation.
+    Raises: Breach.
     """
     least_ready = min(rank.ready for rank in ranks)
     for i, rank in enumerate(ranks):
         if rank.released > least_ready or rank.handed_out > least_ready:
             late = next(j for j, other in enumerate(ranks) if other.ready == least_ready)
             number = max(rank.released, rank.handed_out) - 1
-            raise Violation("RELEASE", f"rank {i} has released step {number}, rank {late} is ready up to {least_ready}")
+            raise Breach("RELEASE", f"rank {i} has released step {number}, rank {late} is ready up to {least_ready}")
         if rank.taken - min(other.entered for other in ranks) > 1:
-            raise Violation("FREE", f"rank {i} has taken {rank.taken} steps, more than a step ahead")
+            raise Breach("FREE", f"rank {i} has taken {rank.taken} steps, more than a step ahead")
     first = min(ranks, key=lambda rank: rank.round)
     planned: dict[int, int] = {}
     for i, rank in enumerate(ranks):
         if rank.round - first.round > 1:
-            raise Violation("ALIGN", f"rank {i} is in round {rank.round}, rank {ranks.index(first)} in {first.round}")
+            raise Breach("ALIGN", f"rank {i} is in round {rank.round}, rank {ranks.index(first)} in {first.round}")
         if planned.setdefault(rank.round, rank.planned) != rank.planned:
             detail = f"rank {i} has planned {rank.planned} steps, another {planned[rank.round]}"
-            raise Violation("ALIGN", f"{detail} before round {rank.round}")
+            raise Breach("ALIGN", f"{detail} before round {rank.round}")
     outcomes = [
         rank.outcome for rank in ranks if rank.outcome is not None and rank.outcome.kind is not OutcomeKind.LOST
     ]
     if any(outcome != outcomes[0] for outcome in outcomes):
-        raise Violation("ABORT", f"the ranks end differently: {', '.join(map(str, outcomes))}")
+        raise Breach("ABORT", f"the ranks end differently: {', '.join(map(str, outcomes))}")
 
 
-def check_stillness(ranks: Sequence[Progress]) -> None:
+def check_stillness(ranks: Sequence[RankProgress]) -> None:
     """What must hold where nothing has to happen any more: every loader is done, and every consumer done, gone or stranded.
 
     A consumer is *stranded* when it waits, in the collective of a step, for a consumer that has left or is gone. No loader
     can help it; one that still has steps for it is in DRAIN, and holds up nobody else.
-    Raises: Violation.
+    Raises: Breach.
     """
     least = min(rank.entered for rank in ranks)
     is_stranding = any(rank.is_gone or (rank.is_left and rank.entered == least) for rank in ranks)
     for i, rank in enumerate(ranks):
         if not rank.is_done and (rank.is_left or not (rank.is_draining and is_stranding)):
-            raise Violation("FREE", f"deadlock: rank {i} waits for ever in round {rank.round}")
+            raise Breach("FREE", f"deadlock: rank {i} waits for ever in round {rank.round}")
         if (rank.has_step or rank.taken > least) and not is_stranding:
-            raise Violation("FREE", f"deadlock: the consumer of rank {i} waits for ever in step {rank.taken - 1}")
+            raise Breach("FREE", f"deadlock: the consumer of rank {i} waits for ever in step {rank.taken - 1}")
 
 
-def check_end(bounds: Bounds, ranks: Sequence[Rank]) -> None:
+def check_end(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
     """What must hold of how the epoch ended.
 
-    Raises: Violation.
+    Raises: Breach.
     """
     finishes = [rank.finish for rank in ranks if rank.finish is not None and not rank.is_gone]
     outcomes = [finish.outcome for finish in finishes]
     for i, rank in enumerate(ranks):
         finish = rank.finish
         if finish is not None and finish.outcome.kind is OutcomeKind.LOST and finish.step_limit > len(rank.taken):
-            raise Violation("ABORT", f"rank {i} gets a further step after a loss")
+            raise Breach("ABORT", f"rank {i} gets a further step after a loss")
     causes = [(i, cause) for i, rank in enumerate(ranks) for cause in rank.causes]
     left = [i for i, rank in enumerate(ranks) if rank.is_left]
     gone = [i for i, rank in enumerate(ranks) if rank.is_gone]
     for outcome in outcomes:
         match outcome.kind:
             case OutcomeKind.FAILED if (outcome.rank, outcome.cause) not in causes:
-                raise Violation("ABORT", f"nothing failed as the outcome says: {outcome}")
+                raise Breach("ABORT", f"nothing failed as the outcome says: {outcome}")
             case OutcomeKind.STOPPED if outcome.rank not in left:
-                raise Violation("STOP", f"nobody left as the outcome says: {outcome}")
+                raise Breach("STOP", f"nobody left as the outcome says: {outcome}")
             case OutcomeKind.STOPPED:
                 _check_stopped(ranks, outcome)
             case OutcomeKind.LOST if outcome.rank not in gone:
-                raise Violation("ABORT", f"nobody is gone as the outcome says: {outcome}")
+                raise Breach("ABORT", f"nobody is gone as the outcome says: {outcome}")
             case OutcomeKind.MISMATCH if bounds.odd_rank is None:
-                raise Violation("ABORT", f"the ranks do run the same configuration: {outcome}")
+                raise Breach("ABORT", f"the ranks do run the same configuration: {outcome}")
             case OutcomeKind.COMPLETE if bounds.odd_rank is not None:
-                raise Violation("ABORT", f"rank {bounds.odd_rank} has another configuration, and nobody notices")
+                raise Breach("ABORT", f"rank {bounds.odd_rank} has another configuration, and nobody notices")
             case OutcomeKind.COMPLETE:
                 _check_complete(bounds, ranks)
             case _:
                 pass
     due = [cause for rank in ranks for cause in (rank.causes[:-1] if rank.is_late else rank.causes)]
     if due and all(outcome.kind is OutcomeKind.COMPLETE for outcome in outcomes) and outcomes:
-        raise Violation("ABORT", f"a failure is forgotten: {due[0]}")
+        raise Breach("ABORT", f"a failure is forgotten: {due[0]}")
 
 
-def _check_stopped(ranks: Sequence[Rank], outcome: Outcome) -> None:
+def _check_stopped(ranks: Sequence[ExploredRank], outcome: Outcome) -> None:
     """Checks that nobody gets a step that the consumer named by the outcome has not taken."""
     taken = 0 if outcome.rank is None else len(ranks[outcome.rank].taken)
     for i, finish in enumerate(rank.finish for rank in ranks):
         if finish is not None and finish.outcome == outcome and finish.step_limit > taken:
-            raise Violation("STOP", f"rank {i} gets steps below {finish.step_limit}, rank {outcome.rank} took {taken}")
+            raise Breach("STOP", f"rank {i} gets steps below {finish.step_limit}, rank {outcome.rank} took {taken}")
 
 
-def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
+def _check_complete(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
     """Join mode planned every sample once; where nobody left, all consumers took every step, and the same ones."""
     if any(rank.is_gone for rank in ranks):
         return
@@ -369,16 +369,16 @@ def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
     whole = [positions == list(range(size)) for positions, size in zip(planned, inputs, strict=True)]
     if bounds.mode is Mode.JOIN and not all(whole):
         late = whole.index(False)
-        raise Violation("COVER", f"rank {late} has {inputs[late]} samples and emits {planned[late]}")
+        raise Breach("COVER", f"rank {late} has {inputs[late]} samples and emits {planned[late]}")
     if is_drawn:
         _check_drawn(bounds, ranks)
     if any(rank.is_left for rank in ranks):
         return
     taken = [len(rank.taken) for rank in ranks]
     if len(set(taken)) > 1:
-        raise Violation("ALIGN", f"the ranks take {taken} steps")
+        raise Breach("ALIGN", f"the ranks take {taken} steps")
     if taken[0] != ranks[0].state.planned_steps:
-        raise Violation("COVER", f"the consumers take {taken[0]} steps of {ranks[0].state.planned_steps}")
+        raise Breach("COVER", f"the consumers take {taken[0]} steps of {ranks[0].state.planned_steps}")
     _check_counts(bounds, ranks)
     if bounds.update_samples is not None:
         check_whole_updates(bounds, ranks)
@@ -386,15 +386,15 @@ def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
         _check_quota(bounds, ranks, any(whole))
 
 
-def _check_drawn(bounds: Bounds, ranks: Sequence[Rank]) -> None:
+def _check_drawn(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
     """No place of the common order is drawn twice, and in join mode each is drawn, but for what is set aside."""
     drawn = sorted(sample.id for rank in ranks for sample in rank.drawn)
     good = sorted(set(range(bounds.total_samples)) - set(bounds.bad))
     if len(set(drawn)) < len(drawn) or (bounds.mode is Mode.JOIN and drawn != good):
-        raise Violation("DEAL", f"of {bounds.total_samples} places the ranks draw {drawn}")
+        raise Breach("DEAL", f"of {bounds.total_samples} places the ranks draw {drawn}")
 
 
-def _check_counts(bounds: Bounds, ranks: Sequence[Rank]) -> None:
+def _check_counts(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
     """Every step's global counts are the sums over the ranks, and some rank has a sample in it."""
     for number, steps in enumerate(zip(*(rank.taken for rank in ranks), strict=True)):
         counts = sum((compute_counts(step.group) for step in steps), ZERO_COUNTS)
@@ -402,19 +402,19 @@ def _check_counts(bounds: Bounds, ranks: Sequence[Rank]) -> None:
         used = tuple(sum(sample.costs[place] for sample in samples) for place in range(len(bounds.limits)))
         counts = replace(counts, costs=used)
         if any(step.global_counts != counts for step in steps):
-            raise Violation("WEIGHT", f"step {number} holds {counts}, the ranks are told {steps[0].global_counts}")
+            raise Breach("WEIGHT", f"step {number} holds {counts}, the ranks are told {steps[0].global_counts}")
         if not counts.samples:
-            raise Violation("TERM", f"step {number} is idle on every rank")
+            raise Breach("TERM", f"step {number} is idle on every rank")
 
 
-def _check_quota(bounds: Bounds, ranks: Sequence[Rank], is_dry: bool) -> None:
+def _check_quota(bounds: Bounds, ranks: Sequence[ExploredRank], is_dry: bool) -> None:
     """No rank idled, and the epoch closed at the quota or because a rank ran dry (``is_dry``)."""
     idle = next((i for i, rank in enumerate(ranks) if any(step.is_idle for step in rank.taken)), None)
     if idle is not None:
-        raise Violation("QUOTA", f"rank {idle} idles in quota mode")
+        raise Breach("QUOTA", f"rank {idle} idles in quota mode")
     totals = [sum(len(step.group) for step in steps) for steps in zip(*(rank.taken for rank in ranks), strict=True)]
     quota = bounds.quota_samples
     if quota is not None and sum(totals[:-1]) >= quota:
-        raise Violation("QUOTA", f"{totals} samples a step: the quota of {quota} was met before the last one")
+        raise Breach("QUOTA", f"{totals} samples a step: the quota of {quota} was met before the last one")
     if (quota is None or sum(totals) < quota) and not is_dry:
-        raise Violation("QUOTA", f"closed after {sum(totals)} samples, short of the quota, and no rank has run dry")
+        raise Breach("QUOTA", f"closed after {sum(totals)} samples, short of the quota, and no rank has run dry")

@@ -46,8 +46,8 @@ from odb_ref.core.rounds import Transition, count_fitting
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Sample
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Act, Rank
-from odb_sim.explore.violation import Violation, name_property
+from odb_sim.explore.rank import Act, ExploredRank
+from odb_sim.explore.violation import Breach, name_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,17 @@ class RankDriver:
     """Those of all ranks, where they share one order."""
     core: Core
 
-    def begin(self) -> Rank:
+    def begin(self) -> ExploredRank:
         """Returns the rank at the start of the epoch.
 
-        Raises: Violation.
+        Raises: Breach.
         """
         budget = self.config.budget_tokens
         acceptance = self.core.acceptance(budget_tokens=budget, schedule=self.bounds.make_schedule())
         agreed_tokens, accepted_tokens = acceptance.compute_first()
         start = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
         state, effects = self.core.resume(self.config, start, ())
-        rank = Rank(
+        rank = ExploredRank(
             state,
             acceptance.begin(accepted_tokens),
             coming=self.bounds.get_accepted(self.config.rank),
@@ -89,10 +89,10 @@ class RankDriver:
         )
         return self._perform(rank, effects)
 
-    def act(self, rank: Rank, act: Act, answer: Answer | None = None, lost: int | None = None) -> Rank:
+    def act(self, rank: ExploredRank, act: Act, answer: Answer | None = None, lost: int | None = None) -> ExploredRank:
         """Returns the rank after ``act``; ``answer`` is what the exchange brings, ``lost`` the rank that is gone.
 
-        Raises: Violation when the core refuses the event, breaks an invariant or asks for something impossible.
+        Raises: Breach when the core refuses the event, breaks an invariant or asks for something impossible.
         """
         match act:
             case Act.READ:
@@ -136,7 +136,7 @@ class RankDriver:
             case _:
                 assert_never(act)
 
-    def _accept(self, rank: Rank, acceptance: Acceptance) -> Rank:
+    def _accept(self, rank: ExploredRank, acceptance: Acceptance) -> ExploredRank:
         """Returns the rank whose machine is told of a changed acceptance. Spec: R15.4."""
         rank = replace(rank, acceptance=acceptance)
         is_known = acceptance.offered_tokens == rank.state.accepted_tokens
@@ -148,7 +148,7 @@ class RankDriver:
         first = budget if schedule is None else min(budget, schedule(0, budget))
         return ((0, first),) if first < budget else ()
 
-    def _note_budget(self, rank: Rank, answer: Answer | None) -> tuple[tuple[int, int], ...]:
+    def _note_budget(self, rank: ExploredRank, answer: Answer | None) -> tuple[tuple[int, int], ...]:
         """Returns the history of budgets after an agreement that goes on. Spec: R15.3."""
         if not isinstance(answer, Agreed):
             return rank.budgets
@@ -156,7 +156,7 @@ class RankDriver:
         agreed = min(self.config.budget_tokens, answer.agreement.budget_min)
         return rank.budgets if agreed == before else (*rank.budgets, (rank.state.round + 1, agreed))
 
-    def _read_places(self, rank: Rank) -> tuple[Rank, SamplesRead]:
+    def _read_places(self, rank: ExploredRank) -> tuple[ExploredRank, SamplesRead]:
         """Answers with what lies at the places asked for; where some are set aside, the last part says so. Spec: R16.5."""
         rest = rank.drawn[rank.state.read_samples :]
         samples = rest[:1] if self.bounds.is_single_reads else rest
@@ -170,7 +170,7 @@ class RankDriver:
         is_exhausted = is_ended and not self.bounds.is_shared
         return replace(rank, reading=left, is_exhausted=is_exhausted), SamplesRead(samples, is_ended, is_full)
 
-    def _read(self, rank: Rank) -> tuple[Rank, SamplesRead]:
+    def _read(self, rank: ExploredRank) -> tuple[ExploredRank, SamplesRead]:
         if self.config.update_samples is not None:
             return self._read_places(rank)
         start = rank.state.read_samples
@@ -190,26 +190,24 @@ class RankDriver:
         is_exhausted = is_ended and not self.bounds.is_shared
         return replace(rank, reading=left, is_exhausted=is_exhausted), SamplesRead(fitting, is_ended, is_full)
 
-    def _handle(self, rank: Rank, event: Event) -> Rank:
+    def _handle(self, rank: ExploredRank, event: Event) -> ExploredRank:
         try:
             state, effects = self.core.transition(self.config, rank.state, event)
             self.core.check(self.config, rank.state, state)
         except OdbError as error:
-            raise Violation(
-                name_property(error), f"rank {self.config.rank}, {type(event).__name__}: {error}"
-            ) from error
+            raise Breach(name_property(error), f"rank {self.config.rank}, {type(event).__name__}: {error}") from error
         rank = replace(rank, state=state)
         if isinstance(event, Counted):
             # Before the effects: what the schedule says of the round that begins now is in its offer.
             rank = self._accept(rank, rank.acceptance.ask(state.planned_steps, state.agreed_tokens))
         return self._perform(rank, effects)
 
-    def _perform(self, rank: Rank, effects: tuple[Effect, ...]) -> Rank:
+    def _perform(self, rank: ExploredRank, effects: tuple[Effect, ...]) -> ExploredRank:
         for effect in effects:
             rank = self._perform_one(rank, effect)
         return rank
 
-    def _perform_one(self, rank: Rank, effect: Effect) -> Rank:
+    def _perform_one(self, rank: ExploredRank, effect: Effect) -> ExploredRank:
         match effect:
             case Read():
                 self._require(not rank.reading, "FREE", "a Read while another is open")
@@ -235,7 +233,7 @@ class RankDriver:
             case _:
                 assert_never(effect)
 
-    def _draw(self, rank: Rank, effect: Read) -> tuple[Sample, ...]:
+    def _draw(self, rank: ExploredRank, effect: Read) -> tuple[Sample, ...]:
         is_named = self.bounds.is_shared or self.config.update_samples is not None
         self._require((effect.first is not None) == is_named, "DEAL", f"{effect} of another order")
         samples = () if effect.first is None else self.shard[effect.first : effect.first + effect.count]
@@ -244,7 +242,7 @@ class RankDriver:
         good = [sample for sample in samples if sample.id not in self.bounds.bad]
         return tuple(replace(sample, position=i) for i, sample in enumerate(good, len(rank.drawn)))
 
-    def _check_offer(self, rank: Rank, offer: Offer) -> None:
+    def _check_offer(self, rank: ExploredRank, offer: Offer) -> None:
         """Checks that the rank offers the budget that it has come to accept, or less if the schedule says less. Spec: R15.2."""
         state = rank.state
         if state.failure or state.is_stopped:
@@ -257,13 +255,13 @@ class RankDriver:
         offered = min(self.config.budget_tokens, offer.budget_min)
         self._require(offered == tokens, "BUDGET", f"it offers {offered} tokens, and accepts {tokens}")
 
-    def _post(self, rank: Rank, post: Post) -> Rank:
+    def _post(self, rank: ExploredRank, post: Post) -> ExploredRank:
         self._require(rank.post is None, "FREE", "a post while another is open")
         return replace(rank, post=post)
 
     def _require(self, holds: bool, property_: str, detail: str) -> None:
         if not holds:
-            raise Violation(property_, f"rank {self.config.rank}: {detail}")
+            raise Breach(property_, f"rank {self.config.rank}: {detail}")
 
 
 def _require_answer(answer: Answer | None) -> Answer:
@@ -275,16 +273,16 @@ def _require_answer(answer: Answer | None) -> Answer:
 def answer_posts(core: Core, posts: tuple[Post, ...]) -> Answer:
     """Returns what the exchange answers once all ranks have posted.
 
-    Raises: Violation when the posts do not belong together.
+    Raises: Breach when the posts do not belong together.
     """
     try:
         answer = combine_posts(posts, core.reduce)
     except InvariantError as error:
-        raise Violation(error.invariant, error.detail) from error
+        raise Breach(error.invariant, error.detail) from error
     if isinstance(answer, Agreed):
         least = min(post.offer.budget_min for post in posts if isinstance(post, PostOffer))
         if answer.agreement.budget_min != least:
-            raise Violation(
+            raise Breach(
                 "BUDGET", f"the ranks offer {least} tokens or more, and agree on {answer.agreement.budget_min}"
             )
     return answer

@@ -10,14 +10,14 @@ from typing import IO, Final
 import networkx
 
 from odb_ref.core.errors import UsageError
-from odb_sim.explore.rank import Rank
+from odb_sim.explore.rank import ExploredRank
 from odb_sim.explore.search import Search
 from odb_sim.explore.world import Action
 
 FORMATS: Final = (".graphml", ".dot", ".gv")
 
 
-def describe_rank(rank: Rank) -> str:
+def describe_rank(rank: ExploredRank) -> str:
     """Returns one rank in a few words: phase, round, what is under way, and its steps from formed to taken."""
     state = rank.state
     words = [f"{state.phase}{state.round}"]
@@ -38,7 +38,7 @@ def describe_rank(rank: Rank) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class GraphShape:
     """What the graph looks like from outside; lengths in transitions."""
 
     sinks: int
@@ -80,11 +80,11 @@ def find_schedule(graph: networkx.MultiDiGraph, world: int) -> list[str]:
     return [min(graph[a][b].items())[1]["action"] for a, b in pairwise(path)]
 
 
-def measure_graph(graph: networkx.MultiDiGraph) -> Shape:
+def measure_graph(graph: networkx.MultiDiGraph) -> GraphShape:
     """Returns the shape of a graph, which has no cycle: the measure falls on every transition."""
     distances = networkx.single_source_shortest_path_length(graph, 0)
     sinks = find_sinks(graph)
-    return Shape(len(sinks), min(distances[sink] for sink in sinks), networkx.dag_longest_path_length(graph))
+    return GraphShape(len(sinks), min(distances[sink] for sink in sinks), networkx.dag_longest_path_length(graph))
 
 
 def write_graph(path: Path, graph: networkx.MultiDiGraph) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from odb_ref.core.config import Config
 from odb_ref.core.state import Phase
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Rank
+from odb_sim.explore.rank import ExploredRank
 
 _PHASE_WEIGHT: Final = {
     Phase.FILL: 4,
@@ -19,7 +19,7 @@ _PHASE_WEIGHT: Final = {
 }
 
 
-def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
+def compute_measure(bounds: Bounds, config: Config, rank: ExploredRank) -> int:
     """Returns the rank's share of the termination measure: a natural number that falls whenever something happens to it.
 
     A world's measure is the sum over its ranks, and every transition of the world happens to one rank, so it falls on

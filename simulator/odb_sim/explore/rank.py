@@ -41,7 +41,7 @@ ACTS: Final = len(Act)
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class ExploredRank:
     """A rank in its surroundings; a value."""
 
     state: State
@@ -105,7 +105,7 @@ class Rank:
         return self.finish is not None or self.is_gone
 
 
-def compute_acts(rank: Rank) -> tuple[Act, ...]:
+def compute_acts(rank: ExploredRank) -> tuple[Act, ...]:
     """Returns what may happen to the rank next as far as the rank alone decides; the world has a say in most."""
     if rank.is_gone:
         return ()
@@ -136,7 +136,7 @@ def compute_acts(rank: Rank) -> tuple[Act, ...]:
     return tuple(sorted(acts))
 
 
-def forget(rank: Rank) -> Rank:
+def forget(rank: ExploredRank) -> ExploredRank:
     """Returns a rank to which nothing can happen any more, without its samples, books and flags: nobody looks at them.
 
     What stays is what the checks of all ranks together see: its round and steps, whether it was ready, and how it ended.

@@ -14,7 +14,7 @@ from odb_ref.core.types import Mode
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import ACTS, Act
 from odb_sim.explore.search import Counterexample, explore, make_space
-from odb_sim.explore.violation import Violation
+from odb_sim.explore.violation import Breach
 from odb_sim.explore.world import Action, decode
 
 FAULTS: Final = frozenset({Act.STOP, Act.FAIL_READ, Act.FAIL_COLLATE, Act.DIE, Act.ABANDON, Act.LOSE_LOADER})
@@ -110,7 +110,7 @@ def run_random_schedule(bounds: Bounds, draw: random.Random) -> Sampled:
             space.check(world)
         space.check_over(world)
         rounds = max(rank.state.round for rank in space.get_ranks(world))
-    except Violation as violation:
+    except Breach as violation:
         found = Counterexample(property=violation.property, detail=violation.detail, schedule=tuple(schedule))
         return Sampled(bounds, len(schedule), rounds, found)
     return Sampled(bounds, len(schedule), rounds, None)

@@ -13,9 +13,9 @@ from odb_ref.core.errors import UsageError
 from odb_ref.trace.format import Json, JsonObject, decode_fields
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.driver import Core
-from odb_sim.explore.rank import Act, Rank
+from odb_sim.explore.rank import Act, ExploredRank
 from odb_sim.explore.search import Counterexample, make_space
-from odb_sim.explore.violation import Violation
+from odb_sim.explore.violation import Breach
 from odb_sim.explore.world import Action, Space, World
 from odb_sim.inputs.rules import load_rule
 
@@ -118,15 +118,15 @@ class Moment:
     """One action of a replay, and the rank it happened to, before and after; no rank after what the core refuses."""
 
     action: Action
-    before: Rank
-    after: Rank | None
-    violation: Violation | None
+    before: ExploredRank
+    after: ExploredRank | None
+    violation: Breach | None
 
 
 def replay(scenario: Scenario, core: Core | None = None) -> Iterator[Moment]:
     """Yields each action of the schedule in turn, to its end or to the first property that does not hold.
 
-    Raises: UsageError when an action is not possible where the schedule has it, Violation when the start is wrong.
+    Raises: UsageError when an action is not possible where the schedule has it, Breach when the start is wrong.
     """
     space, world = make_space(scenario.bounds, core)
     for number, action in enumerate(scenario.schedule, 1):
@@ -142,15 +142,15 @@ def _step(space: Space, world: World, action: Action, number: int, *, is_last: b
     before = space.get_ranks(world)[action.rank]
     if action.code not in space.enabled(world):
         raise UsageError(f"action {number} ({action}) is not possible")
-    after: Rank | None = None
-    violation: Violation | None = None
+    after: ExploredRank | None = None
+    violation: Breach | None = None
     try:
         world = space.apply(world, action.code)
         after = space.get_ranks(world)[action.rank]
         space.check(world)
         if is_last and space.is_over(world, space.enabled(world)):
             space.check_over(world)
-    except Violation as error:
+    except Breach as error:
         violation = error
     return Moment(action=action, before=before, after=after, violation=violation), world
 

@@ -12,7 +12,7 @@ from odb_sim.explore.driver import Core
 from odb_sim.explore.measure import compute_bound
 from odb_sim.explore.rank import ACTS, Act
 from odb_sim.explore.symmetry import AlikeSpace, Asymmetry, find_alike
-from odb_sim.explore.violation import Violation
+from odb_sim.explore.violation import Breach
 from odb_sim.explore.world import Action, Space, World, decode
 
 
@@ -26,7 +26,7 @@ class Counterexample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reduction:
+class SearchReduction:
     """What a search has left out."""
 
     ordered: int
@@ -56,7 +56,7 @@ class Exploration:
     is_complete: bool
     """False when the search met a violation or its limit."""
     counterexample: Counterexample | None
-    reduction: Reduction | None = None
+    reduction: SearchReduction | None = None
     """What was left out, by a search that leaves something out."""
 
     @property
@@ -76,7 +76,7 @@ def make_space(bounds: Bounds, core: Core | None = None) -> tuple[Space, World]:
     """Returns a space and its first world, after one undisturbed schedule: what its steps hold is then known.
 
     Any other schedule must form the same steps (REPLAY); so the same schedule is always judged in the same way.
-    Raises: Violation.
+    Raises: Breach.
     """
     space = Space(bounds, core)
     return space, _begin(space)
@@ -87,12 +87,12 @@ def _begin(space: Space) -> World:
     while codes := [code for code in space.enabled(world) if code % ACTS < Act.URGE]:
         try:
             world = space.apply(world, codes[0])
-        except Violation:
+        except Breach:
             break  # The search meets it too, and knows the way.
     return start
 
 
-def _find_violation(bounds: Bounds, core: Core | None, schedule: tuple[Action, ...]) -> Violation | None:
+def _find_violation(bounds: Bounds, core: Core | None, schedule: tuple[Action, ...]) -> Breach | None:
     """Returns what the last action of the schedule shows not to hold; None when all does, or the schedule is not possible."""
     done = 0
     try:
@@ -105,7 +105,7 @@ def _find_violation(bounds: Bounds, core: Core | None, schedule: tuple[Action, .
             space.check(world)
         if space.is_over(world, space.enabled(world)):
             space.check_over(world)
-    except Violation as violation:
+    except Breach as violation:
         return violation if done == len(schedule) else None
     return None
 
@@ -173,7 +173,7 @@ class Search:
         self._edges = self._depth = self._ends = self._ordered = 0
         try:
             start = _begin(space)
-        except Violation as violation:
+        except Breach as violation:
             return Counterexample(property=violation.property, detail=violation.detail, schedule=())
         return self._walk(space, start)
 
@@ -191,7 +191,7 @@ class Search:
         return replace(found, detail=shown.detail, schedule=placed)
 
     def _conclude(self, found: Counterexample | None, space: Space, asymmetry: str, began: float) -> Exploration:
-        reduction = Reduction(
+        reduction = SearchReduction(
             ordered=self._ordered,
             forgotten=space.forgotten,
             alike=space.alike if isinstance(space, AlikeSpace) else (),
@@ -238,7 +238,7 @@ class Search:
                             check(place)
                             parents[place] = world
                             following.append(place)
-                except Violation as violation:
+                except Breach as violation:
                     schedule = self._find_schedule(space, world)
                     if code != _NO_ACTION:
                         schedule = (*schedule, decode(code))

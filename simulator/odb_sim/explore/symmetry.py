@@ -22,8 +22,8 @@ from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.types import Sample
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.driver import Core, answer_posts
-from odb_sim.explore.rank import Act, Rank
-from odb_sim.explore.violation import Violation
+from odb_sim.explore.rank import Act, ExploredRank
+from odb_sim.explore.violation import Breach
 from odb_sim.explore.world import Action, Shared, Space, World
 
 Order = tuple[int, ...]
@@ -117,7 +117,7 @@ class AlikeSpace(Space):
         """How often a world was met with its ranks out of order."""
         self._shards = [bounds.compute_shard(rank) for rank in range(bounds.ranks)]
         self._orders = list_orders(self.alike, bounds.ranks)
-        self._looks: dict[Rank, int] = {}
+        self._looks: dict[ExploredRank, int] = {}
         self._look_of: list[int] = []
         self._renamed: dict[tuple[int, Order], int] = {}
         self._renamed_shared: dict[tuple[int, Order], int] = {}
@@ -134,7 +134,7 @@ class AlikeSpace(Space):
     def apply(self, world: World, code: int) -> World:
         """Returns the world that stands for the one after a possible action.
 
-        Raises: Violation as `Space.apply`, Asymmetry when ranks prove not to be alike.
+        Raises: Breach as `Space.apply`, Asymmetry when ranks prove not to be alike.
         """
         after = super().apply(world, code)
         order = self._find_order(after)
@@ -204,7 +204,7 @@ class AlikeSpace(Space):
         answer = self._answers[number]
         return number if answer is None else self._number_answer(rename(answer, order))
 
-    def _number_rank(self, i: int, rank: Rank) -> int:
+    def _number_rank(self, i: int, rank: ExploredRank) -> int:
         number = super()._number_rank(i, rank)
         if number == len(self._look_of):
             look = 0
@@ -238,7 +238,7 @@ class AlikeSpace(Space):
         try:
             after = self._drivers[j].act(self._ranks[number], Act(act), self._answers[answer], lost)
             return self._number_rank(j, after)
-        except Violation:
+        except Breach:
             return None
 
     def _answer(self, posts: tuple[int, ...]) -> int:
@@ -249,7 +249,7 @@ class AlikeSpace(Space):
             row = sorted(zip(order, (self._post_list[post] for post in posts), strict=True), key=itemgetter(0))
             try:
                 answer = answer_posts(self._core, tuple(rename(post, order) for _, post in row if post is not None))
-            except Violation:
+            except Breach:
                 answer = None
             if answer != rename(self._answers[number], order):
                 raise Asymmetry("the exchange answers otherwise when ranks change places")

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from odb_ref.core.config import Config
 from odb_ref.core.types import Step
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Rank
-from odb_sim.explore.violation import Violation
+from odb_sim.explore.rank import ExploredRank
+from odb_sim.explore.violation import Breach
 
 
-def check_steps_of_updates(config: Config, rank: Rank, steps: Sequence[Step]) -> None:
+def check_steps_of_updates(config: Config, rank: ExploredRank, steps: Sequence[Step]) -> None:
     """Checks that a step holds samples that were read for its update, and no update is emitted in two rounds.
 
-    Raises: Violation. Spec: R16.
+    Raises: Breach. Spec: R16.
     """
     rounds_each = config.update_rounds
     for step in steps:
@@ -23,16 +23,16 @@ def check_steps_of_updates(config: Config, rank: Rank, steps: Sequence[Step]) ->
             arrival = bisect_right(rank.windows, sample.position)
             if step.round // rounds_each != arrival // rounds_each:
                 detail = f"position {sample.position} came in round {arrival} and is emitted in round {step.round}"
-                raise Violation("UPDATE", f"rank {config.rank}: {detail}, of another update")
+                raise Breach("UPDATE", f"rank {config.rank}: {detail}, of another update")
     rounds = sorted({step.round for step in steps})
     if len({round_ // rounds_each for round_ in rounds}) < len(rounds):
-        raise Violation("UPDATE", f"rank {config.rank}: an update is emitted in several of the rounds {rounds}")
+        raise Breach("UPDATE", f"rank {config.rank}: an update is emitted in several of the rounds {rounds}")
 
 
-def check_whole_updates(bounds: Bounds, ranks: Sequence[Rank]) -> None:
+def check_whole_updates(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
     """Checks that every update that was trained on holds all that lies at its places, on all ranks together, and nothing else.
 
-    Raises: Violation. Spec: R16.1.
+    Raises: Breach. Spec: R16.1.
     """
     size = bounds.update_samples or 0
     rounds_each = bounds.compute_config(0).update_rounds
@@ -49,4 +49,4 @@ def check_whole_updates(bounds: Bounds, ranks: Sequence[Rank]) -> None:
             of_ranks = ((shards[place % bounds.ranks], place // bounds.ranks) for place in places)
             expected = {shard[i] for shard, i in of_ranks if i < len(shard)}
         if sorted(ids) != sorted(expected - set(bounds.bad)):
-            raise Violation("UPDATE", f"update {update} holds samples {sorted(ids)}, of {sorted(expected)}")
+            raise Breach("UPDATE", f"update {update} holds samples {sorted(ids)}, of {sorted(expected)}")

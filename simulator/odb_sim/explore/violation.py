@@ -5,7 +5,7 @@ from __future__ import annotations
 from odb_ref.core.errors import InvariantError, OdbError
 
 
-class Violation(Exception):
+class Breach(Exception):
     """A property does not hold. ``property`` is its id."""
 
     def __init__(self, property_: str, detail: str) -> None:

@@ -21,11 +21,18 @@ from typing import Final, NamedTuple
 from odb_ref.core.effects import Post
 from odb_ref.core.exchange import Answer
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.checks import Progress, RankChecks, check_end, check_stillness, check_together, compute_progress
+from odb_sim.explore.checks import (
+    RankChecks,
+    RankProgress,
+    check_end,
+    check_stillness,
+    check_together,
+    compute_progress,
+)
 from odb_sim.explore.driver import Core, RankDriver, answer_posts
 from odb_sim.explore.measure import compute_measure
-from odb_sim.explore.rank import ACTS, Act, Rank, compute_acts, forget
-from odb_sim.explore.violation import Violation
+from odb_sim.explore.rank import ACTS, Act, ExploredRank, compute_acts, forget
+from odb_sim.explore.violation import Breach
 
 World = tuple[int, ...]
 """First the state of what the ranks share, then the state of each rank, as numbers of a `Space`."""
@@ -109,8 +116,8 @@ class Space:
         self._checks = RankChecks(bounds)
         self._full = (1 << bounds.ranks) - 1
         # Ranks, by number: the rank, and what the walk needs of it.
-        self._rank_numbers: dict[tuple[int, Rank], int] = {}
-        self._ranks: list[Rank] = []
+        self._rank_numbers: dict[tuple[int, ExploredRank], int] = {}
+        self._ranks: list[ExploredRank] = []
         self._acts: list[tuple[int, ...]] = []
         self._taken: list[int] = []
         self._entered: list[int] = []
@@ -127,14 +134,14 @@ class Space:
         self._answer_numbers: dict[tuple[int, ...], int] = {}
         self._answers: list[Answer | None] = [None]
         self._answers_known: dict[Answer, int] = {}
-        self._progress_numbers: dict[Progress, int] = {}
-        self._progress_list: list[Progress] = []
+        self._progress_numbers: dict[RankProgress, int] = {}
+        self._progress_list: list[RankProgress] = []
         self._together: set[tuple[int, ...]] = set()
 
     def begin(self) -> World:
         """Returns the world at the start of an epoch.
 
-        Raises: Violation.
+        Raises: Breach.
         """
         ranks = [self._number_rank(i, driver.begin()) for i, driver in enumerate(self._drivers)]
         world = (self._settle(self._number_shared(Shared()), ranks), *ranks)
@@ -200,7 +207,7 @@ class Space:
     def apply(self, world: World, code: int) -> World:
         """Returns the world after a possible action.
 
-        Raises: Violation when the core refuses it, or a rank by itself breaks a property.
+        Raises: Breach when the core refuses it, or a rank by itself breaks a property.
         """
         i, act = divmod(code, ACTS)
         number, rank = world[0], world[i + 1]
@@ -230,7 +237,7 @@ class Space:
     def check(self, world: World) -> None:
         """Checks that all that must hold of the ranks together holds.
 
-        Raises: Violation.
+        Raises: Breach.
         """
         key = tuple([self._progress[rank] for rank in world[1:]])
         if key not in self._together:
@@ -289,12 +296,12 @@ class Space:
     def check_over(self, world: World) -> None:
         """Checks that the world, in which nothing has to happen any more, is a proper end.
 
-        Raises: Violation: a deadlock, or an end that is not what the properties promise.
+        Raises: Breach: a deadlock, or an end that is not what the properties promise.
         """
         check_stillness([self._progress_list[self._progress[rank]] for rank in world[1:]])
         check_end(self.bounds, self.get_ranks(world))
 
-    def get_ranks(self, world: World) -> tuple[Rank, ...]:
+    def get_ranks(self, world: World) -> tuple[ExploredRank, ...]:
         """Returns the ranks of a world, as they are."""
         return tuple(self._ranks[rank] for rank in world[1:])
 
@@ -324,14 +331,14 @@ class Space:
         after = self._drivers[i].act(before, Act(act), self._answers[shared.answer], lost)
         old, new = (compute_measure(self.bounds, self._configs[i], rank) for rank in (before, after))
         if not 0 <= new < old:
-            raise Violation("TERM", f"rank {i}: the measure goes from {old} to {new}")
+            raise Breach("TERM", f"rank {i}: the measure goes from {old} to {new}")
         return self._number_rank(i, after)
 
     def _find_gone(self, shared: Shared, i: int) -> int:
         """Returns the lowest rank but ``i`` whose process is gone."""
         return next(rank for rank in range(self._count) if rank != i and shared.gone >> rank & 1)
 
-    def _number_rank(self, i: int, rank: Rank) -> int:
+    def _number_rank(self, i: int, rank: ExploredRank) -> int:
         number = self._rank_numbers.get((i, rank))
         if number is not None:
             return number
