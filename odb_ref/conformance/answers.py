@@ -20,7 +20,7 @@ class AnswerError(UsageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class JudgedPlan:
     """A plan, and what its planner says of it: what it leaves out is not judged."""
 
     plans: Plans
@@ -54,7 +54,7 @@ class Answer:
         return not (self.refusals or self.is_stuck or self.problem)
 
 
-def read_plan(said: Json) -> Planned:
+def read_plan(said: Json) -> JudgedPlan:
     """Returns a plan for all ranks: alone, or as ``"plan"`` beside what is said of it.
 
     Raises: AnswerError when it is none.
@@ -76,7 +76,7 @@ def read_plan(said: Json) -> Planned:
     for name, rows in (("weights", weights), ("scales", scales)):
         if rows is not None and [len(own) for own in rows] != [len(own) for own in plans]:
             raise AnswerError(f"{name} are not of as many micro-batches as the plan")
-    return Planned(
+    return JudgedPlan(
         plans=plans,
         weights=weights,
         scales=scales,

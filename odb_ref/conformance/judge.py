@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Final
 
-from odb_ref.conformance.answers import Planned, Plans, Weight
+from odb_ref.conformance.answers import JudgedPlan, Plans, Weight
 from odb_ref.conformance.vectors import Problem, Record, pick
 from odb_ref.core.batching.cost import choose_cost
 from odb_ref.plan.outcome import Mean
@@ -51,7 +51,7 @@ def find_faults(problem: Problem, plans: Plans) -> set[str]:
     return faults if problem.is_online else faults | _check_empty(problem, plans)
 
 
-def find_false_words(problem: Problem, found: Planned, exact: Record) -> tuple[set[str], set[str]]:
+def find_false_words(problem: Problem, found: JudgedPlan, exact: Record) -> tuple[set[str], set[str]]:
     """Returns which properties of what a planner says of its plan were judged, and those that it breaks."""
     judged, faults = set(), set()
     if problem.mean is not None and (found.weights is not None or found.scales is not None):
@@ -220,7 +220,7 @@ def compute_weights(problem: Problem) -> list[list[Fraction]]:
     return [[*map(weigh, own, group)] for own, group in zip(supervised, keys, strict=True)]
 
 
-def _has_weights(problem: Problem, found: Planned) -> bool:
+def _has_weights(problem: Problem, found: JudgedPlan) -> bool:
     wanted, ranks = compute_weights(problem), len(problem.lengths)
     for rank, own in enumerate(found.plans):
         weights = wanted[0 if problem.is_dealt else rank]
@@ -244,7 +244,7 @@ def _is_near(said: Weight, expected: Fraction) -> bool:
     return math.isclose(said, float(expected), rel_tol=_NEAR, abs_tol=_NEAR**2)
 
 
-def _is_reported(problem: Problem, found: Planned, exact: Record) -> bool:
+def _is_reported(problem: Problem, found: JudgedPlan, exact: Record) -> bool:
     report = found.report
     wait = compute_wait_of(problem, found.plans)
     count = len(found.plans[0])

@@ -7,12 +7,15 @@ from dataclasses import asdict
 from itertools import chain
 
 from odb_ref.conformance.asking import Exchange
-from odb_ref.conformance.vectors import Json, decode, pick
+from odb_ref.conformance.online import answer
+from odb_ref.conformance.vectors import PLANNED, Json, decode, pick
 from odb_ref.plan import RankPlan, plan_all, plan_rank, plan_ranks
 
 
 def plan_here(question: Mapping[str, Json]) -> Json:
-    """Plans with `plan_all` or `plan_ranks`."""
+    """Plans with `plan_all` or `plan_ranks`, and answers questions of the online protocol."""
+    if question["kind"] not in PLANNED:
+        return answer(question)
     problem = decode(question, str(question["kind"]))
     if problem.is_dealt:
         plan = plan_all(

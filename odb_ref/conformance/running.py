@@ -149,7 +149,7 @@ def judge(case: Case, judging: Judging) -> CaseVerdict:
             faults.add("DETERMINISM")
     if case.kind not in PLANNED:
         judged.add("EXACT")
-        if _freeze(answer) != _freeze(Answer(said=case.exact)):
+        if _freeze(answer) != _freeze(Answer(said=case.exact["answer"])):
             faults.add("EXACT")
         return CaseVerdict(case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=_clip(answer))
     return _judge_plan(case, answer, judged, faults, is_exact=judging.is_exact)

@@ -46,7 +46,7 @@ class Problem:
     mean: str | None = None
     """Of what the weights are asked for."""
     changes: list[Mapping[str, object]] | None = None
-    """By rank, in what its terms differ from the others'."""
+    """By rank, in what its terms differ from the others', or what it is told of the groups of the step."""
     terms: Options
 
     def get_lengths(self, rank: int | None) -> list[int]:
@@ -153,6 +153,7 @@ def encode(problem: Problem) -> dict[str, Json]:
 def encode_rank(problem: Problem, rank: int) -> dict[str, Json]:
     """Returns what one rank is asked, as JSON: what it has, and no more."""
     changes = {} if problem.changes is None else _encode_terms(problem.changes[rank])
+    groups = changes.pop("group_supervised", None)
     record: dict[str, Json] = {
         "kind": "plan_rank",
         "rank": rank,
@@ -169,7 +170,7 @@ def encode_rank(problem: Problem, rank: int) -> dict[str, Json]:
     if problem.uses:
         record["uses"] = {name: column[rank] for name, column in problem.uses.items() if column[rank]}
     if problem.together is not None and problem.terms.get("within") == Within.STEP:
-        record["group_supervised"] = [[key, tokens] for key, tokens in sum_groups(problem).items()]
+        record["group_supervised"] = groups or [[key, tokens] for key, tokens in sum_groups(problem).items()]
     return record
 
 

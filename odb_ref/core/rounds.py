@@ -173,6 +173,14 @@ def _compute_draw(config: Config, state: State, wants: Sequence[int], total: int
     )
 
 
+def foresee_draw(config: Config, round_: int) -> Draw:
+    """Returns what a rank will draw first of the update behind the one of ``round_``, which it may read before: nobody holds
+    anything of it then, so it follows from the places alone. With shared shards only. Spec: R16.4. Preserves: DEAL.
+    """
+    following = State(round=(round_ // config.update_rounds + 1) * config.update_rounds + 1)
+    return _compute_draw(config, following, [0] * config.world_size, config.shared_samples or 0)
+
+
 def make_read(config: Config, round_: int, count: int) -> Read:
     """Returns the read of so many samples of a source of one's own, for the window of ``round_``. Spec: R6.1, R16.2."""
     place = None if config.update_samples is None else config.compute_update_place(round_ // config.update_rounds)

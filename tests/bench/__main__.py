@@ -10,6 +10,7 @@
     python -m tests.bench --only core     # grouping, alignment and state machine of one rank, checks on
     python -m tests.bench --only training # packed rows beside padded and fixed batches and the peer, two ranks, real text
     python -m tests.bench --only plan     # known lengths: steps, waiting, speed; beside verl and TRL where they are
+    python -m tests.bench --only updates  # how evenly updates are dealt, and what they cost beside the free mode
     python -m tests.bench --full          # more repetitions, window 1,024, and the simulator up to 16,384 ranks
 
 The loaders run in turn, each in processes of its own, and ratios are of runs that followed one another; absolute figures
@@ -32,7 +33,7 @@ from typing import Any
 import torch
 from odb_sim.inputs.lengths import list_bundled_names
 
-from tests.bench import cases, core, edges, failures, inside, model, plan, process, quality, speed, training
+from tests.bench import cases, core, edges, failures, inside, model, plan, process, quality, speed, training, updates
 
 PARTS = ("loader", "exchange", "inside")
 """What is measured unless something else is asked for."""
@@ -49,7 +50,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--only",
-        choices=[*PARTS, "core", "edges", "process", "failures", "model", "plan", "quality", "training"],
+        choices=[*PARTS, "core", "edges", "process", "failures", "model", "plan", "quality", "training", "updates"],
         action="append",
         help="(repeatable)",
     )
@@ -179,6 +180,11 @@ def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         speed.say("")
         figures["training"] = {kind: asdict(item) for kind, item in trained.items()}
         status |= int(not training.print_training(trained))
+    if "updates" in parts:
+        measured_updates = updates.measure_updates(repetitions, speed.say)
+        speed.say("")
+        figures["updates"] = updates.encode(measured_updates)
+        status |= int(not updates.print_updates(measured_updates))
     figures["loaders"] = [asdict(runs) for runs in found]
     return figures, status | int(any(runs.troubles for runs in found if runs.kind == "ours"))
 

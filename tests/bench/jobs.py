@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from tests.bench import edges, failures, process, training
+from tests.bench import edges, failures, process, training, updates
 from tests.bench.collectives import Meter
 from tests.bench.data import BrokenCollate, Stream, Texts, collate, collate_known, compute_shards
 from tests.bench.launch import find_descendants, get_maker
@@ -282,4 +282,5 @@ JOBS: dict[str, Callable[[Spec, int, int], Spec]] = {
     "learn": training.learn,
     "edge": edges.edge,
     "memory": edges.memory,
+    "race": updates.race,
 }

@@ -1,6 +1,7 @@
 """Subtle defects, planted in a copy of the repository one by one: which test of the fast loop catches each, and how fast.
 
-``python -m tests.mutants.planted`` prints the table; ``--only TEXT`` takes those whose name holds it. Other tables have the
+``python -m tests.mutants.planted`` prints the table; ``--only TEXT`` takes those whose name holds it, ``--by-vectors`` asks the
+conformance kit alone, of the planner and of the pure rules of the core. Other tables have the
 defects of a protocol (`table`) and those that show deep in a run only (`deep`); these are slips of the hand: a sign, a bound, a
 wrong name in a message, a number cut to so many bits, one field of several forgotten, in the core and in the trace checker.
 """
@@ -28,6 +29,12 @@ OF_THE_PLANNER = ("tests/plan",)
 OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
 """What is made for such slips first."""
 LIMIT_S = 900
+PURE = (
+    "odb_ref/plan/",
+    *(f"odb_ref/core/batching/{name}.py" for name in ("alignment", "layouts", "grouping", "rules", "shards")),
+    "odb_ref/core/offer.py",
+)
+"""What the conformance cases are about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -656,15 +663,43 @@ def catch(planted: Planted) -> tuple[str, float]:
     return "" if done.returncode == 0 else f"pytest ends with {done.returncode}", seconds
 
 
+def catch_by_vectors(planted: Planted) -> tuple[str, float]:
+    """The properties that the cases of ``spec/vectors`` find broken, in one place or on ranks; and after how many seconds."""
+    run = [sys.executable, "-m", "odb_ref.conformance", "run", "--level", "exact", "--planner"]
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plant(planted, folder)
+        for arguments in (["odb_ref.conformance.ours:plan_here"], ["odb_ref.conformance.ours:plan_there", "--ranks"]):
+            environment = {**os.environ, "PYTHONPATH": name}
+            done = subprocess.run(
+                [*run, *arguments],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            if done.returncode:
+                broken = [line.split()[0] for line in done.stdout.splitlines() if " broken in " in line]
+                return ", ".join(broken) or "it ends", time.perf_counter() - began
+    return "", time.perf_counter() - began
+
+
 def main() -> int:
     """Prints the table; 1 when a defect survives."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="defects whose name holds it")
-    chosen = [planted for planted in PLANTED if parser.parse_args().only in planted.name]
+    parser.add_argument("--by-vectors", action="store_true", help="what the conformance cases find")
+    options = parser.parse_args()
+    chosen = [planted for planted in PLANTED if options.only in planted.name]
+    if options.by_vectors:
+        chosen = [planted for planted in chosen if planted.path.startswith(PURE)]
     print("| defect | in | caught by | after |\n|---|---|---|--:|")
     survivors = 0
     for planted in chosen:
-        caught, seconds = catch(planted)
+        caught, seconds = catch_by_vectors(planted) if options.by_vectors else catch(planted)
         survivors += not caught
         print(f"| {planted.name} | `{planted.path}` | {caught or 'SURVIVES'} | {seconds:.0f} s |", flush=True)
     return int(survivors > 0)

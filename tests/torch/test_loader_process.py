@@ -236,7 +236,7 @@ class Recorder:
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
         self.asked.append(("read", count))
 
-    def draw(self, items: Any, *, is_last: bool) -> None: ...
+    def draw(self, items: Any, count: int, *, is_last: bool) -> None: ...
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
         self.asked.append(("collate", *(request.number for request in requests)))

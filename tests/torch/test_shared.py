@@ -274,8 +274,20 @@ def test_a_feed_hands_out_nothing_while_nothing_is_drawn() -> None:
     """Spec: R14.4."""
     feed = DrawFeed()
     assert feed.take() == []
-    feed.add([(place, place) for place in range(CHUNK_SAMPLES + 1)])
+    feed.add([(place, place) for place in range(CHUNK_SAMPLES + 1)], CHUNK_SAMPLES + 1)
     feed.close()
     taken = [feed.take(), feed.take(), feed.take()]
     assert [None if chunk is None else len(chunk) for chunk in taken] == [CHUNK_SAMPLES, 1, None]
     assert feed.places == list(range(CHUNK_SAMPLES + 1))
+
+
+def test_what_is_asked_for_does_not_wait_for_what_is_read_ahead() -> None:
+    """Spec: R16.4. A chunk holds samples of one kind; those of a small draw are shared out among workers."""
+    feed = DrawFeed()
+    feed.readers = 2
+    feed.add([(place, place) for place in range(9)], 3)
+    feed.add([], 6)  # those read ahead
+    feed.add([(9, 9), (10, 10)], 1)
+    feed.close()
+    assert [len(chunk) for chunk in iter(feed.take, None)] == [2, 1, 3, 3, 1, 1]
+    assert feed.places == list(range(11))

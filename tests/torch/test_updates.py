@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler  # noqa: E402
 
 from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
+from odb_ref.torch.reading.source import CHUNK_SAMPLES  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import CAN_SHARD, run_ranks  # noqa: E402
@@ -173,6 +175,37 @@ def test_samplers_that_differ_between_ranks_are_refused() -> None:
 def test_what_makes_no_sense_is_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS | settings))
+
+
+class Counted(Numbers):
+    """Counts how often it is read, in whichever process."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(0, count)
+        self.reads = torch.zeros(count, dtype=torch.int64).share_memory_()
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads[index] += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("shard", ["auto", "shared"])
+def test_half_of_an_update_is_read_ahead_while_two_are_held(shard: str) -> None:
+    """Spec: R16.4. Its first portion, where samples are dealt; so no worker idles while a step takes long. And no more."""
+    data = Counted(SAMPLES)
+    settings = SETTINGS | {"shard": shard, "shuffle": False, "num_workers": 1, "prefetch_factor": 1, "depth": 1}
+    with ODBDataLoader(data, **nested(**settings)) as loader:
+        steps = loader.steps()
+        next(steps)
+        expected, deadline = 2 * UPDATE + UPDATE // 2, time.monotonic() + 20
+        while int(data.reads.sum()) < expected and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        found = int(data.reads.sum())
+        assert expected <= found <= expected + (0 if shard == "shared" else 3 * CHUNK_SAMPLES)
+        for _ in steps:
+            pass
+    assert data.reads.tolist() == [1] * SAMPLES
 
 
 # State --------------------------------------------------------------------------------------------------------------------

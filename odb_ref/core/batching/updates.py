@@ -37,7 +37,7 @@ def compute_most_padding(budget_tokens: int) -> int:
     """Returns how many tokens of padding a group of an update may have under a budget: about what a step costs by itself.
 
     In the free mode a group may be carried to be filled. An update emits all of its groups, so what they hold beside its
-    samples is only worth a step that it saves: see ``spec/decisions/0012``. Spec: R16.3.
+    samples is only worth a step that it saves: see ``spec/decisions/021``. Spec: R16.3.
     """
     return budget_tokens // PADDING_SHARE
 

@@ -45,7 +45,7 @@ from odb_ref.torch.epoch.cursor import Cursor, PlannedRound
 from odb_ref.torch.epoch.trace import EpochTrace
 from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.plan.order import make_plan
-from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.plan.start import Drawing, EpochStart
 from odb_ref.torch.plan.state import START, EpochProgress
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.quarantine import QuarantineError
@@ -86,6 +86,7 @@ class EpochDriver:
         self.cursor = Cursor(config, start, accumulation_steps)
         self._config = config
         self._start = start
+        self._drawing = Drawing(start, config)
         self._acceptance = start.make_acceptance(config.budget_tokens, schedule)
         self._trace = EpochTrace(start, config)
         self._machine = Machine(config, self._trace.record)
@@ -365,9 +366,8 @@ class EpochDriver:
         places = range(first or 0, (first or 0) + count)
         self.quarantine.places.draw(places)
         if self._is_reading:
-            left_out = frozenset(self._start.progress.bad + self._start.progress.gone)
-            items = [(place, self._start.get_key(place)) for place in places if place not in left_out]
-            self.service.draw(items, is_last=self.state.is_ended)
+            items, asked = self._drawing.list_items(places, self.state.round)
+            self.service.draw(items, asked, is_last=self.state.is_ended)
 
     def _make_request(self, step: Step) -> BatchRequest:
         return BatchRequest(step.number, self._get_places(step.group), step.number >= self.cursor.first_step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
@@ -12,6 +13,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.machine import start as begin_epoch
 from odb_ref.core.offer import NONE
 from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start
+from odb_ref.core.rounds import foresee_draw
 from odb_ref.torch.plan.state import START, EpochProgress
 from odb_ref.torch.reading.quarantine import Places, Quarantine
 
@@ -115,3 +117,25 @@ class EpochStart:
         """Returns the key where it is a number, else the place."""
         key = place if self.keys is None else self.keys[place]
         return key if isinstance(key, int) else place
+
+
+class Drawing:
+    """What a rank has read of an order that all ranks share: what it has drawn, and ahead what it will. Spec: R14.4, R16.4."""
+
+    def __init__(self, start: EpochStart, config: Config) -> None:
+        self._start = start
+        self._config = config
+        self._left_out = frozenset(start.progress.bad + start.progress.gone)
+        self._ahead = range(0)
+
+    def list_items(self, drawn: range, round_: int) -> tuple[list[tuple[int, object]], int]:
+        """Returns places and keys of what is to be read now that places were ``drawn`` for a round, with what is known to be
+        drawn next and without what was known before, and how many samples belong to ``drawn``.
+        """
+        before, self._ahead = self._ahead, range(0)
+        if self._config.update_samples is not None and self._config.has_steps(round_):
+            draw = foresee_draw(self._config, round_)
+            self._ahead = range(draw.first, draw.first + draw.count)
+        items = [place for place in chain(drawn, self._ahead) if place not in self._left_out and place not in before]
+        count = sum(place not in self._left_out for place in drawn)
+        return [(place, self._start.get_key(place)) for place in items], count

@@ -116,13 +116,13 @@ class ReadPipeline:
                 room = Room(nbytes=self._spec.window_bytes - self._collator.count_bytes(held), is_empty=not held)
             self._epoch.read(count, room, end)
 
-    def draw(self, items: Sequence[tuple[int, object]], *, is_last: bool) -> None:
-        """Asks for the samples of an order that is drawn as an epoch goes: places and keys. They may be the last of it."""
+    def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
+        """Asks for samples of an order that is drawn as an epoch goes: see `SampleService.draw`."""
         if self._epoch is not None and self._draws is not None:
-            self._draws.add(items)
+            self._draws.add(items, count)
             if is_last:
                 self._draws.close()
-            self._epoch.read(len(items))
+            self._epoch.read(count)
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
         """Asks for batches; does not wait."""

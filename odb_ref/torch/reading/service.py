@@ -91,8 +91,10 @@ class SampleService(Protocol):
         """
         ...
 
-    def draw(self, items: Sequence[tuple[int, object]], *, is_last: bool) -> None:
-        """Asks for samples that were drawn from an order shared with other ranks: places and keys, perhaps the last."""
+    def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
+        """Has samples of an order shared with other ranks read, by places and keys, perhaps the last; and asks for the first so
+        many of those that are read so and were not asked for yet. The others are read ahead.
+        """
         ...
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:

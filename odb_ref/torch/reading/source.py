@@ -70,12 +70,22 @@ class DrawFeed:
     def __init__(self) -> None:
         self._chunks: deque[list[tuple[int, object]]] = deque()
         self._is_closed = False
+        self.readers = 1
+        """Among how many the samples of a draw are shared out, where a chunk may have any size."""
+        self.added = 0
+        """How many samples were added."""
+        self._asked = 0
         self.places: list[int] = []
         """The places of all that was taken."""
 
-    def add(self, items: Sequence[tuple[int, object]]) -> None:
-        """Adds places and keys."""
-        self._chunks.extend(list(items[i : i + CHUNK_SAMPLES]) for i in range(0, len(items), CHUNK_SAMPLES))
+    def add(self, items: Sequence[tuple[int, object]], count: int) -> None:
+        """Adds places and keys; so many samples are asked for, added now or before, and do not wait for what is read ahead."""
+        self._asked += count
+        cut = max(0, self._asked - self.added)
+        self.added += len(items)
+        for part in (items[:cut], items[cut:]):
+            size = min(CHUNK_SAMPLES, max(1, -(-len(part) // self.readers)))
+            self._chunks.extend(list(part[i : i + size]) for i in range(0, len(part), size))
 
     def close(self) -> None:
         """Nothing more is added."""
@@ -159,6 +169,8 @@ class Source:
         once; worker processes start at once.
         """
         self._feed.plan, self._feed.draws = plan, draws
+        if draws is not None and self._may_grow:
+            draws.readers = max(1, self._loader.num_workers)
         self._generator.manual_seed(plan.seed)
         self._epoch_seed.fill_(plan.seed)
         chunks = iter(self._loader)
@@ -342,13 +354,16 @@ def _sum_bytes(samples: Sequence[tuple[int, Measured]]) -> int:
 
 
 class DrawReader(Reader):
-    """Reads what was drawn, and nothing ahead of that; answers when it has seen all of a draw, good or set aside."""
+    """Reads what was drawn, and what will be as far as is known; answers when it has seen all of a draw, good or set aside."""
 
     _answered_samples = 0
 
     def count_work(self) -> int:
         """Returns how many samples `work` finds to read, and answers to give."""
-        return self._wanted[0][0] - self._seen + 1 if self._wanted else 0
+        if self._wanted:
+            return self._wanted[0][0] - self._seen + 1
+        added = 0 if self._draws is None else self._draws.added
+        return len(self._plan.places) + added - self._read_samples if self._read_ahead else 0
 
     @property
     def _seen(self) -> int:

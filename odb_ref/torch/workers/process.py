@@ -133,9 +133,9 @@ class LoaderProcess:
         """Asks for samples."""
         self._send(wire.ReadRequest(count, held if self._spec.window_bytes is not None else None, end))
 
-    def draw(self, items: Sequence[tuple[int, object]], *, is_last: bool) -> None:
+    def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
         """Asks for samples that were drawn."""
-        self._send(wire.DrawRequest(items, is_last))
+        self._send(wire.DrawRequest(items, count, is_last))
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
         """Asks for batches."""

@@ -251,8 +251,8 @@ class _Server:
                 self._reporter = reporter
             case wire.ReadRequest(count, held, end):
                 pipeline.read(count, held, end)
-            case wire.DrawRequest(items, is_last):
-                pipeline.draw(items, is_last=is_last)
+            case wire.DrawRequest(items, count, is_last):
+                pipeline.draw(items, count, is_last=is_last)
             case wire.CollateRequest(requests):
                 pipeline.collate(requests)
             case wire.StopRequest():

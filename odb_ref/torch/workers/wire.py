@@ -39,9 +39,10 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class DrawRequest:
-    """Answer with `SamplesMeasured`: of these places and keys."""
+    """Read these places and keys; answer with `SamplesMeasured`, of the first ``count`` that were not asked for before."""
 
     items: Sequence[tuple[int, object]]
+    count: int
     is_last: bool
 
 

@@ -1,0 +1,263 @@
+"""What updates of a fixed number of samples cost: ``python -m tests.bench --only updates``.
+
+How evenly they are dealt, on every shipped trace: the time of an update that ranks share without knowing lengths, own share or
+dealt by load, over the time of one whose lengths were all known before, each longest sample to the lightest rank. A rank's time
+is its tokens, and for each step a twentieth of the budget. Nothing of that is timed: it is the same on every machine.
+
+And what loaders of two ranks do in a second, in turn: steps and samples of the free mode and of updates, from a source that is
+always ready, and from workers that take long for each sample.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import torch.distributed as dist
+from odb_sim.inputs.lengths import list_bundled_names, load_lengths
+
+from odb_ref.core.batching.alignment import align
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.updates import compute_most_padding, compute_portion, count_portions
+from odb_ref.core.types import make_sample
+from tests.bench.data import Texts, collate, compute_shards
+from tests.bench.launch import launch
+from tests.bench.report import Spread, compute_ratios, print_table
+from tests.helpers.options import nested
+
+Spec = dict[str, Any]
+Lengths = list[int]
+
+# How evenly an update is dealt ---------------------------------------------------------------------------------------------
+
+SIZES: Final = ((8, 32), (8, 128), (64, 64), (64, 128))
+"""Ranks, and samples of an update a rank."""
+UPDATES: Final = 512
+"""So many updates by ranks."""
+ROWS: Final = 4
+"""The budget holds so many of the longest sample."""
+MOST: Final = {128: 1.05, 0: 1.10}
+"""Goals: the time of a dealt update over that of known lengths, by the least number of samples a rank."""
+LONG: Final = 1 / 3
+"""From this part of a rank's mean load on, one sample that is drawn late is more than the rest can even out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """Updates of a trace, in times of those whose lengths are known."""
+
+    trace: str
+    ranks: int
+    samples: int
+    """Of an update, for each rank."""
+    layout: str
+    own: float
+    dealt: float
+    worst: float
+    """The worst of the dealt updates."""
+    longest: float
+    """The longest sample by the mean load of a rank."""
+
+    @property
+    def verdict(self) -> str:
+        """Empty where the goal is met."""
+        goal = next(most for least, most in MOST.items() if self.samples >= least)
+        if self.dealt <= goal:
+            return ""
+        return "a long sample" if self.longest > LONG else "MISSED"
+
+
+def measure_dealing(say: Callable[[str], None]) -> list[Dealing]:
+    """Every trace, size and layout."""
+    found = []
+    for trace in list_bundled_names():
+        lengths = list(map(int, load_lengths(trace).tokens))
+        for ranks, samples in SIZES:
+            say(f"{trace}, {ranks} ranks, {samples} samples each")
+            choose = random.Random(f"{trace} {ranks} {samples}")
+            updates = [choose.choices(lengths, k=ranks * samples) for _ in range(max(2, UPDATES // ranks // 8))]
+            found += [_compare(trace, ranks, samples, updates, layout, ROWS * max(lengths)) for layout in Layout]
+    return found
+
+
+def _compare(trace: str, ranks: int, samples: int, updates: list[Lengths], layout: Layout, budget: int) -> Dealing:
+    ways = (deal_by_length, deal_by_rank, deal_by_load)
+    known, own, dealt = ([compute_time(way(update, ranks), layout, budget) for update in updates] for way in ways)
+    return Dealing(
+        trace,
+        ranks,
+        samples,
+        layout.value,
+        own=sum(own) / sum(known),
+        dealt=sum(dealt) / sum(known),
+        worst=max(mine / best for mine, best in zip(dealt, known, strict=True)),
+        longest=max(max(update) * ranks / sum(update) for update in updates),
+    )
+
+
+def deal_by_rank(update: Lengths, ranks: int) -> list[Lengths]:
+    """Every so manieth sample."""
+    return [update[rank::ranks] for rank in range(ranks)]
+
+
+def deal_by_load(update: Lengths, ranks: int) -> list[Lengths]:
+    """In portions, as R16.4 has it."""
+    dealt: list[Lengths] = [[] for _ in range(ranks)]
+    drawn, portions = 0, count_portions(len(update), ranks)
+    for portion in range(portions):
+        loads = list(map(sum, dealt))
+        is_last = portion == portions - 1
+        draws = [
+            compute_portion(rank, loads, drawn, begin=0, end=len(update), is_last=is_last) for rank in range(ranks)
+        ]
+        for rank, draw in enumerate(draws):
+            dealt[rank] += update[draw.first : draw.first + draw.count]
+        drawn = draws[0].end
+    return dealt
+
+
+def deal_by_length(update: Lengths, ranks: int) -> list[Lengths]:
+    """The longest first, each to the lightest rank."""
+    dealt: list[Lengths] = [[] for _ in range(ranks)]
+    heap = [(0, rank) for rank in range(ranks)]
+    for length in sorted(update, reverse=True):
+        load, rank = heap[0]
+        dealt[rank].append(length)
+        heapq.heapreplace(heap, (load + length, rank))
+    return dealt
+
+
+def compute_time(dealt: Sequence[Lengths], layout: Layout, budget: int) -> float:
+    """The time of the slowest rank, in tokens."""
+    formed = []
+    for own in dealt:
+        samples = [make_sample(place, place, length, length, ()) for place, length in enumerate(own)]
+        padding = compute_most_padding(budget)
+        formed.append(StepOrder.FULLEST.compute_groups(samples, layout, budget, most_padding=padding))
+    steps = max(map(len, formed))
+    aligned = (align(groups, steps, 0, layout, StepOrder.FULLEST)[0] for groups in formed)
+    return max(sum(map(layout.compute_tokens, groups)) for groups in aligned) + steps * budget / 20
+
+
+def print_dealing(found: Sequence[Dealing]) -> bool:
+    """Prints the table; True where every goal is met, but for samples too long to be evened out."""
+    rows = [
+        [
+            item.trace,
+            f"{item.ranks} x {item.samples}",
+            item.layout,
+            *(f"{value:.3f}" for value in (item.own, item.dealt, item.worst)),
+            f"{item.longest:.2f}",
+            item.verdict,
+        ]
+        for item in found
+    ]
+    goals = ", ".join(f"at most {most} from {least} samples a rank on" for least, most in MOST.items())
+    header = ["trace", "ranks", "layout", "own share", "dealt", "worst", "longest by load", ""]
+    print_table(f"Updates over those of known lengths; dealt: {goals}", header, rows)
+    return all(item.verdict != "MISSED" for item in found)
+
+
+# What loaders do in a second -----------------------------------------------------------------------------------------------
+
+TRACE: Final = "gsm8k"
+BUDGET_TOKENS: Final = 4096
+UPDATE_SAMPLES: Final = 1024
+WAYS: Final[dict[str, Spec]] = {
+    "free": {},
+    "free, shared": {"shard": "shared"},
+    "updates": {"update_samples": UPDATE_SAMPLES},
+    "updates, dealt": {"update_samples": UPDATE_SAMPLES, "shard": "shared"},
+}
+SOURCES: Final = {"ready": (12_000, 0.0), "4 ms a sample": (4_096, 0.004)}
+"""Samples of an epoch, and seconds for each of them."""
+LEAST_STEPS: Final = 0.9
+"""Goal: steps a second by those of the free mode, from a source that is ready."""
+
+
+class Slow(Texts):
+    """Takes its time for each sample."""
+
+    delay_s = 0.0
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.delay_s)
+        return super().__getitem__(index)
+
+
+def race(spec: Spec, rank: int, ranks: int) -> Spec:
+    """Epochs of each way, in turn: seconds, steps, and seconds to the first step."""
+    from odb_ref.torch import ODBDataLoader
+
+    data = Slow(compute_shards(TRACE, [spec["samples"]])[0], 0)
+    data.delay_s = spec["delay_s"]
+    found: Spec = {name: [] for name in WAYS}
+    for _ in range(spec["repetitions"]):
+        for name, way in WAYS.items():
+            options = {"token_budget": BUDGET_TOKENS, "num_workers": 2, "collate_fn": collate, "shuffle": True, **way}
+            with ODBDataLoader(data, **nested(**options)) as loader:
+                dist.barrier()
+                began, first, steps = time.monotonic(), 0.0, 0
+                for _, info in loader.steps():
+                    first = first or time.monotonic() - began
+                    steps = info.step + 1
+                found[name].append((time.monotonic() - began, steps, first))
+    return found
+
+
+def measure_race(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """By source and way what `race` found on the first rank.
+
+    Raises: RuntimeError when a rank failed.
+    """
+    figures = {}
+    for source, (samples, delay_s) in SOURCES.items():
+        say(f"loaders, {source}")
+        spec = {"samples": samples, "delay_s": delay_s, "repetitions": repetitions}
+        ranks = launch("race", spec, ranks=2, limit_s=300)
+        if ranks[0].data is None:
+            raise RuntimeError(f"race, {source}: {ranks[0].error}")
+        figures[source] = {"samples": samples, **ranks[0].data}
+    return figures
+
+
+def print_race(figures: dict[str, Any]) -> bool:
+    """Prints the table; True where updates take as many steps a second as they should."""
+    rows, is_good = [], True
+    for source, found in figures.items():
+        for name in WAYS:
+            free = found["free, shared" if "dealt" in name else "free"] if "updates" in name else found[name]
+            mine = found[name]
+            paces = [[steps / seconds for seconds, steps, _ in one] for one in (mine, free)]
+            steps = compute_ratios(*paces)
+            samples = compute_ratios(*([1 / seconds for seconds, _, _ in one] for one in (mine, free)))
+            is_slow = source == "ready" and steps is not None and steps.median < LEAST_STEPS
+            is_good &= not is_slow
+            first = Spread.of(first for _, _, first in mine)
+            rate = Spread.of(found["samples"] / seconds for seconds, _, _ in mine)
+            rows.append([source, name, str(rate), str(samples), str(Spread.of(paces[0])), str(steps), str(first)])
+            rows[-1].append("MISSED" if is_slow else "")
+    title = f"Two ranks with two workers each, {UPDATE_SAMPLES} samples an update, {TRACE}, {BUDGET_TOKENS} tokens"
+    header = ["source", "mode", "samples/s", "by free", "steps/s", "by free", "first step, s", ""]
+    print_table(title, header, rows)
+    return is_good
+
+
+def measure_updates(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Both."""
+    return {"dealing": measure_dealing(say), "race": measure_race(repetitions, say)}
+
+
+def print_updates(figures: dict[str, Any]) -> bool:
+    """Prints both; True where the goals are met."""
+    return print_dealing(figures["dealing"]) & print_race(figures["race"])
+
+
+def encode(figures: dict[str, Any]) -> dict[str, Any]:
+    """As JSON has it."""
+    return figures | {"dealing": [asdict(item) for item in figures["dealing"]]}
