@@ -224,6 +224,7 @@ def draw(fixed: Run, ours: Run, path: str) -> None:
     left.set_ylabel("loss (nats per byte)")
     left.legend(frameon=False)
     figure.tight_layout()
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text as text, not as outlines
     figure.savefig(path)
 
 

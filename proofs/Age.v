@@ -36,67 +36,28 @@ Proof. induction n as [|n IH]; intros l j; [reflexivity|]. destruct l; [destruct
 (** What reading and marking see. *)
 Definition aged (s : state) : list nat * nat * list sample * nat := (marks s, read s, window s, round s).
 
-Lemma aged_post : forall c r s, aged (post c r s) = aged s.
-Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
-Lemma aged_deliver : forall d s, aged (deliver d s) = aged s.
-Proof. intros. destruct (deliver_eq d s) as [a [b [_ [-> _]]]]. reflexivity. Qed.
-Lemma aged_finish : forall s, aged (finish_when_drained s) = aged s.
-Proof. intros. destruct (finish_eq s) as [p [-> _]]. reflexivity. Qed.
-Lemma aged_drain : forall d o l s, aged (drain d o l s) = aged s.
-Proof. intros. unfold drain. rewrite aged_finish, aged_deliver. reflexivity. Qed.
-
-Lemma read_of_aged : forall s t, aged s = aged t -> read s = read t.
-Proof. unfold aged. congruence. Qed.
-
 Definition reads (e : event) : list sample := match e with SamplesRead xs _ _ => xs | _ => [] end.
 
 Lemma aged_transition : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
   aged t = (marks s, read s + length (reads e), window s ++ reads e, round s).
 Proof.
-  intros c r d s e t NG E. assert (Z : aged s = (marks s, read s + 0, window s ++ [], round s)) by (rewrite Nat.add_0_r, app_nil_r; reflexivity).
-  destruct e as [xs en full| |x| | |cause|]; simpl in E; simpl reads; simpl length.
-  - destruct (_ || _); [discriminate|]. injection E as <-. rewrite aged_post. reflexivity.
-  - destruct (collated s); [discriminate|]. injection E as <-. rewrite aged_post. exact Z.
-  - exfalso. eapply NG. reflexivity.
-  - destruct (queue s); [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-.
-    destruct (at_phase _); rewrite ?aged_post, ?aged_finish, aged_deliver; exact Z.
-  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E. destruct (at_phase s); try (injection E as <-; exact Z); (destruct (stopped s); [injection E as <-; exact Z|]);
-    injection E as <-; rewrite ?aged_post, ?aged_finish; exact Z.
-  - destruct (_ || _); injection E as <-; rewrite ?aged_post; exact Z.
-  - destruct (is_ending s); injection E as <-; rewrite ?aged_post; exact Z.
+  intros c r d s e t NG E. destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> D]]; destruct e; try discriminate; try reflexivity; unfold reads; simpl length; rewrite Nat.add_0_r, app_nil_r; reflexivity.
 Qed.
 
 (** Only a read reads. *)
 Lemma nothing_is_read_of_an_answer : forall c r d s y t, transition c r d s (Got y) = Some t -> read t = read s.
-Proof.
-  intros c r d s y t E. symmetry. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase s); try discriminate.
-  - unfold agree in E. destruct (is_bad a); [injection E as <-; reflexivity|]. destruct (negb _); [discriminate|].
-    destruct (o_stop_rank a); [injection E as <-; symmetry; etransitivity; [apply read_of_aged, aged_drain|reflexivity]|]. destruct (negb _); [discriminate|]. destruct (target c a).
-    + injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_drain|reflexivity].
-    + destruct (c_align _ _ _ _ _). injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_deliver|reflexivity].
-  - unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_post|reflexivity].
-  - destruct (failure_of rs); [|discriminate]. injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_drain|reflexivity].
-Qed.
+Proof. intros c r d s y t E. apply (answer_keeps _ _ _ _ _ _ E). Qed.
 
 (** What has been read is not unread. *)
 Lemma read_grows : forall c r d s e t, transition c r d s e = Some t -> read s <= read t.
 Proof.
-  intros c r d s e t E. assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  intros c r d s e t E. pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
   - rewrite (nothing_is_read_of_an_answer _ _ _ _ _ _ E). reflexivity.
   - pose proof (aged_transition _ _ _ _ _ _ NG E) as A. unfold aged in A. injection A as _ A _ _. lia.
 Qed.
 
 (** What a window and its reading are. *)
 Definition held (s : state) : list sample * nat * bool * nat := (window s, wanted s, ended s, round s).
-
-Lemma held_post : forall c r s, held (post c r s) = held s.
-Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
-Lemma held_deliver : forall d s, held (deliver d s) = held s.
-Proof. intros. destruct (deliver_eq d s) as [a [b [_ [-> _]]]]. reflexivity. Qed.
-Lemma held_finish : forall s, held (finish_when_drained s) = held s.
-Proof. intros. destruct (finish_eq s) as [p [-> _]]. reflexivity. Qed.
-Lemma held_drain : forall d o l s, held (drain d o l s) = held s.
-Proof. intros. unfold drain. rewrite held_finish, held_deliver. reflexivity. Qed.
 
 Lemma held_transition : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
   match e with
@@ -105,17 +66,7 @@ Lemma held_transition : forall c r d s e t, (forall x, e <> Got x) -> transition
   | _ => held t = held s
   end.
 Proof.
-  intros c r d s e t NG E. destruct e as [xs en full| |x| | |cause|]; simpl in E.
-  - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en && negb full); [discriminate|].
-    destruct (full && _); [discriminate|]. injection E as <-. apply Nat.eqb_neq in Wa. apply Nat.ltb_ge in W2. rewrite held_post. auto.
-  - destruct (collated s); [discriminate|]. injection E as <-. rewrite held_post. reflexivity.
-  - exfalso. eapply NG. reflexivity.
-  - destruct (queue s); [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-.
-    destruct (at_phase _); rewrite ?held_post, ?held_finish, held_deliver; reflexivity.
-  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E. destruct (at_phase s); try (injection E as <-; reflexivity); (destruct (stopped s); [injection E as <-; reflexivity|]);
-    injection E as <-; rewrite ?held_post, ?held_finish; reflexivity.
-  - destruct (_ || _); injection E as <-; rewrite ?held_post; reflexivity.
-  - destruct (is_ending s); injection E as <-; rewrite ?held_post; reflexivity.
+  intros c r d s e t NG E. destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> D]]; destruct e; try discriminate; try reflexivity. destruct G as [G1 [G2 _]]. auto.
 Qed.
 
 (** What an agreement asks to be read. *)
@@ -123,27 +74,24 @@ Lemma held_agree : forall c r d a s t, agree c r d a s = Some t ->
   (at_phase t <> COUNT /\ held t = held s) \/
   (at_phase t = COUNT /\ held t = (window t, if ended s then 0 else c_window c (S (round s)) - length (window t), ended s, round s)).
 Proof.
-  intros c r d a s t E. unfold agree in E. destruct (is_bad a); [injection E as <-; left; split; [discriminate|reflexivity]|]. destruct (negb _); [discriminate|].
-  destruct (o_stop_rank a).
-  { injection E as <-. left. match goal with |- context[drain ?d ?o ?l ?v] => rewrite (held_drain d o l v); destruct (drain_phase d o l v) as [-> | ->] end; split; try discriminate; reflexivity. }
-  destruct (negb _); [discriminate|]. destruct (target c a).
-  - injection E as <-. left. match goal with |- context[drain ?d ?o ?l ?v] => rewrite (held_drain d o l v); destruct (drain_phase d o l v) as [-> | ->] end; split; try discriminate; reflexivity.
-  - destruct (c_align _ _ _ _ _) as [al ca]. injection E as <-. right. match goal with |- context[deliver ?d ?v] => rewrite (held_deliver d v); destruct (deliver_same d v) as [-> _]; pose proof (held_deliver d v) as Z end.
-    unfold held in Z. injection Z as Z _ _ _. rewrite Z. split; reflexivity.
+  intros c r d a s t E. each_agreement E B Sr Ra Tg Ea; [left; split; [discriminate|reflexivity]|left; split; [|reflexivity]|left; split; [|reflexivity]|].
+  - match goal with |- at_phase (drain ?d ?o ?l ?v) <> _ => destruct (drain_phase d o l v) as [-> | ->]; discriminate end.
+  - match goal with |- at_phase (drain ?d ?o ?l ?v) <> _ => destruct (drain_phase d o l v) as [-> | ->]; discriminate end.
+  - right. split; [reflexivity|]. unfold held. simpl. reflexivity.
 Qed.
 
 Lemma held_count : forall c r cs s t, count c r cs s = Some t ->
   let n := cut c (gsum s) cs in
   held t = ((if is_nil (concat (skipn n (aligned s))) then window s else by_position (window s ++ concat (skipn n (aligned s)))), wanted s, ended s, S (round s)).
-Proof. intros c r cs s t E. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. rewrite held_post. reflexivity. Qed.
+Proof. intros c r cs s t E n. destruct (count_eq _ _ _ _ _ E) as [_ ->]. reflexivity. Qed.
 
 Lemma ended_stays : forall c r d s e t, transition c r d s e = Some t -> ended s = true -> wanted s = 0 -> ended t = true.
 Proof.
-  intros c r d s e t E En Wa. assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  intros c r d s e t E En Wa. pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
   - simpl in E. destruct y as [a|cs|rs]; destruct (at_phase s); try discriminate.
     + destruct (held_agree _ _ _ _ _ _ E) as [[_ A]|[_ A]]; unfold held in A; [injection A as A1 A2 A3 A4|injection A as A2 A3 A4]; congruence.
     + pose proof (held_count _ _ _ _ _ E) as A. unfold held in A. injection A as A1 A2 A3 A4. congruence.
-    + destruct (failure_of rs); [|discriminate]. injection E as <-. match goal with |- ended (drain ?d ?o ?l ?v) = _ => pose proof (held_drain d o l v) as A end. unfold held in A. injection A as A1 A2 A3 A4. congruence.
+    + destruct (failure_of rs); [|discriminate]. injection E as <-. exact En.
   - pose proof (held_transition _ _ _ _ _ _ NG E) as A. destruct e; try (unfold held in A; injection A as A1 A2 A3 A4; congruence). destruct A as [A _]. contradiction.
 Qed.
 
@@ -251,7 +199,7 @@ Proof.
   2:{ replace (rank_of s' r) with (rank_of s r) by (simpl; rewrite update_other by exact NE; reflexivity).
       replace (hist_of s' r) with (hist_of s r); [exact IH|]. unfold System.hist_of, s'. simpl. destruct e; try reflexivity. rewrite update_other by exact NE. reflexivity. }
   assert (Rt : rank_of s' i = t) by (simpl; apply update_same). rewrite Rt. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *.
-  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
   - assert (Hh : hist_of s' i = h_step (cfg 0) (hist_of s i) y).
     { unfold System.hist_of, s'. simpl. rewrite update_same. change (results _) with (results s). destruct M as [_ M]. rewrite (firstn_snoc _ _ _ _ M). apply history_snoc. }
     rewrite Hh. simpl in E. fold u in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
@@ -284,8 +232,8 @@ Proof.
       * intros Qm En. rewrite A3 in En. specialize (U2 Qm En). destruct (is_nil _); [exact U2|]. unfold by_position. rewrite sort_by_length, app_length. lia.
     + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Reported rs)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite reported_steps; reflexivity). rewrite Q.
       destruct (failure_of rs); [|discriminate]. injection E as <-.
-      match goal with |- full _ _ (drain ?d ?o ?l ?v) => pose proof (held_drain d o l v) as A; assert (Z : count_phase (drain d o l v) = 0) by (unfold count_phase; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
-      unfold held in A. injection A as A1 A2 A3 A4. destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph in U1, U2. constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2].
+      match goal with |- full _ _ (drain ?d ?o ?l ?v) => assert (A1 : window (drain d o l v) = window v) by reflexivity; assert (A2 : wanted (drain d o l v) = wanted v) by reflexivity; assert (A3 : ended (drain d o l v) = ended v) by reflexivity; assert (A4 : round (drain d o l v) = round v) by reflexivity; assert (Z : count_phase (drain d o l v) = 0) by (unfold count_phase; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
+      destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph in U1, U2. constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2].
   - replace (hist_of s' i) with (hist_of s i) by (unfold System.hist_of, s'; simpl; destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
     pose proof (count_phase_stays s i e t I H M NG E) as Z. fold u in Z. pose proof (held_transition _ _ _ _ _ _ NG E) as A. fold u in A. destruct IH as [U1 U2]. fold u in U1, U2.
     destruct e as [xs en full| | | | | |]; try (unfold held in A; injection A as A1 A2 A3 A4; constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2]).
@@ -328,7 +276,7 @@ Proof.
   assert (Rs : results s' = results s) by (unfold results; rewrite El; reflexivity). assert (Wh : whole s' = whole s) by (unfold Facts.whole; rewrite Rs; reflexivity).
   constructor; rewrite Rs, Wh; [|apply (sp_sound s Sp)]. intros Lw. pose proof (sp_lowered s Sp Lw) as Old. rewrite Er.
   pose proof (rank_step_after W cfg depth input ok s i e t I Hi M E) as K'. pose proof (g_core _ _ _ _ _ I i Hi) as K. set (u := rank_of s i) in *.
-  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+  pose proof (answer_or_own e) as Cases.
   assert (Kt : forall y, e = Got y -> core (cfg i) (cfg 0) i (input i) (whole s) t /\ whole s = h_step (cfg 0) (hist_of s i) y).
   { intros y ->. destruct (got_current W cfg depth input s i y I Hi M) as [_ [_ [Wa _]]]. simpl in K'. rewrite <- Wa in K'. auto. }
   assert (Own : ended u = true -> ended t = true) by (intros En; apply (ended_stays _ _ _ _ _ _ E En), (k_ended _ _ _ _ _ _ K En)).
@@ -481,7 +429,7 @@ Proof.
     { pose proof (history_rounds (cfg 0) (firstn (got s i) (results s))) as Hr. change (history _ _) with (hist_of s i) in Hr. rewrite <- (k_steps _ _ _ _ _ _ K), <- (k_round _ _ _ _ _ _ K) in Hr. fold u in Hr.
       rewrite Forall_forall in Hr. apply Forall_forall. intros y Hy. exact (Hr (shared y) (in_map shared _ _ Hy)). }
     rewrite Forall_forall in Early.
-    assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+    pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
     + destruct (got_current W cfg depth input s i y I H My) as [Gl [_ [Wh [ms [El Em]]]]].
       assert (Seen : firstn (got s' i) (results s') = firstn (got s i) (results s) ++ [y]).
       { unfold s'. simpl. rewrite update_same. change (results _) with (results s). destruct My as [_ My]. apply firstn_snoc, My. }
@@ -489,11 +437,10 @@ Proof.
       simpl in E. fold u in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
         assert (Rd : read t = read u /\ round t = round u /\ (at_phase t <> COUNT -> marks t = marks u) /\ (at_phase t = COUNT -> marks t = last_n age (marks u ++ [read u]))).
-        { unfold agree in E. destruct (is_bad a); [injection E as <-; simpl; repeat split; auto; discriminate|]. destruct (negb _); [discriminate|]. destruct (o_stop_rank a).
-          - injection E as <-. match goal with |- context[drain ?d ?o ?l ?v] => pose proof (aged_drain d o l v) as Z; destruct (drain_phase d o l v) as [Pz|Pz] end; unfold aged in Z; simpl in Z; injection Z as Z1 Z2 Z3 Z4; rewrite Pz; repeat split; auto; discriminate.
-          - destruct (negb _); [discriminate|]. destruct (target (cfg i) a).
-            + injection E as <-. match goal with |- context[drain ?d ?o ?l ?v] => pose proof (aged_drain d o l v) as Z; destruct (drain_phase d o l v) as [Pz|Pz] end; unfold aged in Z; simpl in Z; injection Z as Z1 Z2 Z3 Z4; rewrite Pz; repeat split; auto; discriminate.
-            + destruct (c_align _ _ _ _ _). injection E as <-. match goal with |- context[deliver ?d ?v] => pose proof (aged_deliver d v) as Z; destruct (deliver_same d v) as [Pz _] end; unfold aged in Z; simpl in Z; injection Z as Z1 Z2 Z3 Z4; rewrite Pz; repeat split; auto; simpl; intros X; exfalso; apply X; reflexivity. }
+        { clear - E. each_agreement E B Sr Ra Tg Ea; (split; [reflexivity|]); (split; [reflexivity|]); (split; [try reflexivity|intros P; try discriminate P; try reflexivity]).
+          - match type of P with at_phase (drain ?d ?o ?l ?v) = _ => destruct (drain_phase d o l v); congruence end.
+          - match type of P with at_phase (drain ?d ?o ?l ?v) = _ => destruct (drain_phase d o l v); congruence end.
+          - intros P. contradiction P. reflexivity. }
         destruct Rd as [Rd1 [Rd2 [Rd3 Rd4]]]. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
         assert (Au : aligned u = []) by (apply (k_aligned _ _ _ _ _ _ K); fold u; rewrite Ph; discriminate).
         assert (Dec : at_phase t = COUNT \/ at_phase t <> COUNT) by (destruct (at_phase t); auto; right; discriminate). destruct Dec as [Pt|Pt].
@@ -553,11 +500,11 @@ Proof.
         assert (Inw : forall x, In x win -> In x (concat (aligned u) ++ window u)).
         { intros x Hx. apply in_or_app. unfold win in Hx. destruct back as [|b bs] eqn:Eb; simpl in Hx; [auto|]. apply (Permutation_in _ (sort_by_perm _ _ _)) in Hx || (unfold by_position in Hx; eapply Permutation_in in Hx; [|apply sort_by_perm]).
           apply in_app_or in Hx as [Hx|Hx]; [auto|left]. rewrite <- (firstn_skipn n (aligned u)), concat_app. apply in_or_app. right. fold back. rewrite Eb. exact Hx. }
-        match goal with |- young _ _ (post ?c ?r ?v) _ => set (v0 := v); assert (Sm : same v0 (post c r v0)) by (apply same_post, same_refl); pose proof (aged_post c r v0) as Ag;
+        match goal with |- young _ _ (post ?c ?r ?v) _ => set (v0 := v); assert (Ag1 : marks (post c r v0) = marks v0) by reflexivity; assert (Ag2 : read (post c r v0) = read v0) by reflexivity; assert (Ag3 : window (post c r v0) = window v0) by reflexivity; assert (Ag4 : round (post c r v0) = round v0) by reflexivity;
           assert (Pp : at_phase (post c r v0) <> COUNT) by (destruct (post_phase c r v0) as [-> |[_ ->]]; discriminate) end.
-        unfold aged in Ag. injection Ag as Ag1 Ag2 Ag3 Ag4. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
+        destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
         assert (Sp : forall y, In y (steps_of (post (cfg i) i v0)) -> In y (steps_of u) \/ (s_round y = round u /\ In (s_group y) (firstn n (aligned u)))).
-        { intros y Hy. rewrite (sa_steps _ _ Sm) in Hy. unfold steps_of, v0 in Hy. simpl in Hy. rewrite !app_assoc in Hy. apply in_app_or in Hy as [Hy|Hy]; [left|right].
+        { intros y Hy. unfold steps_of, v0 in Hy. simpl in Hy. rewrite !app_assoc in Hy. apply in_app_or in Hy as [Hy|Hy]; [left|right].
           - unfold steps_of. rewrite Pl, app_nil_r, !app_assoc. exact Hy.
           - apply make_steps_in in Hy as [-> Hg]. auto. }
         assert (Wv : window v0 = win) by reflexivity.
@@ -567,13 +514,13 @@ Proof.
            ++ assert (Hu : In x (window u)) by (unfold win in Hx; rewrite Nb in Hx; exact Hx). destruct (Y4 x k Hu Lk Lp); auto.
            ++ right. apply Met, Nb.
         -- intros x k Z. contradiction.
-        -- rewrite (sa_aligned _ _ Sm). simpl. intros y x k Hy Hx Lk Lp. apply Inw in Hx. destruct (Sp y Hy) as [Hy'|[-> _]]; [apply (Y6 y x k Hy' Hx Lk Lp)|apply (Y5 x k Ph Hx Lk Lp)].
+        -- intros y x k Hy Hx Lk Lp. apply Inw in Hx. destruct (Sp y Hy) as [Hy'|[-> _]]; [apply (Y6 y x k Hy' Hx Lk Lp)|apply (Y5 x k Ph Hx Lk Lp)].
         -- intros y x k Hy Hx Lk Lp. destruct (Sp y Hy) as [Hy'|[-> Hg]]; [apply (Y7 y x k Hy' Hx Lk Lp)|]. apply (Y5 x k Ph); auto. apply in_or_app. left. apply in_concat. exists (s_group y). split; [|exact Hx].
            rewrite <- (firstn_skipn n (aligned u)). apply in_or_app. auto.
       * replace (remark s (LRank i (Got (Reported rs))) s' m i) with (m i) by reflexivity. destruct (failure_of rs); [|discriminate]. injection E as <-.
-        match goal with |- young _ _ (drain ?d ?o ?l ?v) _ => destruct (drain_same_plain d o l v) as [D1 [D2 _]]; pose proof (aged_drain d o l v) as Ag; assert (Pp : at_phase (drain d o l v) <> COUNT) by (destruct (drain_phase d o l v) as [-> | ->]; discriminate) end.
-        unfold aged in Ag. injection Ag as Ag1 Ag2 Ag3 Ag4. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
-        constructor; rewrite ?Ag1, ?Ag2, ?Ag3, ?Ag4, ?D1, ?D2; auto.
+        match goal with |- young _ _ (drain ?d ?o ?l ?v) _ => assert (Ag1 : marks (drain d o l v) = marks v) by reflexivity; assert (Ag2 : read (drain d o l v) = read v) by reflexivity; assert (Ag3 : window (drain d o l v) = window v) by reflexivity; assert (Ag4 : round (drain d o l v) = round v) by reflexivity; assert (Pp : at_phase (drain d o l v) <> COUNT) by (destruct (drain_phase d o l v) as [-> | ->]; discriminate) end.
+        destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
+        constructor; rewrite ?Ag1, ?Ag2, ?Ag3, ?Ag4, ?drain_steps; auto.
         -- unfold count_phase. match goal with |- context[at_phase ?z] => destruct (at_phase z) end; try exact Y3. exfalso. apply Pp. reflexivity.
         -- intros x k Hx Lk Lp. destruct (Y4 x k Hx Lk Lp); auto.
         -- intros x k Z. contradiction.

@@ -119,7 +119,7 @@ Proof.
     + unfold known, System.hist_of, known in *. cbn [rank_of got log]. change (results (mkSys _ _ _ (log s) _)) with (results s).
       destruct (Nat.eq_dec r i) as [->|NE].
       2:{ rewrite update_other by assumption. specialize (IH r H). destruct e; try exact IH. rewrite update_other by assumption. exact IH. }
-      rewrite update_same. specialize (IH i H). assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+      rewrite update_same. specialize (IH i H). pose proof (answer_or_own e) as Cases.
       destruct Cases as [[y ->]|NG].
       2:{ pose proof (transition_same _ _ _ _ _ _ NG E) as X. replace (match e with Got _ => _ | _ => _ end) with (got s) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
           eapply bounded_same; [exact X|exact IH]. }
@@ -146,7 +146,7 @@ Proof.
            assert (G : Forall (keeps (in_force (cfg i) i rs (round (rank_of s i)))) (map s_group new)) by (rewrite S3; apply Forall_firstn, B3).
            rewrite Forall_map in G. rewrite Forall_forall in *. intros x Hx. rewrite (S4 x Hx), Eb. split; [lia|]. rewrite in_force_app by lia. exact (G x Hx).
       * destruct (failure_of ps) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step. rewrite Kk, Fo. split; [exact Logic.I|].
-        match goal with |- context[drain ?d ?o ?l ?u] => destruct (drain_same_plain d o l u) as [-> _] end. apply older_steps, IH2.
+        rewrite drain_steps. apply older_steps, IH2.
     + specialize (IH r H). unfold known, System.hist_of in *. cbn [rank_of got]. 
       assert (G : got s r = length (log s)).
       { destruct (g_sync _ _ _ _ _ I r H) as [[_ [G _]]|[[Q _]|[Q _]]]; [exact G| |]; specialize (P r H); congruence. }

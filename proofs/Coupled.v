@@ -435,19 +435,8 @@ Notation leads := (System.leads W cfg depth input).
 Lemma taken_changes : forall c r d s e t, transition c r d s e = Some t ->
   match e with StepTaken => exists x, taken t = taken s ++ [x] | _ => taken t = taken s end.
 Proof.
-  assert (Pp : forall c r u, taken (post c r u) = taken u) by (intros; destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; reflexivity).
-  assert (Pd : forall d u, taken (deliver d u) = taken u) by (intros; apply deliver_same).
-  assert (Pf : forall u, taken (finish_when_drained u) = taken u) by (intros; destruct (finish_eq u) as [p [-> _]]; reflexivity).
-  intros c r d s e t E. destruct e as [xs en full| |[a|cs|rs]| | |cause|]; simpl in E.
-  - destruct (_ || _); [discriminate|]. injection E as <-. rewrite Pp. reflexivity.
-  - destruct (collated s); [discriminate|]. injection E as <-. rewrite Pp. reflexivity.
-  - destruct (at_phase s); try discriminate. apply (agree_cases _ _ _ _ _ _ E).
-  - destruct (at_phase s); try discriminate. apply (count_cases _ _ _ _ _ E).
-  - destruct (at_phase s); try discriminate. destruct (failure_of rs); [|discriminate]. injection E as <-. apply drain_same_plain.
-  - destruct (queue s) as [|x q]; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. exists x. destruct (at_phase _); rewrite ?Pp, ?Pf, Pd; reflexivity.
-  - destruct (at_phase s); try destruct (stopped s); injection E as <-; rewrite ?Pp, ?Pf; reflexivity.
-  - destruct (_ || _); injection E as <-; rewrite ?Pp; reflexivity.
-  - destruct (is_ending s); injection E as <-; rewrite ?Pp; reflexivity.
+  intros c r d s e t E. destruct (answer_or_own e) as [[x ->]|NG]; [apply (answer_keeps _ _ _ _ _ _ E)|].
+  destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> D]]; destruct e; try discriminate; try reflexivity. destruct G as [x [q [Q _]]]. exists x. simpl. rewrite Q. reflexivity.
 Qed.
 
 Lemma lockstep : forall s, reachable s -> forall r q, r < W -> q < W ->

@@ -201,43 +201,29 @@ Qed.
 Lemma post_followed : forall n big c r u w e m, tied n u w e -> read u <= n -> alike_posts (posted u) m ->
   exists m', post (wide big c) r (dress w e m u) = dress w e m' (post c r u) /\ alike_posts (posted (post c r u)) m' /\ keeps u (post c r u).
 Proof.
-  intros n big c r u w e m T R A. unfold post. change (at_phase (dress w e m u)) with (at_phase u).
-  destruct (at_phase u) eqn:P; try (exists m; repeat split; auto; fail).
-  change (must_end (dress w e m u)) with (must_end u). change (outbox (dress w e m u)) with (outbox u). change (urged (dress w e m u)) with (urged u).
-  assert (Rd : is_ready (dress w e m u) = is_ready u /\ (wanted u = 0 -> e = ended u)).
-  { unfold is_ready. change (collated (dress w e m u)) with (collated u). change (wanted (dress w e m u)) with w. unfold tied, is_open in T. rewrite P in T.
+  intros n big c r u w e m T R A.
+  assert (Rd : at_phase u = FILL -> is_ready (dress w e m u) = is_ready u /\ (wanted u = 0 -> e = ended u)).
+  { intros P. unfold is_ready. change (collated (dress w e m u)) with (collated u). change (wanted (dress w e m u)) with w. unfold tied, is_open in T. rewrite P in T.
     destruct (wanted u =? 0) eqn:Z; [destruct T as [-> ->]; auto|]. apply Nat.eqb_neq in Z. destruct T as [_ T].
     replace (w =? 0) with false by (symmetry; apply Nat.eqb_neq; lia). split; [reflexivity|contradiction]. }
-  destruct Rd as [Rd En]. rewrite Rd. destruct (_ || _) eqn:G; [|exists m; repeat split; auto; fail].
-  set (gs := c_group c (budget u) (window u)).
-  assert (Co : compute_offer (wide big c) r (dress w e m u) gs = regroup (if e then None else Some (groups_to_emit c (budget u) gs)) (compute_offer c r u gs)).
-  { unfold compute_offer. rewrite Rd. reflexivity. }
-  exists (Some (MOffer (compute_offer (wide big c) r (dress w e m u) gs))). split; [reflexivity|]. split.
-  - right. do 2 eexists. split; [reflexivity|]. split; [reflexivity|]. rewrite Co.
+  assert (Po : posts (dress w e m u) = posts u).
+  { unfold posts. change (at_phase (dress w e m u)) with (at_phase u). destruct (at_phase u); try reflexivity. destruct (Rd eq_refl) as [-> _]. reflexivity. }
+  set (gs := c_group c (budget u) (window u)). unfold post. change (budget (dress w e m u)) with (budget u). change (window (dress w e m u)) with (window u). cbv zeta. rewrite Po.
+  change (c_group (wide big c)) with (c_group c). fold gs. eexists. split; [reflexivity|]. destruct (posts u) eqn:G; [|split; [exact A|repeat split; left; reflexivity]].
+  assert (P : at_phase u = FILL) by (unfold posts in G; destruct (at_phase u); try discriminate; reflexivity). destruct (Rd P) as [Rw En]. unfold posts in G. rewrite P in G. split.
+  - assert (Co : compute_offer (wide big c) r (dress w e m u) gs = regroup (if e then None else Some (groups_to_emit c (budget u) gs)) (compute_offer c r u gs)).
+    { unfold compute_offer. rewrite Rw. reflexivity. }
+    right. do 2 eexists. split; [reflexivity|]. split; [reflexivity|]. rewrite Co.
     destruct (wanted u =? 0) eqn:Z; [apply Nat.eqb_eq in Z; left; rewrite (En Z); reflexivity|]. right. split; [|eauto].
     assert (F : is_ready u = false) by (unfold is_ready; rewrite Z; apply andb_false_r). rewrite F in G. rewrite orb_false_r in G.
     unfold must_end in G. apply orb_true_iff in G as [G|G]; unfold is_last_offer; simpl; rewrite G; [left|right]; discriminate.
   - unfold keeps. simpl. rewrite P. repeat split. right. repeat split; discriminate.
 Qed.
 
-Lemma deliver_dress : forall d w e m u, deliver d (dress w e m u) = dress w e m (deliver d u).
+Lemma finish_keeps : forall u, keeps u (finish_when_drained u).
 Proof.
-  intros. unfold deliver. change (queue (dress w e m u)) with (queue u). change (limit (dress w e m u)) with (limit u). change (outbox (dress w e m u)) with (outbox u).
-  destruct (take_room _ _ _). reflexivity.
-Qed.
-
-Lemma deliver_keeps : forall d u, keeps u (deliver d u) /\ posted (deliver d u) = posted u.
-Proof. intros. destruct (deliver_eq d u) as [a [b [_ [-> _]]]]. unfold keeps. simpl. repeat split; auto. Qed.
-
-Lemma finish_dress : forall w e m u, finish_when_drained (dress w e m u) = dress w e m (finish_when_drained u).
-Proof.
-  intros. unfold finish_when_drained. change (limit (dress w e m u)) with (limit u). change (outbox (dress w e m u)) with (outbox u).
-  destruct (outbox u); [reflexivity|]. destruct (below _ _); reflexivity.
-Qed.
-
-Lemma finish_keeps : forall u, at_phase u = DRAIN -> keeps u (finish_when_drained u) /\ posted (finish_when_drained u) = posted u.
-Proof.
-  intros u P. destruct (finish_eq u) as [p [-> [E|E]]]; try rewrite P in E; subst p; unfold keeps; simpl; rewrite P; (split; [|reflexivity]); repeat split; auto; right; repeat split; discriminate.
+  intros u. destruct (at_phase u) eqn:Q; try (rewrite finish_other by congruence; repeat split; left; reflexivity).
+  destruct (finish_eq u) as [p [-> [-> | ->]]]; unfold keeps; simpl; rewrite Q; repeat split; [left; reflexivity|right; repeat split; discriminate].
 Qed.
 
 Lemma keeps_trans : forall u v t, keeps u v -> keeps v t -> keeps u t.
@@ -250,48 +236,18 @@ Proof.
   - right. auto.
 Qed.
 
-Lemma drain_dress : forall d o l w e m u, drain d o l (dress w e m u) = dress w e m (drain d o l u).
+Lemma drain_keeps : forall d o l u, at_phase u <> COUNT -> at_phase u <> DONE -> keeps u (drain d o l u).
 Proof.
-  intros. unfold drain. change (limit (dress w e m u)) with (limit u).
-  match goal with |- finish_when_drained (deliver d (set_phase ?p (set_outcome ?q (set_limit ?x (dress w e m u))))) = _ =>
-    change (set_phase p (set_outcome q (set_limit x (dress w e m u)))) with (dress w e m (set_phase p (set_outcome q (set_limit x u)))) end.
-  rewrite deliver_dress, finish_dress. reflexivity.
-Qed.
-
-Lemma drain_keeps : forall d o l u, at_phase u <> COUNT -> at_phase u <> DONE -> keeps u (drain d o l u) /\ posted (drain d o l u) = posted u.
-Proof.
-  intros d o l u P1 P2. unfold drain. match goal with |- context[deliver d ?v] => set (v0 := v) end.
-  destruct (deliver_keeps d v0) as [K1 Q1].
-  assert (P : at_phase (deliver d v0) = DRAIN) by (destruct (deliver_same d v0) as [-> _]; reflexivity).
-  destruct (finish_keeps _ P) as [K2 Q2]. split; [|rewrite Q2, Q1; reflexivity].
-  apply (keeps_trans u v0); [unfold v0, keeps; simpl; repeat split; right; repeat split; auto; discriminate|]. exact (keeps_trans _ _ _ K1 K2).
+  intros d o l u P1 P2. repeat split. right. split; [exact P1|]. split; [exact P2|]. destruct (drain_phase d o l u) as [-> | ->]; discriminate.
 Qed.
 
 (** Events that have nothing to do with reading, agreements or counts. *)
 Definition is_plain (e : event) : bool := match e with SamplesRead _ _ _ | Got (Agreed _) | Got (Counted _) => false | _ => true end.
 
-Lemma dress_collated : forall w e m u, set_collated true (dress w e m u) = dress w e m (set_collated true u).
-Proof. reflexivity. Qed.
-Lemma dress_failure : forall w e m u x, set_failure x (dress w e m u) = dress w e m (set_failure x u).
-Proof. reflexivity. Qed.
-Lemma dress_urged : forall w e m u, set_urged true (dress w e m u) = dress w e m (set_urged true u).
-Proof. reflexivity. Qed.
-Lemma dress_taken : forall w e m u x y, set_taken x (set_queue y (dress w e m u)) = dress w e m (set_taken x (set_queue y u)).
-Proof. reflexivity. Qed.
-Lemma dress_stopped : forall w e m u l, set_limit l (set_stopped true (dress w e m u)) = dress w e m (set_limit l (set_stopped true u)).
-Proof. reflexivity. Qed.
-Lemma dress_groups : forall w e m u g, set_groups g (dress w e m u) = dress w e m (set_groups g u).
-Proof. reflexivity. Qed.
 Lemma dress_views : forall w e m u, at_phase (dress w e m u) = at_phase u /\ queue (dress w e m u) = queue u /\ limit (dress w e m u) = limit u /\
   taken (dress w e m u) = taken u /\ stopped (dress w e m u) = stopped u /\ collated (dress w e m u) = collated u /\
   failure (dress w e m u) = failure u /\ is_ending (dress w e m u) = is_ending u /\ planned (dress w e m u) = planned u /\ plan (dress w e m u) = plan u.
 Proof. repeat split. Qed.
-Lemma stop_event : forall c r d s, transition c r d s ConsumerStopped = match at_phase s with DONE => Some s | _ =>
-  if stopped s then Some s else
-  let t := set_limit (Some match limit s with Some m => Nat.min m (length (taken s)) | None => length (taken s) end) (set_stopped true s) in
-  Some (match at_phase s with DRAIN => finish_when_drained t | _ => post c r t end) end.
-Proof. reflexivity. Qed.
-
 Lemma plain_followed : forall n big c r d u w e m x t, is_plain x = true -> tied n u w e -> read u <= n -> alike_posts (posted u) m ->
   transition c r d u x = Some t ->
   exists m', transition (wide big c) r d (dress w e m u) x = Some (dress w e m' t) /\ alike_posts (posted t) m' /\ keeps u t.
@@ -302,52 +258,23 @@ Proof.
   { intros u1 K Q. destruct (post_followed n big c r u1 w e m) as [m' [E1 [E2 E3]]]; [exact (keeps_tied _ _ _ _ _ T K)| |rewrite Q; exact A|].
     - destruct K as [_ [_ [-> _]]]. exact R.
     - exists m'. split; [exact E1|]. split; [exact E2|]. exact (keeps_trans _ _ _ K E3). }
-  assert (Here : keeps u u) by (unfold keeps; auto 10).
-  destruct (dress_views w e m u) as [V1 [V2 [V3 [V4 [V5 [V6 [V7 [V8 [V9 V10]]]]]]]]].
-  destruct x as [xs en full| |[a|cs|rs]| | |cause|]; try discriminate.
-  - cbn [transition] in *. rewrite V6, dress_collated. destruct (collated u); [discriminate|]. injection E as <-.
-    destruct (Posts (set_collated true u)) as [m' [E1 E2]]; [unfold keeps; simpl; auto 10|reflexivity|]. rewrite E1. exists m'. auto.
-  - cbn [transition] in *. rewrite V1, V9, V10. destruct (at_phase u) eqn:P; try discriminate. destruct (failure_of rs) as [o|]; [|discriminate]. injection E as <-.
-    exists m. rewrite drain_dress. destruct (drain_keeps d o (planned u - length (plan u)) u) as [K Q]; [congruence|congruence|]. rewrite Q. auto.
-  - cbn [transition] in *. rewrite V2, V3, V4. destruct (queue u) as [|y q]; [discriminate|]. destruct (below _ _); [|discriminate].
-    cbv zeta in *. rewrite dress_taken, deliver_dress. set (u0 := set_taken (taken u ++ [y]) (set_queue q u)) in *. destruct (deliver_keeps d u0) as [K Q].
-    assert (K' : keeps u (deliver d u0)) by (apply (keeps_trans u u0); [unfold keeps; simpl; auto 10|exact K]).
-    assert (Q' : posted (deliver d u0) = posted u) by (rewrite Q; reflexivity). clear Q. set (u1 := deliver d u0) in *. clearbody u1.
-    destruct (dress_views w e m u1) as [-> _]. assert (Fi : exists m', Some (match at_phase u1 with DRAIN => finish_when_drained (dress w e m u1) | _ => post (wide big c) r (dress w e m u1) end) =
-      Some (dress w e m' (match at_phase u1 with DRAIN => finish_when_drained u1 | _ => post c r u1 end)) /\
-      alike_posts (posted (match at_phase u1 with DRAIN => finish_when_drained u1 | _ => post c r u1 end)) m' /\ keeps u (match at_phase u1 with DRAIN => finish_when_drained u1 | _ => post c r u1 end)).
-    { destruct (Posts u1 K' Q') as [m' [E1 E2]]. destruct (at_phase u1) eqn:P; try (exists m'; rewrite E1; auto; fail).
-      exists m. rewrite finish_dress. destruct (finish_keeps _ P) as [K2 Q2]. rewrite Q2, Q'. split; [reflexivity|]. split; [exact A|exact (keeps_trans _ _ _ K' K2)]. }
-    injection E as <-. exact Fi.
-  - rewrite stop_event in *. rewrite V1, V3, V4, V5, dress_stopped. cbv zeta in *. set (u1 := set_limit _ (set_stopped true u)) in *.
-    assert (K' : keeps u u1) by (unfold keeps, u1; simpl; auto 10). assert (Q' : posted u1 = posted u) by reflexivity. assert (P1 : at_phase u1 = at_phase u) by reflexivity.
-    clearbody u1. destruct (Posts u1 K' Q') as [m' [E1 E2]].
-    destruct (at_phase u) eqn:P; (destruct (stopped u); [injection E as <-; exists m; auto|]) || idtac; try (injection E as <-; exists m'; rewrite E1; auto; fail).
-    + injection E as <-. exists m. rewrite finish_dress. destruct (finish_keeps u1 P1) as [K2 Q2]. rewrite Q2, Q'. split; [reflexivity|]. split; [exact A|exact (keeps_trans _ _ _ K' K2)].
-    + injection E as <-. exists m. auto.
-  - cbn [transition] in *. rewrite V7, V8, dress_failure. destruct (_ || _); injection E as <-; [exists m; auto|].
-    destruct (Posts (set_failure (Some cause) u)) as [m' [E1 E2]]; [unfold keeps; simpl; auto 10|reflexivity|]. rewrite E1. exists m'. auto.
-  - cbn [transition] in *. rewrite V8, dress_urged. destruct (is_ending u); injection E as <-; [exists m; auto|].
-    destruct (Posts (set_urged true u)) as [m' [E1 E2]]; [unfold keeps; simpl; auto 10|reflexivity|]. rewrite E1. exists m'. auto.
+  assert (NG : (forall y, x <> Got y) \/ exists rs, x = Got (Reported rs)) by (destruct x as [| |[| |rs]| | | |]; try discriminate; eauto; left; discriminate). destruct NG as [NG|[rs ->]].
+  - destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> D]].
+    + destruct (Posts (moved d u x)) as [m' [E1 E2]]; [|destruct x; reflexivity|].
+      { destruct x; try discriminate; try (repeat split; left; reflexivity); unfold moved; match goal with |- keeps _ (finish_when_drained ?v) => exact (finish_keeps v) end. }
+      exists m'. split; [|exact E2]. rewrite <- E1. destruct x; try discriminate; match goal with |- transition ?c ?r ?d ?v ?x = _ => exact (granted_event c r d v x G) end.
+    + exists m. split; [exact (deaf_event (wide big c) r d (dress w e m u) x D)|]. split; [exact A|]. repeat split. left. reflexivity.
+  - simpl in *. destruct (at_phase u) eqn:P; try discriminate. destruct (failure_of rs) as [o|]; [|discriminate]. injection E as <-.
+    exists m. split; [reflexivity|]. split; [exact A|]. apply drain_keeps; congruence.
 Qed.
 
 Lemma dress_read : forall w w' e e' m u a b x, set_read a (set_ended e' (set_wanted w' (set_window x (dress w e m u)))) =
   dress w' e' m (set_read a (set_wanted b (set_window x u))).
 Proof. reflexivity. Qed.
-Lemma dress_released : forall w e m u x, set_outbox x (set_plan [] (set_groups [] (dress w e m u))) = dress w e m (set_outbox x (set_plan [] (set_groups [] u))).
-Proof. reflexivity. Qed.
-Lemma dress_counting : forall w w' e m m' u x b ms al bu y, set_phase COUNT (set_wanted w' (set_window x (set_marks ms (set_aligned al (set_budget bu (set_posted m' (dress w e m u))))))) =
-  dress w' e m' (set_phase COUNT (set_wanted b (set_window x (set_marks ms (set_aligned al (set_budget bu (set_posted y u))))))).
-Proof. reflexivity. Qed.
-Lemma dress_reported : forall w e m m' u y, set_phase REPORT (set_groups [] (set_posted m' (dress w e m u))) =
-  dress w e m' (set_phase REPORT (set_groups [] (set_posted y u))).
-Proof. reflexivity. Qed.
 Lemma dress_more_views : forall w e m u, outbox (dress w e m u) = outbox u /\ plan (dress w e m u) = plan u /\ groups (dress w e m u) = groups u /\
   marks (dress w e m u) = marks u /\ read (dress w e m u) = read u /\ ended (dress w e m u) = e /\ round (dress w e m u) = round u /\
   planned (dress w e m u) = planned u /\ failure (dress w e m u) = failure u /\ window (dress w e m u) = window u /\ wanted (dress w e m u) = w.
 Proof. repeat split. Qed.
-Lemma dress_due : forall big c w e m u, due_before (wide big c) (dress w e m u) = due_before c u.
-Proof. reflexivity. Qed.
 Lemma asks_nothing_unless_counting : forall u, at_phase u <> COUNT -> asks_nothing u = u.
 Proof. intros u P. unfold asks_nothing. destruct (at_phase u); congruence. Qed.
 Lemma drain_not_counting : forall d o l u, at_phase (drain d o l u) <> COUNT.
@@ -448,9 +375,6 @@ Proof.
     destruct K6 as [->|[_ [_ K6]]]; [discriminate|exact K6].
 Qed.
 
-Lemma target_wide : forall big c a, target (wide big c) a = target c a.
-Proof. reflexivity. Qed.
-
 Lemma alike_same : forall a b, alike_offer a b -> is_bad a = false -> o_stop_rank a = None -> b = a.
 Proof.
   intros a b [->|[[L|L] _]] B St; [reflexivity| |contradiction]. unfold is_bad in B. destruct (o_failed a); [discriminate|contradiction].
@@ -470,45 +394,25 @@ Proof.
   change (at_phase (dress w e m u)) with (at_phase u). destruct (at_phase u) eqn:P; try discriminate.
   destruct (alike_bad _ _ Al) as [B1 [B2 [B3 B4]]]. unfold agree in *. rewrite B1, B2, B3, B4. change (round (dress w e m u)) with (round u).
   assert (P1 : at_phase u <> COUNT) by congruence. assert (P2 : at_phase u <> DONE) by congruence.
-  destruct (dress_more_views w e m u) as [V1 [V2 [V3 [V4 [V5 [V6 [V7 [V8 [V9 [V10 V11]]]]]]]]]].
   destruct (is_bad a) eqn:B.
-  - cbn [option_map] in E. rewrite asks_nothing_unless_counting in E by discriminate. rewrite V9.
-    change (c_print (wide big c)) with (c_print c).
-    rewrite (dress_reported w e m _ u (Some (MReport (mkReport r (failure u) (round u) (c_print c))))). injection E as <-.
-    exists w, e, (Some (MReport (mkReport r (failure u) (round u) (c_print c)))). split; [reflexivity|]. split; [left; reflexivity|]. repeat split.
+  - injection E as <-. do 3 eexists. split; [reflexivity|]. split; [left; reflexivity|]. repeat split.
     intros _. apply (keeps_tied n u); [exact T|]. unfold keeps. simpl. repeat split. right. rewrite P. repeat split; discriminate.
   - destruct (negb (o_round_min a =? round u)); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:St.
-    + cbn [option_map] in E. rewrite asks_nothing_unless_counting in E by apply drain_not_counting. rewrite dress_groups, drain_dress. cbv zeta in *.
-      set (no := match o_stop_step a with Some k => k | None => 0 end) in *.
-      destruct (drain_keeps d (Stopped q no) no (set_groups [] u) P1 P2) as [K Q]. set (v := drain d (Stopped q no) no (set_groups [] u)) in *.
-      assert (K' : keeps u v) by exact K. change (posted (set_groups [] u)) with (posted u) in Q. clearbody v. clear K. injection E as <-.
-      exists w, e, m. split; [reflexivity|]. rewrite Q. split; [exact A|]. pose proof K' as K. destruct K' as [K1 [K2 [K3 [K4 [K5 K6]]]]]. repeat split; auto.
-      intros _. exact (keeps_tied n u v w e T K).
-    + pose proof (alike_same a b Al B St) as ->. rewrite target_wide. destruct (negb (o_ready a)) eqn:Ra; [discriminate|].
+    + cbn [option_map] in E. rewrite asks_nothing_unless_counting in E by apply drain_not_counting. injection E as <-.
+      exists w, e, m. split; [reflexivity|]. split; [exact A|]. do 5 (split; [reflexivity|]). intros _. exact (keeps_tied n u _ w e T (drain_keeps d _ _ (set_groups [] u) P1 P2)).
+    + pose proof (alike_same a b Al B St) as ->. change (target (wide big c) a) with (target c a). destruct (negb (o_ready a)) eqn:Ra; [discriminate|].
       apply negb_false_iff in Ra. specialize (Rw B Ra). subst w.
       assert (Se : wanted u = 0 /\ e = ended u).
       { unfold tied, is_open in T. rewrite P in T. destruct (wanted u =? 0) eqn:Z; [apply Nat.eqb_eq in Z; destruct T as [_ ->]; auto|]. destruct T as [_ T]. lia. }
-      destruct Se as [Wa En]. cbv zeta in *. rewrite V1, V2, dress_released. set (u1 := set_outbox (outbox u ++ plan u) (set_plan [] (set_groups [] u))) in *.
-      assert (K0 : keeps u u1) by (unfold keeps, u1; simpl; auto 10). assert (Q0 : posted u1 = posted u) by reflexivity.
-      assert (Ph0 : at_phase u1 = at_phase u) by reflexivity. destruct (target c a) as [|k].
-      * cbn [option_map] in E. rewrite asks_nothing_unless_counting in E by apply drain_not_counting. rewrite drain_dress.
-        rewrite V8. change (planned u1) with (planned u) in E. clearbody u1.
-        destruct (drain_keeps d Complete (planned u) u1) as [K Q]; [congruence|congruence|]. set (v := drain d Complete (planned u) u1) in *. clearbody v. injection E as <-.
-        pose proof (keeps_trans _ _ _ K0 K) as K'. exists 0, e, m. split; [reflexivity|]. rewrite Q, Q0. split; [exact A|].
-        pose proof K' as K9. destruct K' as [K1 [K2 [K3 [K4 [K5 K6]]]]]. repeat split; auto. intros _. exact (keeps_tied n u v 0 e T K9).
-      * rewrite ?V3, ?V4, ?V5, ?V6, ?V7. rewrite dress_due. change (c_align (wide big c)) with (c_align c). change (c_max_age (wide big c)) with (c_max_age c).
-        change (c_window (wide big c) (S (round u))) with big.
+      destruct Se as [Wa En]. cbv zeta in *. destruct (target c a) as [|k].
+      * cbn [option_map] in E. rewrite asks_nothing_unless_counting in E by apply drain_not_counting. injection E as <-.
+        exists 0, e, m. split; [reflexivity|]. split; [exact A|]. do 5 (split; [reflexivity|]).
+        intros _. exact (keeps_tied n u _ 0 e T (drain_keeps d Complete _ (set_outbox (outbox u ++ plan u) (set_plan [] (set_groups [] u))) P1 P2)).
+      * change (c_align (wide big c) (round u) (groups (dress 0 e m u)) (S k) (due_before (wide big c) (dress 0 e m u))) with (c_align c (round u) (groups u) (S k) (due_before c u)).
         destruct (c_align c (round u) (groups u) (S k) (due_before c u)) as [al carried].
-        set (m' := Some (MCounts (map count_group al))) in *. set (w' := if e then 0 else big - length carried).
-        rewrite (dress_counting 0 w' e m m' u1 carried (if ended u then 0 else c_window c (S (round u)) - length carried) _ al (o_budget a) m').
         match type of E with option_map _ (Some (deliver d ?x)) = _ => set (v := x) in * end.
-        cbn [option_map] in E. rewrite deliver_dress. destruct (deliver_keeps d v) as [[K1 [K2 [K3 [K4 [K5 K6]]]]] Q]. destruct (deliver_same d v) as [Ph _].
-        assert (Wv : ended v = ended u /\ read v = read u /\ window v = carried /\ round v = round u /\ at_phase v = COUNT /\ posted v = m') by (repeat split).
-        destruct Wv as [W1 [W2 [W3 [W4 [W5 W6]]]]]. rewrite W1 in K1. rewrite W2 in K3. rewrite W3 in K4. rewrite W4 in K5. rewrite W5 in Ph. rewrite W6 in Q.
-        set (x := deliver d v) in *. clearbody x. clear K2 K6 W1 W2 W3 W4 W5 W6. clear v.
-        assert (Wd : asks_nothing x = set_wanted 0 x) by (unfold asks_nothing; rewrite Ph; reflexivity). rewrite Wd in E. injection E as <-.
-        exists w', e, m'. split; [reflexivity|]. cbn [posted ended wanted read round window at_phase set_wanted].
-        rewrite Q, K1, K3, K4, K5. split; [left; reflexivity|]. repeat split; [symmetry; exact Wa|].
-        intros Lw. unfold tied, is_open. cbn [at_phase wanted ended read set_wanted]. rewrite Ph, K1, K3. split; [reflexivity|].
-        unfold w'. rewrite En. destruct (ended u); [auto|]. split; [reflexivity|]. lia.
+        assert (Wd : asks_nothing (deliver d v) = set_wanted 0 (deliver d v)) by reflexivity. cbn [option_map] in E. rewrite Wd in E. injection E as <-.
+        exists (if e then 0 else big - length carried), e, (Some (MCounts (map count_group al))). split; [reflexivity|]. split; [left; reflexivity|].
+        split; [reflexivity|]. split; [symmetry; exact Wa|]. split; [reflexivity|]. split; [reflexivity|]. split; [reflexivity|].
+        intros Lw. change (length carried <= read u) in Lw. split; [reflexivity|]. cbn -[length]. rewrite En. destruct (ended u); [auto|]. split; [reflexivity|]. cbn. lia.
 Qed.

@@ -86,22 +86,8 @@ Qed.
 
 Lemma stopped_stays : forall c r d s e t, transition c r d s e = Some t -> stopped s = true -> stopped t = true.
 Proof.
-  assert (Pp : forall c r u, stopped (post c r u) = stopped u) by (intros; destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; reflexivity).
-  assert (Pd : forall d u, stopped (deliver d u) = stopped u) by (intros; destruct (deliver_eq d u) as [a [b [_ [-> _]]]]; reflexivity).
-  assert (Pf : forall u, stopped (finish_when_drained u) = stopped u) by (intros; destruct (finish_eq u) as [p [-> _]]; reflexivity).
-  intros c r d s e t E St. destruct e as [xs en full| |[a|cs|rs]| | |cause|]; simpl in E.
-  - destruct (_ || _); [discriminate|]. injection E as <-. rewrite Pp. exact St.
-  - destruct (collated s); [discriminate|]. injection E as <-. rewrite Pp. exact St.
-  - destruct (at_phase s); try discriminate. unfold agree in E. destruct (is_bad a); [injection E as <-; exact St|]. destruct (negb _); [discriminate|].
-    destruct (o_stop_rank a); [injection E as <-; unfold drain; rewrite Pf, Pd; exact St|]. destruct (negb _); [discriminate|]. destruct (target c a).
-    + injection E as <-. unfold drain. rewrite Pf, Pd. exact St.
-    + destruct (c_align _ _ _ _ _). injection E as <-. rewrite Pd. exact St.
-  - destruct (at_phase s); try discriminate. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. rewrite Pp. exact St.
-  - destruct (at_phase s); try discriminate. destruct (failure_of rs); [|discriminate]. injection E as <-. unfold drain. rewrite Pf, Pd. exact St.
-  - destruct (queue s); [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. destruct (at_phase _); rewrite ?Pp, ?Pf, Pd; exact St.
-  - destruct (at_phase s); rewrite ?St in E; injection E as <-; exact St.
-  - destruct (_ || _); injection E as <-; rewrite ?Pp; exact St.
-  - destruct (is_ending s); injection E as <-; rewrite ?Pp; exact St.
+  intros c r d s e t E St. destruct (answer_or_own e) as [[x ->]|NG]; [destruct (answer_keeps _ _ _ _ _ _ E) as [_ [-> _]]; exact St|].
+  destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [destruct e; auto|exact St].
 Qed.
 
 Lemma outcome_stays : forall s s' o, (forall q, q < W -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true) ->
@@ -121,7 +107,7 @@ Proof.
       { intros q Hq Fq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; eapply rank_keeps_failure; eauto|rewrite update_other by assumption; reflexivity]. }
       constructor.
       * intros q Hq Ph. simpl in *. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same in *|rewrite update_other in * by assumption; apply (d_cause s IH q Hq Ph)].
-        assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+        pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
         -- simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P0; try discriminate.
            ++ destruct (agree_cases _ _ _ _ _ _ E) as [C [_ [Fe _]]]. destruct C as [_ _ Po _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n _ _ _ _ P2 _ _ _]; try congruence.
               eexists. split; [exact Po|]. simpl. intros c Hc. rewrite Fe. exact Hc.
@@ -290,22 +276,10 @@ Proof.
   { intros u Pu Pp. destruct (post_eq c r u) as [[Eq _]|[_ [_ ->]]]; [rewrite Eq in Pp; contradiction|]. simpl. eexists. split; [reflexivity|]. simpl. split.
     - destruct (failure u); [reflexivity|easy].
     - intros ->. auto. }
-  destruct e as [xs en full| |[a|cs|rs]| | |cause|]; simpl in E.
-  - destruct (_ || _); [discriminate|]. injection E as <-. apply Post; assumption.
-  - destruct (collated s); [discriminate|]. injection E as <-. apply Post; assumption.
-  - destruct (at_phase s); try discriminate. exfalso. apply Ps. reflexivity.
-  - destruct (at_phase s); try discriminate. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. apply Post; [discriminate|assumption].
-  - destruct (at_phase s); try discriminate. destruct (failure_of rs); [|discriminate]. injection E as <-.
-    match type of Pt with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u); congruence end.
-  - destruct (queue s) as [|x q]; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. set (v := deliver d _) in *.
-    assert (Pv : at_phase v = at_phase s) by (unfold v; match goal with |- at_phase (deliver d ?z) = _ => destruct (deliver_same d z) as [-> _] end; reflexivity). destruct (at_phase v) eqn:Pe; try (apply Post; [congruence|assumption]).
-    destruct (finish_eq v) as [p [Eq Cp]]. rewrite Eq in Pt. simpl in Pt. destruct Cp; congruence.
-  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E. set (v := set_limit _ _) in *.
-    destruct (at_phase s) eqn:Pe; try (injection E as <-; congruence); (destruct (stopped s); [injection E as <-; congruence|]); injection E as <-;
-      try (apply Post; [simpl; congruence|assumption]).
-    destruct (finish_eq v) as [p [Eq Cp]]. rewrite Eq in Pt. simpl in Pt. assert (at_phase v = DRAIN) by exact Pe. destruct Cp; congruence.
-  - destruct (_ || _); injection E as <-; [contradiction|]. apply Post; assumption.
-  - destruct (is_ending s); injection E as <-; [contradiction|]. apply Post; assumption.
+  destruct (answer_or_own e) as [[x ->]|NG].
+  - simpl in E. destruct x as [a|cs|rs]; destruct (at_phase s); try discriminate; [contradiction Ps; reflexivity|destruct (count_eq _ _ _ _ _ E) as [_ ->]; apply Post; [discriminate|exact Pt]|].
+    destruct (failure_of rs); [|discriminate]. injection E as <-. match type of Pt with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u); congruence end.
+  - destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [|contradiction]. apply Post; [|exact Pt]. destruct (moved_phase d s e) as [-> |[_ ->]]; [exact Ps|discriminate].
 Qed.
 
 (** A field reduced by min is the least of those offered. *)

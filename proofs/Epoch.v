@@ -23,9 +23,9 @@ Definition positions (u : state) : list nat := map pos (samples_of (steps_of u))
     [k], each at its own moment, of which rank [r] has taken the positions [t r]. *)
 Inductive trained_on (order : list A) : list A -> list A -> Prop :=
 | trained_on_nothing : trained_on order [] order
-| trained_on_more : forall trained left W c eager input depths moments t,
+| trained_on_more : forall trained left W c src input depths moments t,
     trained_on order trained left -> serves W c input left ->
-    (forall r, r < W -> job W c eager input (depths r) (moments r) /\ has_begun c (rank_of (moments r) r)) ->
+    (forall r, r < W -> job W c src input (depths r) (moments r) /\ has_begun c (rank_of (moments r) r)) ->
     (forall r, r < W -> NoDup (t r) /\ forall p, In p (t r) -> p < length (input r) /\ ~ In p (positions (rank_of (moments r) r))) ->
     trained_on order (trained ++ items W left (fun r => positions (rank_of (moments r) r) ++ t r))
       (generation_rest (map (fun r => checkpoint_of (save (rank_of (moments r) r)) (t r)) (seq 0 W)) left).
@@ -63,10 +63,10 @@ Proof.
   - transitivity (@None nat); [|symmetry]; apply nth_error_None; apply nth_error_None in Ex; rewrite ?map_length, ?seq_length; exact Ex.
 Qed.
 
-Lemma position_bound : forall W c eager input d s r, setting_ok W (fun _ => c) -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) -> r < W ->
-  job W c eager input d s -> NoDup (positions (rank_of s r)) /\ forall p, In p (positions (rank_of s r)) -> p < length (input r).
+Lemma position_bound : forall W c src input d s r, setting_ok W (fun _ => c) -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) -> r < W ->
+  job W c src input d s -> NoDup (positions (rank_of s r)) /\ forall p, In p (positions (rank_of s r)) -> p < length (input r).
 Proof.
-  intros W c eager input d s r ok placed H J. pose proof (nothing_is_lost_in_a_job W c eager input ok placed d s r J H) as P. simpl in P. apply (Permutation_map pos) in P. rewrite map_app in P.
+  intros W c src input d s r ok placed H J. pose proof (nothing_is_lost_in_a_job W c src input ok placed d s r J H) as P. simpl in P. apply (Permutation_map pos) in P. rewrite map_app in P.
   rewrite (positions_of_input input r (fun i x => placed r i x H)) in P. fold (positions (rank_of s r)) in P. split.
   - pose proof (Permutation_NoDup (Permutation_sym P) (seq_NoDup _ _)) as D. clear - D. induction (positions (rank_of s r)) as [|x l IH]; [constructor|].
     inversion D; subst. constructor; [intros I; apply H1, in_or_app; left; exact I|apply IH, H2].
@@ -74,19 +74,19 @@ Proof.
 Qed.
 
 (** What one rank has taken is what its checkpoint calls taken. *)
-Lemma taken_by_a_rank : forall W c eager input order d s r t, serves W c input order -> r < W -> job W c eager input d s -> has_begun c (rank_of s r) ->
+Lemma taken_by_a_rank : forall W c src input order d s r t, serves W c input order -> r < W -> job W c src input d s -> has_begun c (rank_of s r) ->
   (NoDup t /\ forall p, In p t -> p < length (input r) /\ ~ In p (positions (rank_of s r))) ->
   let k := checkpoint_of (save (rank_of s r)) t in let places := share_of W r (length order) in
   sound (length places) k /\ Permutation (pick places (positions (rank_of s r) ++ t)) (part_taken places k).
 Proof.
-  intros W c eager input order d s r t [ok placed len] H J B [Dt Ht] k places. unfold places. rewrite <- (len r H).
-  destruct (position_bound W c eager input d s r ok placed H J) as [Dp Bp].
+  intros W c src input order d s r t [ok placed len] H J B [Dt Ht] k places. unfold places. rewrite <- (len r H).
+  destruct (position_bound W c src input d s r ok placed H J) as [Dp Bp].
   assert (Un : forall p, In p t -> k_read_samples k <= p \/ In p (k_carried k)).
-  { intros p I. destruct (Ht p I) as [_ Np]. destruct (a_checkpoint_tells_what_was_taken W c eager input ok placed d s r [] J H B) as [_ T]. specialize (T ltac:(intros q []) p).
+  { intros p I. destruct (Ht p I) as [_ Np]. destruct (a_checkpoint_tells_what_was_taken W c src input ok placed d s r [] J H B) as [_ T]. specialize (T ltac:(intros q []) p).
     unfold k, checkpoint_of. cbn [k_read_samples k_carried]. unfold is_taken, checkpoint_of in T. cbn [k_read_samples k_carried k_taken] in T.
     destruct (b_read (save (rank_of s r)) <=? p) eqn:E; [left; apply Nat.leb_le, E|]. cbn [orb] in T.
     destruct (among p (map pos (b_carried (save (rank_of s r))))) eqn:M; [right; apply among_in, M|]. exfalso. destruct (proj1 T eq_refl) as [I'|[]]. exact (Np I'). }
-  destruct (a_checkpoint_tells_what_was_taken W c eager input ok placed d s r t J H B) as [So T]. fold k in So, T. specialize (T Un). split; [exact So|].
+  destruct (a_checkpoint_tells_what_was_taken W c src input ok placed d s r t J H B) as [So T]. fold k in So, T. specialize (T Un). split; [exact So|].
   unfold part_taken. rewrite <- (len r H). apply pick_perm, NoDup_Permutation.
   - apply (NoDup_app_of _ _ Dp Dt). intros p I I'. destruct (Ht p I') as [_ N1]. exact (N1 I).
   - apply NoDup_filter, seq_NoDup.
@@ -94,16 +94,16 @@ Proof.
     destruct I as [I|I]; [specialize (Bp p I)|destruct (Ht p I)]; lia.
 Qed.
 
-Lemma one_job_splits : forall W c eager input order depths moments t, serves W c input order ->
-  (forall r, r < W -> job W c eager input (depths r) (moments r) /\ has_begun c (rank_of (moments r) r)) ->
+Lemma one_job_splits : forall W c src input order depths moments t, serves W c input order ->
+  (forall r, r < W -> job W c src input (depths r) (moments r) /\ has_begun c (rank_of (moments r) r)) ->
   (forall r, r < W -> NoDup (t r) /\ forall p, In p (t r) -> p < length (input r) /\ ~ In p (positions (rank_of (moments r) r))) ->
   Permutation (items W order (fun r => positions (rank_of (moments r) r) ++ t r) ++
     generation_rest (map (fun r => checkpoint_of (save (rank_of (moments r) r)) (t r)) (seq 0 W)) order) order.
 Proof.
-  intros W c eager input order depths moments t Sv J Ht. set (k := fun r => checkpoint_of (save (rank_of (moments r) r)) (t r)).
+  intros W c src input order depths moments t Sv J Ht. set (k := fun r => checkpoint_of (save (rank_of (moments r) r)) (t r)).
   assert (Each : forall r, r < W -> sound (length (share_of W r (length order))) (k r) /\
     Permutation (pick (share_of W r (length order)) (positions (rank_of (moments r) r) ++ t r)) (part_taken (share_of W r (length order)) (k r))).
-  { intros r H. destruct (J r H) as [J1 J2]. apply (taken_by_a_rank W c eager input order (depths r) (moments r) r (t r) Sv H J1 J2 (Ht r H)). }
+  { intros r H. destruct (J r H) as [J1 J2]. apply (taken_by_a_rank W c src input order (depths r) (moments r) r (t r) Sv H J1 J2 (Ht r H)). }
   assert (Ln : length (map k (seq 0 W)) = W) by (rewrite map_length; apply seq_length).
   assert (Sp : sound_parts (length order) (map k (seq 0 W))).
   { pose proof (some_rank _ _ (sv_setting _ _ _ _ Sv)). split; [destruct W; [lia|discriminate]|]. rewrite Ln. intros r q E. assert (H' : r < W) by (rewrite <- Ln; apply nth_error_Some; congruence).
@@ -116,21 +116,21 @@ Qed.
 (** Whatever was trained on, and what is left, are the epoch, each item once. *)
 Theorem what_was_trained_on_and_what_is_left_are_the_epoch : forall order trained left, trained_on order trained left -> Permutation (trained ++ left) order.
 Proof.
-  intros order trained left T. induction T as [|trained left W c eager input depths moments t T IH Sv J Ht]; [reflexivity|].
-  rewrite <- app_assoc, (one_job_splits W c eager input left depths moments t Sv J Ht). exact IH.
+  intros order trained left T. induction T as [|trained left W c src input depths moments t T IH Sv J Ht]; [reflexivity|].
+  rewrite <- app_assoc, (one_job_splits W c src input left depths moments t Sv J Ht). exact IH.
 Qed.
 
 (** RESUME, ONCE: at every moment of the job that continues with it, no item is planned that was trained on before, nor any twice. *)
-Theorem over_any_number_of_ranks_no_item_is_planned_twice : forall order trained left W c eager input d s, trained_on order trained left -> serves W c input left ->
-  job W c eager input d s -> exists others, Permutation (trained ++ items W left (fun r => positions (rank_of s r)) ++ others) order.
+Theorem over_any_number_of_ranks_no_item_is_planned_twice : forall order trained left W c src input d s, trained_on order trained left -> serves W c input left ->
+  job W c src input d s -> exists others, Permutation (trained ++ items W left (fun r => positions (rank_of s r)) ++ others) order.
 Proof.
-  intros order trained left W c eager input d s T Sv J. destruct Sv as [ok placed len]. pose proof (what_was_trained_on_and_what_is_left_are_the_epoch order trained left T) as P.
+  intros order trained left W c src input d s T Sv J. destruct Sv as [ok placed len]. pose proof (what_was_trained_on_and_what_is_left_are_the_epoch order trained left T) as P.
   exists (items W left (fun r => filter (fun p => negb (among p (positions (rank_of s r)))) (seq 0 (length (input r))))). rewrite <- P. apply Permutation_app_head.
   etransitivity; [|exact (the_shares_of_the_new_ranks_are_what_is_left A W left (some_rank _ _ ok))]. unfold items.
   assert (X : forall (f g h : nat -> list A) xs, (forall x, In x xs -> Permutation (f x ++ g x) (h x)) -> Permutation (concat (map f xs) ++ concat (map g xs)) (concat (map h xs))).
   { intros f g h. induction xs as [|x xs IH]; intros E; [constructor|]. simpl. rewrite <- (E x (or_introl eq_refl)), <- IH by (intros y Hy; apply E; right; exact Hy).
     rewrite <- !app_assoc. apply Permutation_app_head. rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm. }
-  apply X. intros r Hr. apply in_seq in Hr. assert (H : r < W) by lia. destruct (position_bound W c eager input d s r ok placed H J) as [Dp Bp]. rewrite <- pick_app.
+  apply X. intros r Hr. apply in_seq in Hr. assert (H : r < W) by lia. destruct (position_bound W c src input d s r ok placed H J) as [Dp Bp]. rewrite <- pick_app.
   set (places := share_of W r (length left)). assert (Lp : length (pick left places) = length (input r)) by (rewrite (len r H); apply pick_length, share_bound).
   transitivity (pick (pick left places) (seq 0 (length (input r)))); [apply pick_perm, NoDup_Permutation|rewrite <- Lp, pick_all; reflexivity].
   - apply (NoDup_app_of _ _ Dp); [apply NoDup_filter, seq_NoDup|]. intros p I I'. apply filter_In in I' as [_ I']. apply negb_true_iff in I'. apply among_in in I. congruence.
@@ -140,16 +140,16 @@ Qed.
 
 (** RESUME, COVER: and once the last of these jobs is complete in join mode, each item of the epoch was trained on, or is planned, exactly
     once, however often the number of ranks has changed. *)
-Theorem over_any_number_of_ranks_each_item_is_planned_exactly_once : forall order trained left W c eager input d s, trained_on order trained left -> serves W c input left ->
-  job W c eager input d s -> c_is_quota c = false -> c_quota c = None ->
+Theorem over_any_number_of_ranks_each_item_is_planned_exactly_once : forall order trained left W c src input d s, trained_on order trained left -> serves W c input left ->
+  job W c src input d s -> c_is_quota c = false -> c_quota c = None ->
   (forall r, r < W -> is_ending (rank_of s r) = true /\ ended_as (rank_of s r) = Some Complete) ->
   Permutation (trained ++ items W left (fun r => positions (rank_of s r))) order.
 Proof.
-  intros order trained left W c eager input d s T Sv J Jm Nq E. destruct (over_any_number_of_ranks_no_item_is_planned_twice order trained left W c eager input d s T Sv J) as [others P].
+  intros order trained left W c src input d s T Sv J Jm Nq E. destruct (over_any_number_of_ranks_no_item_is_planned_twice order trained left W c src input d s T Sv J) as [others P].
   destruct Sv as [ok placed len]. assert (L : length (items W left (fun r => positions (rank_of s r))) = length left).
   { rewrite <- (Permutation_length (the_shares_of_the_new_ranks_are_what_is_left A W left (some_rank _ _ ok))). unfold items. apply Permutation_length, concat_perms.
     intros r Hr. apply in_seq in Hr. assert (H : r < W) by lia. destruct (E r H) as [E1 E2].
-    pose proof (a_complete_rank_of_a_job_has_planned_its_whole_input W c eager input ok placed d s r J H Jm Nq E1 E2) as C. apply (Permutation_map pos) in C. fold (positions (rank_of s r)) in C.
+    pose proof (a_complete_rank_of_a_job_has_planned_its_whole_input W c src input ok placed d s r J H Jm Nq E1 E2) as C. apply (Permutation_map pos) in C. fold (positions (rank_of s r)) in C.
     rewrite (pick_perm _ _ _ _ C), (positions_of_input input r (fun i x => placed r i x H)), (len r H). rewrite <- (pick_all A (pick left (share_of W r (length left)))) at 2.
     apply pick_perm. rewrite pick_length by apply share_bound. reflexivity. }
   pose proof (what_was_trained_on_and_what_is_left_are_the_epoch order trained left T) as Q. pose proof (Permutation_length P) as P1. rewrite <- (Permutation_length Q), !app_length, L in P1.

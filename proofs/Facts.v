@@ -29,81 +29,56 @@ Record same (s t : state) : Prop := {
 Lemma same_refl : forall s, same s s.
 Proof. intros. constructor; auto. exists []. rewrite app_nil_r. reflexivity. Qed.
 
-Lemma same_post : forall c r s t, same s t -> same s (post c r t).
-Proof. intros c r s t H. destruct (post_eq c r t) as [[-> _]|[_ [_ ->]]]; [assumption|]. destruct H. constructor; simpl; auto. Qed.
-
-Lemma same_finish : forall s t, same s t -> same s (finish_when_drained t).
-Proof. intros s t H. destruct (finish_eq t) as [p [-> _]]. destruct H. constructor; simpl; auto. Qed.
-
-Lemma same_deliver : forall d s t, same s t -> same s (deliver d t).
-Proof.
-  intros d s t H. pose proof (deliver_steps d t) as [S1 S2]. destruct (deliver_eq d t) as [a [b [_ [E _]]]]. rewrite E in *. destruct H. constructor; simpl; auto. rewrite S1. assumption.
-Qed.
-
 Lemma transition_same : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> same s t.
 Proof.
-  intros c r d s e t NG E. destruct e as [xs en full| |x| | |cause|]; simpl in E.
-  - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (_ <? _); [discriminate|]. simpl in E. destruct (is_nil xs && negb en && negb full); [discriminate|]. destruct (full && _); [discriminate|]. injection E as <-. apply same_post. apply Nat.eqb_neq in Wa.
-    constructor; simpl; auto; [intros; contradiction|]. exists []. rewrite app_nil_r. reflexivity.
-  - destruct (collated s); [discriminate|]. injection E as <-. apply same_post. constructor; simpl; auto. exists []. rewrite app_nil_r. reflexivity.
-  - exfalso. eapply NG. reflexivity.
-  - destruct (queue s) as [|x q] eqn:Q; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-.
-    assert (T : same s (deliver d (set_taken (taken s ++ [x]) (set_queue q s)))).
-    { apply same_deliver. constructor; simpl; auto; [|eauto]. unfold steps_of. simpl. rewrite Q, <- app_assoc. reflexivity. }
-    destruct (at_phase _); try (apply same_post; exact T). apply same_finish, T.
-  - assert (T : forall l, same s (set_limit l (set_stopped true s))) by (intros l; constructor; simpl; auto; exists []; rewrite app_nil_r; reflexivity).
-    cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E.
-    destruct (at_phase s) eqn:P; try (injection E as <-; apply same_refl); (destruct (stopped s); injection E as <-; [apply same_refl|]);
-    try (apply same_post, T). apply same_finish, T.
-  - destruct (is_ending s); [injection E as <-; apply same_refl|]. destruct (failure s) eqn:F; simpl in E; injection E as <-; [apply same_refl|].
-    apply same_post. constructor; simpl; auto; [congruence|]. exists []. rewrite app_nil_r. reflexivity.
-  - destruct (is_ending s); injection E as <-; [apply same_refl|]. apply same_post. constructor; simpl; auto. exists []. rewrite app_nil_r. reflexivity.
+  intros c r d s e t NG E. destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> _]]; [|apply same_refl].
+  assert (N : exists x, taken s = taken s ++ x) by (exists []; symmetry; apply app_nil_r). destruct e as [xs en full| |x| | |cause|]; try (constructor; simpl; auto; fail).
+  - constructor; simpl; auto. intros Wa. destruct G. contradiction.
+  - destruct G as [x [q [Q _]]]. constructor; simpl; eauto.
+    change (steps_of (deliver d (set_taken (taken s ++ firstn 1 (queue s)) (set_queue (tl (queue s)) s))) = steps_of s). rewrite (proj1 (deliver_steps d _)).
+    unfold steps_of. simpl. rewrite Q. simpl. rewrite <- app_assoc. reflexivity.
+  - destruct G as [_ G]. constructor; simpl; auto. intros F. contradiction.
 Qed.
 
-Lemma drain_same : forall d o l g s, steps_of (drain d o l (set_groups g s)) = steps_of s /\ aligned (drain d o l (set_groups g s)) = aligned s /\
-  window (drain d o l (set_groups g s)) = window s /\ wanted (drain d o l (set_groups g s)) = wanted s /\ failure (drain d o l (set_groups g s)) = failure s /\
-  taken (drain d o l (set_groups g s)) = taken s /\ plan (drain d o l (set_groups g s)) = plan s /\ stopped (drain d o l (set_groups g s)) = stopped s.
-Proof.
-  intros. unfold drain. match goal with |- context[finish_when_drained ?u] => destruct (finish_eq u) as [p [-> _]] end.
-  match goal with |- context[deliver d ?u] => pose proof (deliver_steps d u) as [S1 _]; destruct (deliver_eq d u) as [x [y [_ [E _]]]] end.
-  rewrite E in *. unfold steps_of in *. simpl in *. repeat split; auto.
-Qed.
+Lemma drain_steps : forall d o l s, steps_of (drain d o l s) = steps_of s.
+Proof. intros. apply (deliver_steps d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit s with Some m => Nat.min l m | None => l end) s)))). Qed.
 
-Lemma drain_same_plain : forall d o l s, steps_of (drain d o l s) = steps_of s /\ aligned (drain d o l s) = aligned s /\
-  window (drain d o l s) = window s /\ wanted (drain d o l s) = wanted s /\ failure (drain d o l s) = failure s /\
-  taken (drain d o l s) = taken s /\ plan (drain d o l s) = plan s /\ stopped (drain d o l s) = stopped s.
-Proof. intros. replace s with (set_groups (groups s) s) at 1 3 5 7 9 11 13 15 by (destruct s; reflexivity). apply drain_same. Qed.
-
-Lemma drain_round : forall d o l s, round (drain d o l s) = round s.
-Proof.
-  intros. unfold drain. match goal with |- context[finish_when_drained ?u] => destruct (finish_eq u) as [p [-> _]] end.
-  match goal with |- context[deliver d ?u] => destruct (deliver_eq d u) as [x [y [_ [E _]]]] end. rewrite E. reflexivity.
-Qed.
+(** What an agreement comes to: a report, an end as stopped or complete, or counts. *)
+Ltac each_agreement E B Sr Ra Tg Ea :=
+  unfold agree in E; destruct (is_bad _) eqn:B;
+  [injection E as <-
+  |destruct (negb (o_round_min _ =? _)); [discriminate|]; destruct (o_stop_rank _) as [q|] eqn:Sr;
+   [injection E as <-
+   |destruct (o_ready _) eqn:Ra; [|discriminate]; simpl negb in E; cbv iota zeta in E; destruct (target _ _) as [|n] eqn:Tg;
+    [injection E as <-|destruct (c_align _ _ _ _ _) as [al ca] eqn:Ea; injection E as <-]]].
 
 Lemma agree_round : forall c rank d a s t, agree c rank d a s = Some t -> round t = round s.
-Proof.
-  intros c rank d a s t E. unfold agree in E. destruct (is_bad a); [injection E as <-; reflexivity|].
-  destruct (negb _); [discriminate|]. destruct (o_stop_rank a); [injection E as <-; rewrite drain_round; reflexivity|].
-  destruct (negb _); [discriminate|]. destruct (target c a) as [|n]; [injection E as <-; rewrite drain_round; reflexivity|].
-  destruct (c_align c (round s) (groups s) (S n) (due_before c s)) as [al ca]. injection E as <-.
-  match goal with |- context[deliver d ?u] => destruct (deliver_eq d u) as [x [y [_ [E _]]]] end. rewrite E. reflexivity.
-Qed.
+Proof. intros c rank d a s t E. each_agreement E B Sr Ra Tg Ea; reflexivity. Qed.
 
 Lemma agree_budget : forall c rank d a s t, agree c rank d a s = Some t -> at_phase t = COUNT -> budget t = o_budget a.
 Proof.
-  intros c rank d a s t E P. unfold agree in E. destruct (is_bad a); [injection E as <-; discriminate|].
-  destruct (negb _); [discriminate|]. destruct (o_stop_rank a).
-  { injection E as <-. match type of P with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [X|X]; rewrite X in P; discriminate end. }
-  destruct (negb _); [discriminate|]. destruct (target c a) as [|n].
-  { injection E as <-. match type of P with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [X|X]; rewrite X in P; discriminate end. }
-  destruct (c_align c (round s) (groups s) (S n) (due_before c s)) as [al ca]. injection E as <-.
-  match goal with |- context[deliver d ?u] => destruct (deliver_eq d u) as [x [y [_ [E _]]]] end. rewrite E. reflexivity.
+  intros c rank d a s t E P. each_agreement E B Sr Ra Tg Ea; [discriminate| | |reflexivity];
+    match type of P with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [X|X]; rewrite X in P; discriminate end.
 Qed.
 
+Lemma count_eq : forall c rank cs s t, count c rank cs s = Some t ->
+  let n := cut c (gsum s) cs in let returned := concat (skipn n (aligned s)) in
+  length cs = length (aligned s) /\
+  t = post c rank (set_phase FILL (set_round (S (round s)) (set_window (if is_nil returned then window s else by_position (window s ++ returned)) (set_aligned []
+      (set_plan (make_steps (planned s) (round s) (firstn n (aligned s)) cs) (set_collated false
+      (set_planned (planned s + n) (set_gsum (gsum s + total_samples (firstn n cs)) s)))))))).
+Proof. intros c rank cs s t E. unfold count in E. destruct (length cs =? _) eqn:L; [|discriminate]. apply Nat.eqb_eq in L. injection E as <-. auto. Qed.
+
 Lemma count_budget : forall c rank cs s t, count c rank cs s = Some t -> budget t = budget s /\ round t = S (round s).
+Proof. intros c rank cs s t E. destruct (count_eq _ _ _ _ _ E) as [_ ->]. auto. Qed.
+
+Lemma answer_keeps : forall c r d s x t, transition c r d s (Got x) = Some t ->
+  failure t = failure s /\ stopped t = stopped s /\ urged t = urged s /\ taken t = taken s /\ read t = read s.
 Proof.
-  intros c rank cs s t E. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-.
-  match goal with |- context[post c rank ?u] => destruct (post_eq c rank u) as [[-> _]|[_ [_ ->]]] end; split; reflexivity.
+  intros c r d s x t E. simpl in E. destruct x as [a|cs|rs]; destruct (at_phase s); try discriminate.
+  - each_agreement E B Sr Ra Tg Ea; repeat split.
+  - destruct (count_eq _ _ _ _ _ E) as [_ ->]. repeat split.
+  - destruct (failure_of rs); [|discriminate]. injection E as <-. repeat split.
 Qed.
 
 (** The four things an agreement can do. *)
@@ -121,65 +96,43 @@ Lemma agree_cases : forall c rank d a s t, agree c rank d a s = Some t ->
   agreed c rank a s t /\ steps_of t = steps_of s /\ failure t = failure s /\ taken t = taken s /\
   (at_phase t <> COUNT -> aligned t = aligned s /\ window t = window s /\ wanted t = wanted s).
 Proof.
-  intros c rank d a s t E. unfold agree in E. destruct (is_bad a) eqn:B.
-  - injection E as <-. split; [apply agreed_bad; auto|]. repeat split; auto.
-  - destruct (negb _); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
-    + injection E as <-. match goal with |- context[drain d ?o ?l (set_groups ?g s)] => pose proof (drain_same d o l g s) as D; pose proof (drain_phase d o l (set_groups g s)) as P end.
-      destruct D as [D1 [D2 [D3 [D4 [D5 [D6 [D7 D8]]]]]]]. split; [eapply agreed_stop; eauto|]. repeat split; assumption || (intros _; assumption) || auto.
-    + destruct (o_ready a) eqn:R; [|discriminate]. simpl in E.
-      assert (St : steps_of (set_outbox (outbox s ++ plan s) (set_plan [] s)) = steps_of s) by (unfold steps_of; simpl; rewrite app_nil_r; reflexivity).
-      destruct (target c a) as [|n] eqn:T.
-      * injection E as <-. change (set_outbox (outbox s ++ plan s) (set_plan [] (set_groups [] s))) with (set_groups [] (set_outbox (outbox s ++ plan s) (set_plan [] s))).
-        set (u := set_outbox (outbox s ++ plan s) (set_plan [] s)) in *.
-        destruct (drain_same d Complete (planned s) [] u) as [D1 [D2 [D3 [D4 [D5 [D6 [D7 D8]]]]]]]. pose proof (drain_phase d Complete (planned s) (set_groups [] u)) as P.
-        split; [apply agreed_complete; auto|]. rewrite D1, D2, D3, D4, D5, D6. repeat split; assumption || auto.
-      * destruct (c_align c (round s) (groups s) (S n) (due_before c s)) as [al ca] eqn:Ea. injection E as <-.
-        match goal with |- context[deliver d ?u] => pose proof (deliver_steps d u) as [D1 _]; destruct (deliver_eq d u) as [x [y [_ [Eq _]]]]; destruct (deliver_same d u) as [D2 [D3 D4]] end.
-        split; [eapply agreed_count with (n := n); auto; rewrite ?Ea, ?Eq; auto|].
-        split; [rewrite D1; exact St|]. rewrite D2. split; [rewrite Eq; reflexivity|]. split; [exact D4|]. simpl. intros X. exfalso. apply X. reflexivity.
+  intros c rank d a s t E. assert (Rl : steps_of (set_outbox (outbox s ++ plan s) (set_plan [] (set_groups [] s))) = steps_of s) by (unfold steps_of; simpl; rewrite app_nil_r; reflexivity).
+  each_agreement E B Sr Ra Tg Ea.
+  - split; [apply agreed_bad; auto|repeat split].
+  - split; [eapply agreed_stop; eauto; apply drain_phase|]. rewrite drain_steps. repeat split.
+  - split; [apply agreed_complete; auto; apply drain_phase|]. rewrite drain_steps. split; [exact Rl|]. repeat split.
+  - split; [apply agreed_count with (n := n); auto; rewrite Ea; reflexivity|]. rewrite (proj1 (deliver_steps d _)). split; [exact Rl|]. repeat split; simpl in *; congruence.
 Qed.
 
 Lemma count_cases : forall c rank cs s t, count c rank cs s = Some t ->
   length cs = length (aligned s) /\ aligned t = [] /\ failure t = failure s /\ taken t = taken s /\ (at_phase t = FILL \/ at_phase t = OFFER) /\
   (plan s = [] -> exists new, steps_of t = steps_of s ++ new /\ map s_group new = firstn (cut c (gsum s) cs) (aligned s) /\ plan t = new).
 Proof.
-  intros c rank cs s t E. unfold count in E. destruct (length cs =? length (aligned s)) eqn:L; [|discriminate]. apply Nat.eqb_eq in L. simpl in E. injection E as <-.
-  match goal with |- context[post c rank ?u] => set (u0 := u); assert (X : same u0 (post c rank u0)) by (apply same_post, same_refl);
-    assert (P : at_phase (post c rank u0) = FILL \/ at_phase (post c rank u0) = OFFER) by (destruct (post_phase c rank u0) as [-> |[_ ->]]; auto);
-    assert (F : failure (post c rank u0) = failure s) by (destruct (post_eq c rank u0) as [[-> _]|[_ [_ ->]]]; reflexivity);
-    assert (Tk : taken (post c rank u0) = taken s) by (destruct (post_eq c rank u0) as [[-> _]|[_ [_ ->]]]; reflexivity) end.
-  split; [assumption|]. split; [rewrite (sa_aligned _ _ X); reflexivity|]. split; [assumption|]. split; [assumption|]. split; [assumption|].
-  intros Pl. exists (make_steps (planned s) (round s) (firstn (cut c (gsum s) cs) (aligned s)) cs). split; [rewrite (sa_steps _ _ X); unfold steps_of, u0; simpl; rewrite Pl, app_nil_r, !app_assoc; reflexivity|].
-  split; [|rewrite (sa_plan _ _ X); reflexivity]. apply make_steps_groups. rewrite firstn_length. pose proof (cut_le c (gsum s) cs). lia.
+  intros c rank cs s t E. destruct (count_eq _ _ _ _ _ E) as [L ->]. split; [exact L|]. split; [reflexivity|]. split; [reflexivity|]. split; [reflexivity|].
+  split; [match goal with |- context[post c rank ?u] => destruct (post_phase c rank u) as [-> |[_ ->]]; auto end|].
+  intros Pl. exists (make_steps (planned s) (round s) (firstn (cut c (gsum s) cs) (aligned s)) cs). split; [unfold steps_of; simpl; rewrite Pl, app_nil_r, !app_assoc; reflexivity|]. split; [|reflexivity].
+  apply make_steps_groups. rewrite firstn_length. pose proof (cut_le c (gsum s) cs). lia.
 Qed.
 
 Lemma make_steps_round : forall gs cs n rd, Forall (fun x => s_round x = rd) (make_steps n rd gs cs).
 Proof. induction gs as [|g gs IH]; intros [|x cs] n rd; simpl; constructor; auto. Qed.
 
-(** The steps that a rank plans are of the round that it has counted. *)
 Lemma count_rounds : forall c rank cs s t, count c rank cs s = Some t -> plan s = [] ->
   exists new, steps_of t = steps_of s ++ new /\ map s_group new = firstn (cut c (gsum s) cs) (aligned s) /\ Forall (fun x => s_round x = round s) new.
 Proof.
-  intros c rank cs s t E Pl. unfold count in E. destruct (length cs =? length (aligned s)) eqn:L; [|discriminate]. apply Nat.eqb_eq in L. simpl in E. injection E as <-.
-  match goal with |- context[post c rank ?u] => set (u0 := u); assert (X : same u0 (post c rank u0)) by (apply same_post, same_refl) end.
-  exists (make_steps (planned s) (round s) (firstn (cut c (gsum s) cs) (aligned s)) cs). split; [|split; [|apply make_steps_round]].
-  - rewrite (sa_steps _ _ X). unfold steps_of, u0. simpl. rewrite Pl, app_nil_r, !app_assoc. reflexivity.
-  - apply make_steps_groups. rewrite firstn_length. pose proof (cut_le c (gsum s) cs). lia.
+  intros c rank cs s t E Pl. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [_ C]]]]]. destruct (C Pl) as [new [N1 [N2 N3]]]. exists new. split; [exact N1|]. split; [exact N2|].
+  destruct (count_eq _ _ _ _ _ E) as [_ ->]. rewrite <- N3. apply make_steps_round.
 Qed.
 
 (** ** Sums *)
 
 Definition sum_counts (l : list counts) : counts := fold_left add_counts l zero_counts.
 
-Lemma add_costs_assoc : forall a b c, add_costs (add_costs a b) c = add_costs a (add_costs b c).
-Proof. induction a as [|x a IH]; intros [|y b] [|z c]; simpl; try reflexivity. rewrite IH. f_equal. lia. Qed.
 Lemma nth_add_costs : forall r a b, nth r (add_costs a b) 0 = nth r a 0 + nth r b 0.
 Proof. intros r a. revert r. induction a as [|x a IH]; intros [|r] [|y b]; simpl; try lia. apply IH. Qed.
 Lemma nth_costs_of_group : forall r g, nth r (n_costs (count_group g)) 0 = used r g.
 Proof. intros r. induction g as [|x g IH]; simpl; [destruct r; reflexivity|]. rewrite nth_add_costs. simpl in IH. rewrite IH. reflexivity. Qed.
 
-Lemma add_counts_assoc : forall a b c, add_counts (add_counts a b) c = add_counts a (add_counts b c).
-Proof. intros [] [] []. unfold add_counts. simpl. f_equal; try lia. apply add_costs_assoc. Qed.
 Lemma add_counts_zero : forall a, add_counts zero_counts a = a.
 Proof. intros []. reflexivity. Qed.
 

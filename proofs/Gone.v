@@ -77,15 +77,15 @@ Lemma step_back : forall u v l t, follows W u v -> (forall r, r < W -> is_lost (
 Proof.
   intros u v l t F NL St.
   assert (E : forall r, r < W -> rank_of u r = rank_of v r /\ pending u r = pending v r).
-  { intros r H. destruct (f_rank _ _ _ F r H) as [[_ X]|[L _]]; [exact X|]. pose proof (l_lost _ _ L). rewrite NL in H0 by exact H. discriminate. }
-  assert (Res : results u = results v) by (unfold results; rewrite (f_log _ _ _ F); reflexivity).
+  { intros r H. destruct (f_rank _ _ _ _ F r H) as [[_ X]|[L _]]; [exact X|]. pose proof (l_lost _ _ L). rewrite NL in H0 by exact H. discriminate. }
+  assert (Res : results u = results v) by (unfold results; rewrite (f_log _ _ _ _ F); reflexivity).
   destruct St as [v r e t H M T|v x P Rd|v r H Ru Tk].
-  - destruct (E r H) as [Er Ep]. pose proof (f_got _ _ _ F r H) as Eg. pose proof (f_running _ _ _ F r H) as Eu. eexists. eapply (StepRank W cfg depth input u r e t H).
+  - destruct (E r H) as [Er Ep]. pose proof (f_got _ _ _ _ F r H) as Eg. pose proof (f_running _ _ _ _ F r H) as Eu. eexists. eapply (StepRank W cfg depth input u r e t H).
     + destruct e; simpl in *; rewrite ?Er, ?Ep, ?Eg, ?Eu, ?Res; exact M.
     + rewrite Er. exact T.
   - assert (Pu : forall r, r < W -> pending u r = true) by (intros r H; destruct (E r H) as [_ ->]; apply P, H).
-    destruct (follows_messages W u v F Pu) as [Em _]. eexists. apply (StepExchange W cfg depth input u x Pu). rewrite Em. exact Rd.
-  - eexists. apply (StepTrained W cfg depth input u r H); [rewrite (f_running _ _ _ F r H); exact Ru|]. intros q Hq. destruct (E r H) as [-> _]. destruct (E q Hq) as [-> _]. apply Tk, Hq.
+    destruct (follows_messages W lost_from u v F Pu) as [Em _]. eexists. apply (StepExchange W cfg depth input u x Pu). rewrite Em. exact Rd.
+  - eexists. apply (StepTrained W cfg depth input u r H); [rewrite (f_running _ _ _ _ F r H); exact Ru|]. intros q Hq. destruct (E r H) as [-> _]. destruct (E q Hq) as [-> _]. apply Tk, Hq.
 Qed.
 
 (** ABORT, STOP, FREE: whoever leaves, is lost or gone, whenever: something goes on, a driver that tells its rank included; or the
@@ -98,10 +98,10 @@ Proof.
   2:{ (* nobody is gone, nobody is lost *)
     assert (NG' : forall r, r < W -> gone r = false /\ is_lost (rank_of u r) = false) by (intros r H; apply orb_false_iff, NG, H).
     assert (E : forall r, r < W -> rank_of u r = rank_of v r).
-    { intros r H. destruct (f_rank _ _ _ F r H) as [[_ [X _]]|[L _]]; [exact X|]. destruct (NG' r H) as [_ Z]. rewrite (l_lost _ _ L) in Z. discriminate. }
+    { intros r H. destruct (f_rank _ _ _ _ F r H) as [[_ [X _]]|[L _]]; [exact X|]. destruct (NG' r H) as [_ Z]. rewrite (l_lost _ _ L) in Z. discriminate. }
     assert (Br : forall r, r < W -> broken W v r \/ forsaken W v r -> never_ends u r).
     { intros r H [[A [q [Hq [S1 [S2 S3]]]]]|[_ [q [Hq [S1 S2]]]]].
-      - right. split; [intros p Hp; rewrite !E by assumption; apply A, Hp|]. exists q. rewrite !E by assumption. rewrite (f_running _ _ _ F q Hq). auto 6.
+      - right. split; [intros p Hp; rewrite !E by assumption; apply A, Hp|]. exists q. rewrite !E by assumption. rewrite (f_running _ _ _ _ F q Hq). auto 6.
       - left. exists q. unfold is_out. rewrite !E by assumption. auto. }
     destruct (urged_or_over W cfg depth input ok deep v R) as [[l [t [B [Nb St]]]]|A].
     - left. left. destruct (step_back u v l t F (fun r H => proj2 (NG' r H)) St) as [w Sw]. exists l, w. split; [exact Sw|]. 
@@ -111,9 +111,9 @@ Proof.
       + destruct l as [r e| |r]; simpl; try (apply NG', Hl). intros q Hq. apply NG', Hq.
       + destruct l as [r e| |r]; auto. intros [[q [Hq [O L]]]|[Al [q [Hq [O [Rq L]]]]]].
         * inversion Sw as [| |? ? ? ? Tk]; subst. specialize (Tk q Hq). lia.
-        * apply Nb. split; [intros p Hp; rewrite <- !E by assumption; apply Al, Hp|]. exists q. rewrite <- !E by assumption. rewrite <- (f_running _ _ _ F q Hq).
+        * apply Nb. split; [intros p Hp; rewrite <- !E by assumption; apply Al, Hp|]. exists q. rewrite <- !E by assumption. rewrite <- (f_running _ _ _ _ F q Hq).
           destruct O as [O|O]; [destruct (NG' q Hq); congruence|auto].
-    - right. intros r H _. rewrite E by exact H. rewrite (f_running _ _ _ F r H). destruct (A r H) as [D|[D [Fs|[Rn [B _]]]]]; auto; right; (split; [exact D|]).
+    - right. intros r H _. rewrite E by exact H. rewrite (f_running _ _ _ _ F r H). destruct (A r H) as [D|[D [Fs|[Rn [B _]]]]]; auto; right; (split; [exact D|]).
       + split; [apply Fs|apply (Br r H); auto].
       + split; [exact Rn|apply (Br r H); auto]. }
   assert (Who : exists q, q < W /\ (gone q = true \/ is_lost (rank_of u q) = true)) by (exists q0; split; [exact Hq0|apply orb_true_iff, G0]).
@@ -123,7 +123,7 @@ Proof.
   apply one_or_each. intros r H. destruct (gone r) eqn:Gr; [right; discriminate|].
   assert (X : goes_on u \/ at_phase (rank_of u r) = DONE \/ (at_phase (rank_of u r) = DRAIN /\ running u r = true /\ never_ends u r)); [|destruct X; auto].
   pose proof (End r H Gr) as Er. unfold is_ending in Er. destruct (at_phase (rank_of u r)) eqn:P; try discriminate; auto.
-  destruct (f_rank _ _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_phase _ _ L) in P; discriminate]. rewrite Xr in P.
+  destruct (f_rank _ _ _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_phase _ _ L) in P; discriminate]. rewrite Xr in P.
   assert (Ev : is_ending (rank_of v r) = true) by (unfold is_ending; rewrite P; reflexivity).
   destruct (t_drain _ _ (g_tight _ _ _ _ _ I r H) P) as [Ob Li]. pose proof (g_core _ _ _ _ _ I r H) as Kr. destruct (ended_current W cfg depth input ok v r R H Ev) as [Wr _].
   destruct (ended_outcome W cfg depth input ok v r R H Ev) as [o [l [Hk _]]].
@@ -146,7 +146,7 @@ Proof.
   destruct (running u q) eqn:Rq.
   { left. left. exists (LTrained q). eexists. split; [|split; [exact Logic.I|split; [exact Gq|]]]; [apply StepTrained; [exact Hq|exact Rq|exact M]|].
     intros [[p [Hp [_ Lp]]]|[Al _]]; [specialize (M p Hp)|specialize (Al r H)]; lia. }
-  left. destruct (f_rank _ _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lost; discriminate].
+  left. destruct (f_rank _ _ _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lost; discriminate].
   destruct (takeableb (rank_of v q)) eqn:T; [apply (take_goes_on u v q R F Hq Gq Xq Rq); apply takeableb_spec, T|exfalso].
   pose proof (End q Hq Gq) as Eq. rewrite Xq in Eq, Stop. rewrite Xr, Xq in Lq. destruct (ended_current W cfg depth input ok v q R Hq Eq) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
   pose proof (k_free _ _ _ _ _ _ Kq Stop) as L1. rewrite Wq, Hk in L1.

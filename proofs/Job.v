@@ -195,12 +195,6 @@ Proof.
   destruct (k_offer _ _ _ _ _ _ K P') as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad o Po)) as [_ [Wz _]]. rewrite E in Wz. exact Wz.
 Qed.
 
-(** What a step leaves as it was, and that it is followed. *)
-Record stepped (s s' : shared_sys) (r : nat) : Prop := {
-  d_ended : ended (rank_of (base s') r) = ended (rank_of (base s) r);
-  d_read : read (rank_of (base s') r) + wanted (rank_of (base s') r) = read (rank_of (base s) r) + wanted (rank_of (base s) r);
-  d_round : round (rank_of (base s') r) = round (rank_of (base s) r) }.
-
 Lemma rank_step_followed : forall input s t r e u, reachable input t -> following input s t -> extends input s -> books s -> r < W -> begun s r = true ->
   may_shared cfg order s r e -> handle_shared (cfg r) r (depth r) (rank_of (base s) r) e = Some u ->
   (forall s', base s' = with_rank (base s) r u e -> begun s' = begun s -> exists t', leads input 1 t t' /\ following input s' t') /\
@@ -353,7 +347,7 @@ Proof.
         rewrite Ln. apply (keeps_tied 0 (draws sh la v)); [change (if sh =? 0 then 0 = 0 /\ true = la else is_open 0 (draws sh la v) 0 true); rewrite Zs, La; split; reflexivity|exact P3].
     + rewrite K1, K2, K3, K5. simpl. auto.
   - assert (Pu : u = draws sh la v).
-    { rewrite Eu. unfold post. simpl. unfold must_end, is_ready. simpl. replace (sh =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Zs). reflexivity. }
+    { rewrite Eu. destruct (post_eq (cfg r) r (draws sh la v)) as [[Pe _]|[_ [[Pe|Pe] _]]]; [exact Pe|discriminate|]. unfold is_ready in Pe. simpl in Pe. apply Nat.eqb_eq in Pe. contradiction. }
     split; [|rewrite Pu; simpl; repeat split; auto; discriminate].
     intros s' Bs Be. exists t. split; [exists 0; split; [lia|apply path_here]|]. destruct (Bb s' Be) as [B1 B2]. destruct Hn as [N1 N2 N3 N4 N5 N6].
     assert (Each : forall q, q < W -> exists w e m, rank_of t q = dress w e m (rank_of (base s') q) /\ alike_posts (posted (rank_of (base s') q)) m /\ at_rank input s' q w e).

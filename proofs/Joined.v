@@ -41,12 +41,6 @@ Proof.
   - rewrite <- IH. clear IH. induction rs as [|r rs IH]; simpl; [reflexivity|]. rewrite IH. lia.
 Qed.
 
-Lemma nth_steps : forall u j x, nth_error (steps_of u) j = Some x -> nth j (groups_of u) [] = s_group x.
-Proof.
-  intros u j x E. unfold groups_of. assert (L : j < length (steps_of u)) by (apply nth_error_Some; congruence).
-  rewrite app_nth1 by (rewrite map_length; exact L). apply nth_error_nth. apply map_nth_error, E.
-Qed.
-
 Lemma firstn_skipn_map : forall (A B : Type) (f : A -> B) (g : nat -> B) l m j, j + m <= length l -> (forall i x, nth_error l i = Some x -> f x = g i) ->
   map f (firstn m (skipn j l)) = map g (seq j m).
 Proof.

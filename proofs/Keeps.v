@@ -106,7 +106,7 @@ Lemma rank_keeps_groups : forall s r e t j, invariant s -> r < W -> may cfg inpu
   nth j (groups_of t) [] = nth j (groups_of (rank_of s r)) [].
 Proof.
   intros s r e t j I H M E L. pose proof (rank_step_after s r e t I H M E) as K.
-  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+  pose proof (answer_or_own e) as Cases.
   destruct Cases as [[y ->]|NG].
   - destruct (got_current W cfg depth input s r y I H M) as [_ [_ [Wh _]]]. simpl in K. rewrite <- Wh in K.
     assert (Ls : length (steps_of t) = length (h_steps (whole s))) by (rewrite <- (k_steps _ _ _ _ _ _ K), map_length; reflexivity).
@@ -119,7 +119,7 @@ Proof.
       * rewrite !app_nth1 by (rewrite map_length; assumption). reflexivity.
       * rewrite !app_nth2 by (rewrite map_length; lia). apply nth_firstn. rewrite map_length. lia.
     + destruct (failure_of rs); [|discriminate]. injection E as <-.
-      match goal with |- context[drain ?d ?o ?l ?u] => destruct (drain_same_plain d o l u) as [D1 [D2 _]]; rewrite D1, D2 end. reflexivity.
+      rewrite drain_steps. reflexivity.
   - pose proof (transition_same _ _ _ _ _ _ NG E) as X. unfold groups_of. rewrite (sa_steps _ _ X), (sa_aligned _ _ X). reflexivity.
 Qed.
 
@@ -127,12 +127,12 @@ Lemma rank_keeps_failure : forall s r e t, invariant s -> r < W ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t -> failure (rank_of s r) <> None -> failure t = failure (rank_of s r).
 Proof.
   intros s r e t I H E F.
-  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+  pose proof (answer_or_own e) as Cases.
   destruct Cases as [[y ->]|NG]; [|apply (sa_failure _ _ (transition_same _ _ _ _ _ _ NG E) F)].
   simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P; try discriminate.
   - apply (agree_cases _ _ _ _ _ _ E).
   - apply (count_cases _ _ _ _ _ E).
-  - destruct (failure_of rs); [|discriminate]. injection E as <-. apply drain_same_plain.
+  - destruct (failure_of rs); [|discriminate]. injection E as <-. reflexivity.
 Qed.
 
 Lemma rank_step_keeps_second : forall s r e t s', invariant s -> invariant s' -> second s -> r < W -> may cfg input s r e ->
@@ -141,7 +141,7 @@ Proof.
   intros s r e t s' I I' S H M E Er El.
   assert (Wh' : whole s' = whole s) by (unfold Facts.whole, results; rewrite El; reflexivity).
   pose proof (rank_step_after s r e t I H M E) as K.
-  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+  pose proof (answer_or_own e) as Cases.
   assert (Kt : forall y, e = Got y -> core (cfg r) (cfg 0) r (input r) (whole s) t /\ is_waiting (rank_of s r) = true /\ whole s = h_step (cfg 0) (hist_of s r) y).
   { intros y ->. destruct (got_current W cfg depth input s r y I H M) as [_ [Wa [Wh _]]]. simpl in K. rewrite <- Wh in K. auto. }
   pose proof (g_core _ _ _ _ _ I r H) as K0.
@@ -186,7 +186,7 @@ Proof.
         + destruct (agree_cases _ _ _ _ _ _ E) as [_ [_ [_ [_ A]]]]. destruct A as [_ [A1 A2]]; [destruct P1; congruence|]. rewrite A1, A2. auto.
         + exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; destruct P1; congruence.
         + destruct (failure_of rs); [|discriminate]. injection E as <-.
-          match goal with |- context[drain ?d ?o ?l ?u] => destruct (drain_same_plain d o l u) as [_ [_ [D3 [D4 _]]]] end. simpl in *. rewrite D3, D4. auto.
+          exact (conj D1 D2).
       - destruct (sa_window _ _ (transition_same _ _ _ _ _ _ NG E) D2) as [A1 A2]. rewrite A1, A2. auto. }
     destruct (n_closed s S l HC) as [Q|[[Q [q [Hq Dq]]]|Q]]; [left; exact Q|right; left; split; [exact Q|]; exists q; auto|right; right; auto].
   - apply (n_work s S).

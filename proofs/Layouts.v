@@ -50,9 +50,6 @@ Definition fits_in (l : layout) (budget : nat) (limits : list nat) (g : group) :
 
 (** ** Forming groups *)
 
-Lemma fits_is_fits_in : forall b limits g, fits b limits g <-> fits_in Padded b limits g.
-Proof. reflexivity. Qed.
-
 Lemma fits_packed_is_fits_in : forall b limits g, fits_packed b limits g <-> fits_in Packed b limits g.
 Proof.
   intros b limits g. unfold fits_packed, fits_in, is_roomy. simpl. rewrite andb_true_iff, Nat.leb_le. reflexivity.

@@ -9,46 +9,24 @@ Import ListNotations.
 (** What befalls a rank from outside. *)
 Definition befallen (u : state) : option nat * bool * bool := (failure u, stopped u, urged u).
 
-Lemma befallen_post : forall c r u, befallen (post c r u) = befallen u.
-Proof. intros. destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
-Lemma befallen_deliver : forall d u, befallen (deliver d u) = befallen u.
-Proof. intros. destruct (deliver_eq d u) as [a [b [_ [-> _]]]]. reflexivity. Qed.
-Lemma befallen_finish : forall u, befallen (finish_when_drained u) = befallen u.
-Proof. intros. destruct (finish_eq u) as [p [-> _]]. reflexivity. Qed.
-Lemma befallen_drain : forall d o l u, befallen (drain d o l u) = befallen u.
-Proof. intros. unfold drain. rewrite befallen_finish, befallen_deliver. reflexivity. Qed.
-
 Lemma nothing_befalls : forall c r d u e t, unurged (LRank r e) -> transition c r d u e = Some t -> befallen t = befallen u.
 Proof.
-  intros c r d u e t U E. destruct e as [xs en full| |[a|cs|rs]| | | |]; try contradiction; simpl in E.
-  - destruct (_ || _ || _ || _); [discriminate|]. injection E as <-. rewrite befallen_post. reflexivity.
-  - destruct (collated u); [discriminate|]. injection E as <-. rewrite befallen_post. reflexivity.
-  - destruct (at_phase u); try discriminate. unfold agree in E. destruct (is_bad a); [injection E as <-; reflexivity|].
-    destruct (negb _); [discriminate|]. destruct (o_stop_rank a); [injection E as <-; rewrite befallen_drain; reflexivity|].
-    destruct (negb _); [discriminate|]. destruct (target c a); [injection E as <-; rewrite befallen_drain; reflexivity|].
-    destruct (c_align _ _ _ _ _). injection E as <-. rewrite befallen_deliver. reflexivity.
-  - destruct (at_phase u); try discriminate. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. rewrite befallen_post. reflexivity.
-  - destruct (at_phase u); try discriminate. destruct (failure_of rs); [|discriminate]. injection E as <-. rewrite befallen_drain. reflexivity.
-  - destruct (queue u); [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-.
-    destruct (at_phase _); rewrite ?befallen_post, ?befallen_finish, befallen_deliver; reflexivity.
+  intros c r d u e t U E. destruct (answer_or_own e) as [[x ->]|NG].
+  - destruct (answer_keeps _ _ _ _ _ _ E) as [F [S [Ur _]]]. unfold befallen. congruence.
+  - destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [destruct e; try contradiction|]; reflexivity.
 Qed.
 
 (** Whether it accepts an event that brings no samples hangs neither on what it wants nor on who knows of the end. *)
 Lemma accepted_in_any_dress : forall c big r d w e m u x t, match x with SamplesRead _ _ _ | Got (Agreed _) => False | _ => True end ->
   transition (wide big c) r d (dress w e m u) x = Some t -> exists t', transition c r d u x = Some t'.
 Proof.
-  intros c big r d w e m u x t X E.
-  assert (Views : forall v, v = dress w e m u -> collated v = collated u /\ at_phase v = at_phase u /\ queue v = queue u /\ limit v = limit u /\ taken v = taken u /\
-    stopped v = stopped u /\ failure v = failure u /\ is_ending v = is_ending u /\ aligned v = aligned u) by (intros v ->; repeat split).
-  specialize (Views _ eq_refl). revert Views E. generalize (dress w e m u) (wide big c). intros v c' [V1 [V2 [V3 [V4 [V5 [V6 [V7 [V8 V9]]]]]]]] E.
-  destruct x as [xs en full| |[a|cs|rs]| | | |]; try contradiction; simpl in *; rewrite ?V1, ?V2, ?V3, ?V4, ?V5, ?V6, ?V7, ?V8, ?V9 in E.
-  - destruct (collated u); [discriminate|eauto].
-  - destruct (at_phase u); try discriminate. unfold count in *. rewrite ?V9 in E. destruct (negb _); [discriminate|eauto].
-  - destruct (at_phase u); try discriminate. destruct (failure_of rs); [eauto|discriminate].
-  - destruct (queue u); [discriminate|]. destruct (below _ _); [eauto|discriminate].
-  - destruct (at_phase u), (stopped u); eauto.
-  - destruct (is_ending u), (failure u); simpl; eauto.
-  - destruct (is_ending u); eauto.
+  intros c big r d w e m u x t X E. destruct (answer_or_own x) as [[y ->]|NG].
+  - simpl in *. destruct y as [a|cs|rs]; try contradiction; change (at_phase (dress w e m u)) with (at_phase u) in E; destruct (at_phase u); try discriminate.
+    + destruct (count_eq _ _ _ _ _ E) as [L _]. change (aligned (dress w e m u)) with (aligned u) in L. unfold count. rewrite L, Nat.eqb_refl. simpl. eauto.
+    + destruct (failure_of rs); [eauto|discriminate].
+  - destruct (own_event _ _ _ _ _ _ NG E) as [[G _]|[_ D]].
+    + exists (post c r (moved d u x)). destruct x; try contradiction; match goal with |- transition ?c ?r ?d ?v ?x = _ => exact (granted_event c r d v x G) end.
+    + exists u. exact (deaf_event c r d u x D).
 Qed.
 
 Lemma agreed_in_any_dress : forall c big r d w e m u a b t, alike_offer a b ->
@@ -142,7 +120,8 @@ Proof.
       set (t' := with_rank t k (dress 0 true m u) (SamplesRead [] true false)).
       assert (Tr : transition (own input k) k (depth k) (rank_of t k) (SamplesRead [] true false) = Some (dress 0 true m u)).
       { rewrite E. simpl. replace (w =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Nz). replace (w <? 0) with false by (symmetry; apply Nat.ltb_ge; lia). simpl.
-        f_equal. unfold post. simpl. destruct Ph as [Ph|Ph]; rewrite Ph; unfold dress; destruct u; simpl; rewrite Nat.add_0_r, app_nil_r; reflexivity. }
+        f_equal. match goal with |- post ?c ?i ?v = _ => destruct (post_eq c i v) as [[-> _]|[Pf _]]; [|change (at_phase u = FILL) in Pf; destruct Ph; congruence] end.
+        unfold dress. destruct u. simpl. rewrite Nat.add_0_r, app_nil_r. reflexivity. }
       assert (My : may (own input) input t k (SamplesRead [] true false)).
       { simpl. rewrite E. change (read (dress w e m u)) with (read u). split; [reflexivity|]. split; [|split; [auto|discriminate]]. intros _.
         pose proof (b_read _ _ _ _ _ _ (b_rank _ _ _ _ _ B k Hk) Bg) as Br. fold u in Br. rewrite Wz in Br. unfold input. rewrite content_length. exact Br. }
@@ -184,8 +163,7 @@ Lemma a_rank_is_urged : forall (that : Prop) s r t, that -> r < W -> begun s r =
 Proof.
   intros that s r t Is Hr Bg M E. eexists. split; [eapply (SharedRank W total cfg depth order deal wish s r Urged t); eauto|].
   intros q. cbn [base with_rank rank_of]. destruct (Nat.eq_dec q r) as [->|D]; [rewrite update_same|rewrite update_other by exact D; auto].
-  simpl in E. destruct (is_ending _); injection E as <-; [auto|]. pose proof (befallen_post (cfg r) r (set_urged true (rank_of (base s) r))) as B.
-  unfold befallen in B. injection B as B1 B2 _. auto.
+  simpl in E. destruct (is_ending _); injection E as <-; auto.
 Qed.
 
 (** Something is to be read, or the job waits for what does not hang on reading. *)
@@ -194,7 +172,7 @@ Proof.
   intros that s R. destruct (shared_runs W total cfg depth order deal wish ok deal_sum deal_full wish_some s R) as [B _].
   destruct (dec_exists (fun r => negb (begun s r)) W) as [[r [Hr E]]|Bg].
   { apply negb_true_iff in E. left. eapply goes_on_unless; [eapply (SharedBegins W total cfg depth order deal wish s r); [exact Hr|exact E|reflexivity]|].
-    cbn [base]. apply befallen_of. rewrite befallen_post. reflexivity. }
+    cbn [base]. apply befallen_of. reflexivity. }
   assert (Begun : forall r, r < W -> begun s r = true) by (intros r Hr; specialize (Bg r Hr); apply negb_false_iff in Bg; exact Bg). clear Bg.
   destruct (dec_exists (fun r => negb (wanted (rank_of (base s) r) =? 0)) W) as [[r [Hr E]]|Rd].
   { left. apply negb_true_iff, Nat.eqb_neq in E. pose proof (b_read _ _ _ _ _ _ (b_rank _ _ _ _ _ B r Hr) (Begun r Hr)) as Br. set (u := rank_of (base s) r) in *.
@@ -205,7 +183,7 @@ Proof.
       + simpl. fold u. rewrite Sk. reflexivity.
       + fold u. unfold handle_shared. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact E).
         replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; simpl; lia). reflexivity.
-    - cbn [base]. apply befallen_of. rewrite befallen_post. reflexivity. }
+    - cbn [base]. apply befallen_of. reflexivity. }
   right. intros r Hr. specialize (Rd r Hr). apply negb_false_iff, Nat.eqb_eq in Rd. auto.
 Qed.
 

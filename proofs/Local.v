@@ -176,24 +176,18 @@ Qed.
 
 (** ** Delivering *)
 
-Lemma take_room_spec : forall lim ob room d e, take_room room lim ob = (d, e) ->
-  ob = d ++ e /\ length d <= room /\ (e = [] \/ length d = room \/ exists x r, e = x :: r /\ below lim (s_number x) = false).
+Lemma take_room_spec : forall lim ob room, let m := take_room room lim ob in
+  ob = fst m ++ snd m /\ length (fst m) <= room /\ (snd m = [] \/ length (fst m) = room \/ exists x r, snd m = x :: r /\ below lim (s_number x) = false).
 Proof.
-  induction ob as [|x ob IH]; intros room d e H.
-  - destruct room; simpl in H; injection H as <- <-; simpl; repeat split; auto; lia.
-  - destruct room as [|room]; simpl in H; [injection H as <- <-; simpl; repeat split; auto|].
-    destruct (below lim (s_number x)) eqn:B.
-    + destruct (take_room room lim ob) as [d' e'] eqn:T. injection H as <- <-.
-      destruct (IH _ _ _ T) as [-> [L C]]. simpl. repeat split; [lia|]. destruct C as [C|[C|C]]; auto.
-    + injection H as <- <-. simpl. repeat split; [lia|]. right. right. eauto.
+  intros lim. induction ob as [|x ob IH]; intros [|room]; simpl; auto with arith. destruct (below lim (s_number x)) eqn:B.
+  - specialize (IH room). simpl in IH. destruct (take_room room lim ob) as [d e]. simpl in *. destruct IH as [-> [L C]]. repeat split; [lia|]. destruct C as [C|[C|C]]; auto.
+  - simpl. repeat split; [lia|right; right; eauto].
 Qed.
 
 Lemma deliver_eq : forall depth s, exists d e,
   outbox s = d ++ e /\ deliver depth s = set_outbox e (set_queue (queue s ++ d) s) /\ length d <= depth - length (queue s) /\
   (e = [] \/ length d = depth - length (queue s) \/ exists x r, e = x :: r /\ below (limit s) (s_number x) = false).
-Proof.
-  intros. unfold deliver. destruct (take_room _ _ _) as [d e] eqn:T. apply take_room_spec in T. exists d, e. tauto.
-Qed.
+Proof. intros. do 2 eexists. destruct (take_room_spec (limit s) (outbox s) (depth - length (queue s))) as [E [L C]]. eauto. Qed.
 
 Lemma deliver_steps : forall depth s, steps_of (deliver depth s) = steps_of s /\ released_of (deliver depth s) = released_of s.
 Proof.
@@ -212,7 +206,7 @@ Lemma deliver_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> 
   length (queue t) <= depth /\
   (outbox t <> [] -> length (queue t) = depth \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)).
 Proof.
-  intros c c0 rank inp h depth s K Na Q. simpl. destruct (deliver_eq depth s) as [d [e [E [Eq [L C]]]]]. rewrite Eq. simpl.
+  intros c c0 rank inp h depth s K Na Q t. subst t. destruct (deliver_eq depth s) as [d [e [E [Eq [L C]]]]]. rewrite Eq. simpl.
   rewrite app_length. split; [lia|]. intros NE. destruct C as [C|[C|[x [r [-> B]]]]]; [easy|left; lia|right].
   assert (Nx : s_number x = length (taken s) + (length (queue s) + length d)).
   { apply (step_number c c0 rank inp h s _ x K Na). unfold steps_of. rewrite E, <- !app_assoc.
@@ -228,10 +222,10 @@ Lemma post_eq : forall c rank s,
   \/ at_phase s = FILL /\ (must_end s = true \/ is_ready s = true) /\
      post c rank s = set_phase OFFER (set_groups (c_group c (budget s) (window s)) (set_posted (Some (MOffer (compute_offer c rank s (c_group c (budget s) (window s))))) s)).
 Proof.
-  intros. unfold post. destruct (at_phase s); try (left; split; [reflexivity|intros; discriminate]).
-  destruct (must_end s); simpl; [right; auto|]. destruct (is_ready s); simpl; [|left; auto].
-  destruct (outbox s) as [|x r]; simpl; [right; auto|]. destruct (urged s); [right; auto|]. left. split; [reflexivity|]. intros _.
-  split; [reflexivity|]. right. split; [discriminate|reflexivity].
+  intros. unfold post. destruct (posts s) eqn:R; [right|left; split; [destruct s; reflexivity|intros P]]; unfold posts in R.
+  - destruct (at_phase s); try discriminate. split; [reflexivity|]. split; [|reflexivity]. destruct (must_end s); [auto|]. right. destruct (is_ready s); [reflexivity|discriminate].
+  - rewrite P in R. apply orb_false_iff in R as [R1 R2]. split; [exact R1|]. destruct (is_ready s); [right|auto]. simpl in R2. apply orb_false_iff in R2 as [R2 R3].
+    split; [destruct (outbox s); discriminate|exact R3].
 Qed.
 
 Lemma post_core : forall c c0 rank inp h s, core c c0 rank inp h s -> core c c0 rank inp h (post c rank s).
@@ -260,10 +254,10 @@ Qed.
 (** ** Draining *)
 
 Lemma finish_eq : forall s, exists p, finish_when_drained s = set_phase p s /\ (p = at_phase s \/ p = DONE).
-Proof.
-  intros. unfold finish_when_drained. destruct s. simpl. destruct outbox; [eauto|]. destruct (below _ _); [|eauto].
-  eexists. split; [|left; reflexivity]. reflexivity.
-Qed.
+Proof. intros s. exists (if is_drained s then DONE else at_phase s). split; [reflexivity|]. destruct (is_drained s); auto. Qed.
+
+Lemma finish_other : forall s, at_phase s <> DRAIN -> finish_when_drained s = s.
+Proof. intros s P. unfold finish_when_drained, is_drained. destruct s as [p]. simpl in *. destruct p; try reflexivity. contradiction. Qed.
 
 Lemma finish_core : forall c c0 rank inp h s, at_phase s = DRAIN -> core c c0 rank inp h s -> core c c0 rank inp h (finish_when_drained s).
 Proof.
@@ -277,14 +271,90 @@ Lemma finish_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> n
   (outbox s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)) ->
   tight depth (finish_when_drained s).
 Proof.
-  intros c c0 rank inp h depth s K Na P Q O. unfold finish_when_drained. destruct (outbox s) as [|x r] eqn:E.
-  - constructor; simpl; rewrite ?E; auto; discriminate.
-  - assert (Nx : s_number x = length (taken s) + length (queue s)).
-    { apply (step_number c c0 rank inp h s _ x K Na). unfold steps_of. rewrite E.
-      rewrite nth_error_app2 by lia. rewrite nth_error_app2 by lia. replace (_ - _) with 0 by lia. reflexivity. }
-    destruct (below (limit s) (s_number x)) eqn:B.
-    + constructor; rewrite ?E, ?P; auto; try discriminate. intros _. split; [discriminate|]. intros l L. rewrite L in B. simpl in B.
-      apply Nat.ltb_lt in B. lia.
-    + constructor; simpl; rewrite ?E; auto; try discriminate. intros _. right. unfold below in B. destruct (limit s) as [l|]; [|discriminate].
-      apply Nat.ltb_ge in B. exists l. split; [reflexivity|lia].
+  intros c c0 rank inp h depth s K Na P Q O. assert (N : forall x r, outbox s = x :: r -> s_number x = length (taken s) + length (queue s)).
+  { intros x r E. apply (step_number c c0 rank inp h s _ x K Na). unfold steps_of. rewrite E.
+    rewrite nth_error_app2 by lia. rewrite nth_error_app2 by lia. replace (_ - _) with 0 by lia. reflexivity. }
+  unfold finish_when_drained, is_drained. rewrite P. destruct (outbox s) as [|x r] eqn:E; [constructor; simpl; rewrite ?E; auto; discriminate|]. specialize (N x r eq_refl).
+  destruct (below (limit s) (s_number x)) eqn:B; constructor; simpl; rewrite ?E; auto; try discriminate.
+  - intros _. split; [discriminate|]. intros l L. rewrite L in B. simpl in B. apply Nat.ltb_lt in B. lia.
+  - intros _. right. unfold below in B. destruct (limit s) as [l|]; [|discriminate]. apply Nat.ltb_ge in B. exists l. split; [reflexivity|lia].
+Qed.
+
+(** ** What a rank does by itself *)
+
+Lemma answer_or_own : forall e, (exists x, e = Got x) \/ (forall x, e <> Got x).
+Proof. intros []; eauto; right; discriminate. Qed.
+
+(** What an event that is not an answer changes, before the rank may post. *)
+Definition moved (depth : nat) (s : state) (e : event) : state :=
+  match e with
+  | SamplesRead xs en full => set_read (read s + length xs) (set_ended en (set_wanted (if en || full then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))
+  | Collated => set_collated true s
+  | StepTaken => finish_when_drained (deliver depth (set_taken (taken s ++ firstn 1 (queue s)) (set_queue (tl (queue s)) s)))
+  | ConsumerStopped => finish_when_drained (set_limit (Some match limit s with Some m => Nat.min m (length (taken s)) | None => length (taken s) end) (set_stopped true s))
+  | LocalFailed cause => set_failure (Some cause) s
+  | Urged => set_urged true s
+  | Got _ => s
+  end.
+
+(** When it does. *)
+Definition granted (s : state) (e : event) : Prop :=
+  match e with
+  | SamplesRead xs en full => wanted s <> 0 /\ length xs <= wanted s /\ (full = true -> may_be_full xs en s = true) /\ (xs <> [] \/ en = true \/ full = true)
+  | Collated => collated s = false
+  | StepTaken => exists x q, queue s = x :: q /\ below (limit s) (s_number x) = true
+  | ConsumerStopped => stopped s = false /\ at_phase s <> DONE
+  | LocalFailed _ => is_ending s = false /\ failure s = None
+  | Urged => is_ending s = false
+  | Got _ => False
+  end.
+
+(** When it does nothing. *)
+Definition deaf (s : state) (e : event) : bool :=
+  match e with
+  | ConsumerStopped => match at_phase s with DONE => true | _ => stopped s end
+  | LocalFailed _ => is_ending s || is_some (failure s)
+  | Urged => is_ending s
+  | _ => false
+  end.
+
+Lemma deaf_event : forall c r d s e, deaf s e = true -> transition c r d s e = Some s.
+Proof. intros c r d s [xs en full| |x| | |cause|] D; simpl in *; try discriminate; [destruct (at_phase s); rewrite ?D; reflexivity|rewrite D; reflexivity..]. Qed.
+
+Lemma granted_event : forall c r d s e, granted s e -> transition c r d s e = Some (post c r (moved d s e)).
+Proof.
+  intros c r d s [xs en full| |x| | |cause|] G; simpl in *; try contradiction.
+  - destruct G as [G1 [G2 [G3 Nx]]]. replace (wanted s =? 0) with false by (symmetry; apply Nat.eqb_neq, G1). replace (wanted s <? length xs) with false by (symmetry; apply Nat.ltb_ge, G2).
+    assert (F : full && negb (may_be_full xs en s) = false) by (destruct full; [rewrite G3; reflexivity|reflexivity]). rewrite F.
+    destruct Nx as [Nx|[-> | ->]]; [destruct xs; [contradiction Nx; reflexivity|reflexivity]|destruct xs; reflexivity|destruct xs; [destruct en|]; reflexivity].
+  - rewrite G. reflexivity.
+  - destruct G as [x [q [Q B]]]. rewrite Q, B. reflexivity.
+  - destruct G as [S D]. rewrite S. destruct (at_phase s); try reflexivity. contradiction.
+  - destruct G as [-> ->]. reflexivity.
+  - rewrite G. reflexivity.
+Qed.
+
+Lemma own_event : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
+  granted s e /\ t = post c r (moved d s e) \/ t = s /\ deaf s e = true.
+Proof.
+  intros c r d s e t NG E. destruct (deaf s e) eqn:D; [rewrite (deaf_event c r d s e D) in E; injection E as <-; auto|left].
+  assert (G : granted s e).
+  { destruct e as [xs en full| |x| | |cause|]; simpl in *.
+    - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en && negb full) eqn:Nl; [discriminate|].
+      destruct (full && negb (may_be_full xs en s)) eqn:Fu; [discriminate|]. apply Nat.eqb_neq in Wa. apply Nat.ltb_ge in W2.
+      split; [exact Wa|]. split; [exact W2|]. split; [intros ->; simpl in Fu; apply negb_false_iff in Fu; exact Fu|]. destruct xs; [|left; discriminate]. destruct en, full; auto.
+    - destruct (collated s); [discriminate|reflexivity].
+    - edestruct NG. reflexivity.
+    - destruct (queue s) as [|x q] eqn:Q; [discriminate|]. destruct (below (limit s) (s_number x)) eqn:B; [eauto|discriminate].
+    - destruct (at_phase s); try discriminate; rewrite D; split; congruence.
+    - destruct (is_ending s); [discriminate|]. destruct (failure s); [discriminate|auto].
+    - exact D. }
+  split; [exact G|]. rewrite (granted_event c r d s e G) in E. injection E as <-. reflexivity.
+Qed.
+
+Lemma moved_phase : forall d s e, at_phase (moved d s e) = at_phase s \/ (at_phase s = DRAIN /\ at_phase (moved d s e) = DONE).
+Proof.
+  assert (F : forall u, at_phase (finish_when_drained u) = at_phase u \/ (at_phase u = DRAIN /\ at_phase (finish_when_drained u) = DONE)).
+  { intros u. destruct (at_phase u) eqn:P; try (left; rewrite finish_other; congruence). destruct (finish_eq u) as [p [-> [-> | ->]]]; auto. }
+  intros d s [xs en full| |x| | |cause|]; try (left; reflexivity); unfold moved; match goal with |- at_phase (finish_when_drained ?u) = _ \/ _ => exact (F u) end.
 Qed.

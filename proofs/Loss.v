@@ -55,15 +55,8 @@ Qed.
 Lemma lost_steps : forall u v, lost_from u v -> steps_of u = steps_of v /\ released_of u = released_of v.
 Proof. intros u v L. destruct L. unfold steps_of, released_of. rewrite l_plan0, l_outbox0, l_queue0, l_taken0. auto. Qed.
 
-Lemma post_frame : forall c r s, (wanted (post c r s), plan (post c r s), outbox (post c r s), queue (post c r s), limit (post c r s), aligned (post c r s), failure (post c r s)) =
-  (wanted s, plan s, outbox s, queue s, limit s, aligned s, failure s).
-Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
-
 Lemma post_going : forall c r s, is_ending s = false -> is_ending (post c r s) = false.
 Proof. intros c r s E. unfold is_ending in *. destruct (post_phase c r s) as [-> |[_ ->]]; auto. Qed.
-
-Lemma post_window : forall c r s, window (post c r s) = window s.
-Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
 
 (** What a lost rank does, its shadow does too: it reads and collates to the end of what is under way. *)
 Lemma shadow_follows : forall c r d u v e t, lost_from u v -> (forall x q, queue v = x :: q -> s_number x = length (taken v)) ->
@@ -72,25 +65,26 @@ Lemma shadow_follows : forall c r d u v e t, lost_from u v -> (forall x q, queue
   e <> StepTaken /\ (at_phase t = DONE /\ ended_as t = ended_as u /\ posted t = posted u /\ queue t = queue u /\ taken t = taken u) /\
   exists w, transition c r d v e = Some w /\ lost_from t w.
 Proof.
-  intros c r d u v e t L Nx E P N1 N2 N3 N4 N5. destruct L. destruct e as [xs en full| |x| | |cause|].
-  - assert (full = false) by (destruct full; [exfalso; eapply N5; reflexivity|reflexivity]). subst full.
-    split; [discriminate|]. simpl in *. rewrite l_wanted0 in E. rewrite orb_false_r, ?andb_true_r in *. destruct (_ || _); [discriminate|]. injection E as <-. rewrite post_ending by (simpl; auto). split; [simpl; auto|]. eexists. split; [reflexivity|].
-
-    match goal with |- lost_from _ (post c r ?z) => pose proof (post_frame c r z) as F; pose proof (vital_post c r z) as V; pose proof (post_window c r z) as Wa; pose proof (post_going c r z) as G end.
-    unfold vital in V. injection F as F1 F2 F3 F4 F5 F6 F7. injection V as V1 V2 V3 V4 V5 V6 V7 V8.
-    constructor; simpl; rewrite ?Wa, ?F1, ?F2, ?F3, ?F4, ?F6, ?F7, ?V1, ?V2, ?V4, ?V6, ?V7, ?V8; simpl; auto; try congruence.
-    + rewrite <- app_assoc. rewrite (Permutation_app_comm xs). rewrite app_assoc. apply Permutation_app_tail. exact l_window0.
-  - split; [discriminate|]. simpl in *. rewrite l_collated0 in E. destruct (collated v); [discriminate|]. injection E as <-. rewrite post_ending by (simpl; auto). split; [simpl; auto|]. eexists. split; [reflexivity|].
-
-    match goal with |- lost_from _ (post c r ?z) => pose proof (post_frame c r z) as F; pose proof (vital_post c r z) as V; pose proof (post_window c r z) as Wa; pose proof (post_going c r z) as G end.
-    unfold vital in V. injection F as F1 F2 F3 F4 F5 F6 F7. injection V as V1 V2 V3 V4 V5 V6 V7 V8.
-    constructor; simpl; rewrite ?Wa, ?F1, ?F2, ?F3, ?F4, ?F6, ?F7, ?V1, ?V2, ?V4, ?V6, ?V7, ?V8; simpl; auto; congruence.
-  - exfalso. eapply N1. reflexivity.
-  - exfalso. simpl in E. rewrite l_queue0 in E. destruct (queue v) as [|x q] eqn:Q; [discriminate|]. destruct l_limit0 as [l [L1 L2]]. rewrite L1, (Nx x q eq_refl) in E. simpl in E.
-    replace (length (taken v) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
-  - exfalso. apply N2. reflexivity.
-  - exfalso. eapply N3. reflexivity.
-  - exfalso. apply N4. reflexivity.
+  intros c r d u v e t L Nx E P N1 N2 N3 N4 N5. destruct (own_event _ _ _ _ _ _ N1 E) as [[G ->]|[_ D]].
+  2:{ exfalso. destruct e; try discriminate; [apply N2|eapply N3|apply N4]; reflexivity. }
+  destruct L. assert (Now : granted v e -> e <> StepTaken -> e <> StepTaken /\
+    (at_phase (post c r (moved d u e)) = DONE /\ ended_as (post c r (moved d u e)) = ended_as u /\ posted (post c r (moved d u e)) = posted u /\
+     queue (post c r (moved d u e)) = queue u /\ taken (post c r (moved d u e)) = taken u) /\
+    exists w, transition c r d v e = Some w /\ lost_from (post c r (moved d u e)) w).
+  { intros Gv NT. assert (Pm : at_phase (moved d u e) = DONE) by (destruct (moved_phase d u e) as [-> |[X _]]; congruence).
+    rewrite post_ending by auto. split; [exact NT|]. split; [destruct e; try congruence; auto|]. eexists. split; [exact (granted_event c r d v e Gv)|].
+    destruct e as [xs en full| |x| | |cause|]; try congruence; try (edestruct N1; reflexivity); try (edestruct N3; reflexivity).
+    - assert (full = false) by (destruct full; [exfalso; eapply N5; reflexivity|reflexivity]). subst full.
+      constructor; simpl; auto; try congruence; try exact l_lost0; try (apply post_going; exact l_live0); [|rewrite l_wanted0; reflexivity]. rewrite <- app_assoc, (Permutation_app_comm xs), app_assoc. apply Permutation_app_tail. exact l_window0.
+    - constructor; simpl; auto; try congruence; try exact l_lost0. apply post_going; exact l_live0. }
+  destruct e as [xs en full| |x| | |cause|]; simpl in G.
+  - apply Now; [|discriminate]. simpl. assert (full = false) by (destruct full; [exfalso; eapply N5; reflexivity|reflexivity]). subst full. rewrite <- l_wanted0. intuition discriminate.
+  - apply Now; [|discriminate]. simpl. congruence.
+  - edestruct N1. reflexivity.
+  - exfalso. destruct G as [x [q [Q B]]]. destruct l_limit0 as [l [L1 L2]]. rewrite l_queue0 in Q. rewrite L1, (Nx x q Q) in B. apply Nat.ltb_lt in B. lia.
+  - contradiction N2. reflexivity.
+  - edestruct N3. reflexivity.
+  - contradiction N4. reflexivity.
 Qed.
 
 (** ** The system *)
@@ -120,21 +114,26 @@ Inductive lossy_path : sys -> nat -> sys -> Prop :=
 
 Definition lossy_reachable (s : sys) : Prop := exists n, lossy_path (start cfg) n s.
 
-(** [v] follows [u] without the losses. *)
+(** Following without the losses: [like] is what a lost rank and its shadow have in common. *)
+Section Following.
+Variable like : state -> state -> Prop.
+Hypothesis like_lose : forall peer cause s, is_ending s = false -> like (lose peer cause s) s.
+Hypothesis like_lost : forall u v, like u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v.
+
 Definition follows_rank (u v : sys) (r : nat) : Prop :=
   (is_lost (rank_of u r) = false /\ rank_of u r = rank_of v r /\ pending u r = pending v r) \/
-  (lost_from (rank_of u r) (rank_of v r) /\ (pending u r = true -> pending v r = true /\ posted (rank_of u r) = posted (rank_of v r))).
+  (like (rank_of u r) (rank_of v r) /\ (pending u r = true -> pending v r = true /\ posted (rank_of u r) = posted (rank_of v r))).
 
-Record follows (u v : sys) : Prop := {
+Record follows_as (u v : sys) : Prop := {
   f_log : log u = log v;
   f_got : forall r, r < W -> got u r = got v r;
   f_running : forall r, r < W -> running u r = running v r;
   f_rank : forall r, r < W -> follows_rank u v r }.
 
-Lemma follows_taken : forall u v r, follows u v -> r < W -> taken (rank_of u r) = taken (rank_of v r).
-Proof. intros u v r F H. destruct (f_rank _ _ F r H) as [[_ [-> _]]|[L _]]; [reflexivity|apply (l_taken _ _ L)]. Qed.
+Lemma follows_taken : forall u v r, follows_as u v -> r < W -> taken (rank_of u r) = taken (rank_of v r).
+Proof. intros u v r F H. destruct (f_rank _ _ F r H) as [[_ [-> _]]|[L _]]; [reflexivity|apply (like_lost _ _ L)]. Qed.
 
-Lemma follows_messages : forall u v, follows u v -> (forall r, r < W -> pending u r = true) -> messages W u = messages W v /\ forall r, r < W -> pending v r = true.
+Lemma follows_messages : forall u v, follows_as u v -> (forall r, r < W -> pending u r = true) -> messages W u = messages W v /\ forall r, r < W -> pending v r = true.
 Proof.
   intros u v F P. split.
   - unfold messages. apply map_ext_seq. intros r H. destruct (f_rank _ _ F r H) as [[_ [-> _]]|[_ L]]; [reflexivity|]. unfold message. destruct (L (P r H)) as [_ ->]. reflexivity.
@@ -151,15 +150,15 @@ Qed.
 
 Definition lost_ranks (s : sys) : nat := sum_over W (fun r => b2n (is_lost (rank_of s r))).
 
-Lemma follows_lost : forall u v u' v', follows u v -> follows u' v' -> (forall r, r < W -> is_lost (rank_of u r) = true -> is_lost (rank_of u' r) = true) -> lost_ranks u <= lost_ranks u'.
-Proof. intros u v u' v' _ _ H. apply sum_over_le. intros r Hr. specialize (H r Hr). destruct (is_lost (rank_of u r)); simpl; [rewrite H by reflexivity; simpl; lia|lia]. Qed.
+Lemma lost_stay : forall u u', (forall r, r < W -> is_lost (rank_of u r) = true -> is_lost (rank_of u' r) = true) -> lost_ranks u <= lost_ranks u'.
+Proof. intros u u' H. apply sum_over_le. intros r Hr. specialize (H r Hr). destruct (is_lost (rank_of u r)); simpl; [rewrite H by reflexivity; simpl; lia|lia]. Qed.
 
 (** The same happens without the losses. *)
-Definition follows_by (l : label) (u v u' : sys) : Prop := exists v', step v l v' /\ follows u' v' /\ lost_ranks u <= lost_ranks u'.
+Definition follows_by (l : label) (u v u' : sys) : Prop := exists v', step v l v' /\ follows_as u' v' /\ lost_ranks u <= lost_ranks u'.
 
-Definition follows_on (u v u' : sys) : Prop := (exists l, follows_by l u v u') \/ (follows u' v /\ lost_ranks u + 1 <= lost_ranks u').
+Definition follows_on (u v u' : sys) : Prop := (exists l, follows_by l u v u') \/ (follows_as u' v /\ lost_ranks u + 1 <= lost_ranks u').
 
-Lemma live_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
+Lemma live_transition_followed : forall u v i e t, reachable v -> follows_as u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> rank_of u i = rank_of v i -> pending u i = pending v i ->
   follows_by (LRank i e) u v (mkSys (update (rank_of u) i t)
       (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
@@ -172,7 +171,7 @@ Proof.
   assert (E' : transition (cfg i) i (depth i) (rank_of v i) e = Some t) by (rewrite <- Er; exact E).
   pose proof (StepRank W cfg depth input v i e t H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
   match goal with |- follows_by _ _ _ ?x => set (u' := x) end.
-  assert (F' : follows u' v').
+  assert (F' : follows_as u' v').
   { constructor; unfold u', v'; simpl.
     - apply (f_log _ _ F).
     - intros r Hr. destruct e; try apply (f_got _ _ F r Hr). unfold update. destruct (r =? i); [rewrite Eg; reflexivity|apply (f_got _ _ F r Hr)].
@@ -182,9 +181,45 @@ Proof.
         * assert (Z : rank_of v' i = t) by (apply update_same). rewrite <- Z. apply reachable_live; [eapply reach_step; eauto|exact H].
         * destruct (has_posted (rank_of u i) t); [unfold update; rewrite Nat.eqb_refl; reflexivity|exact Ep].
       + rewrite !update_other by exact NE. destruct (has_posted (rank_of u i) t); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr). }
-  exists v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr L. unfold u'. simpl.
+  exists v'. split; [exact St|]. split; [exact F'|]. apply lost_stay. intros r Hr L. unfold u'. simpl.
   destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; exact L]. exfalso. rewrite Er in L. rewrite (reachable_live v i R H) in L. discriminate.
 Qed.
+
+(** A step of a rank that is not lost, of the exchange or of a trainer. *)
+Lemma every_live_step_is_followed : forall u l v u', reachable v -> follows_as u v -> step u l u' -> (forall r e, l = LRank r e -> is_lost (rank_of u r) = false) -> follows_by l u v u'.
+Proof.
+  intros u l v u' Rv F St Lv. destruct St as [u i e t H M E|u x P Rd|u i H Ru Tk].
+  - destruct (f_rank _ _ F i H) as [[_ [Er Ep]]|[L Pe]]; [apply live_transition_followed with (1 := Rv) (2 := F); auto|]. destruct (like_lost _ _ L) as [_ [X _]]. rewrite (Lv i e eq_refl) in X. discriminate.
+  - destruct (follows_messages u v F P) as [Em Pv]. rewrite Em in *. eexists. split; [apply StepExchange; eauto|]. split.
+    + constructor; simpl; [rewrite (f_log _ _ F); reflexivity|apply F|apply F|]. intros r Hr. unfold follows_rank. simpl.
+        destruct (f_rank _ _ F r Hr) as [[A [B _]]|[L _]]; [left; auto|right; split; [exact L|discriminate]].
+    + apply sum_over_le. simpl. lia.
+  - eexists. split; [apply StepTrained; [exact H|rewrite <- (f_running _ _ F i H); exact Ru|]|].
+    + intros q Hq. rewrite <- (follows_taken u v i F H), <- (follows_taken u v q F Hq). apply Tk, Hq.
+    + split; [|apply sum_over_le; simpl; lia]. constructor; simpl; try apply F. intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
+Qed.
+
+Lemma every_loss_is_followed : forall u v r peer cause, follows_as u v -> r < W -> is_ending (rank_of u r) = false ->
+  let u' := mkSys (update (rank_of u) r (lose peer cause (rank_of u r))) (got u) (pending u) (log u) (running u) in
+  follows_as u' v /\ lost_ranks u + 1 <= lost_ranks u'.
+Proof.
+  intros u v r peer cause F H E u'. destruct (f_rank _ _ F r H) as [[Lf [Er Ep]]|[L _]]; [|exfalso; unfold is_ending in E; rewrite (proj1 (like_lost _ _ L)) in E; discriminate].
+    pose proof (like_lose peer cause _ E) as L. split.
+    + constructor; simpl; try apply F. intros q Hq. unfold follows_rank. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [|rewrite update_other by exact NE; apply (f_rank _ _ F q Hq)].
+      right. rewrite update_same, <- Er. split; [exact L|]. intros P. split; [rewrite <- Ep; exact P|]. unfold lose. rewrite E. reflexivity.
+    + rewrite Nat.add_1_r. apply sum_over_lt with (i := r); [exact H| |]; simpl.
+      * rewrite update_same, Lf, (proj1 (proj2 (like_lost _ _ L))). simpl. lia.
+      * intros j Hj. unfold update. destruct (j =? r) eqn:J; [|lia]. apply Nat.eqb_eq in J. subst j. rewrite Lf. simpl. lia.
+Qed.
+
+Lemma start_follows : follows_as (start cfg) (start cfg).
+Proof. constructor; auto. intros r H. left. split; [reflexivity|auto]. Qed.
+
+End Following.
+Notation follows := (follows_as lost_from).
+
+Lemma lost_shares : forall u v, lost_from u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v.
+Proof. intros u v []. auto. Qed.
 
 Lemma lost_transition : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
@@ -205,7 +240,7 @@ Qed.
 Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
   (pending u i = true -> pending v i = true /\ posted (rank_of u i) = posted (rank_of v i)) ->
-  follows_by (LRank i e) u v (mkSys (update (rank_of u) i t)
+  follows_by lost_from (LRank i e) u v (mkSys (update (rank_of u) i t)
       (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
       (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
       (match e with StepTaken => update (running u) i true | _ => running u end)).
@@ -217,56 +252,35 @@ Proof.
   assert (M' : may cfg input v i e) by (destruct Ev as [[xs [en ->]]| ->]; simpl in *; [rewrite (l_read _ _ L) in M; intuition discriminate|exact Logic.I]).
   assert (HP : has_posted (rank_of u i) t = false) by (unfold has_posted, is_waiting; rewrite Pt; reflexivity). rewrite HP.
   pose proof (StepRank W cfg depth input v i e w H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
-  match goal with |- follows_by _ _ _ ?x => set (u' := x) end.
+  match goal with |- follows_by _ _ _ _ ?x => set (u' := x) end.
   assert (F' : follows u' v').
   { constructor; unfold u', v'; simpl.
-    - apply (f_log _ _ F).
-    - intros r Hr. destruct e; try apply (f_got _ _ F r Hr). exfalso. eapply N1. reflexivity.
-    - intros r Hr. destruct e; try apply (f_running _ _ F r Hr). exfalso. apply N5. reflexivity.
+    - apply (f_log _ _ _ F).
+    - intros r Hr. destruct e; try apply (f_got _ _ _ F r Hr). exfalso. eapply N1. reflexivity.
+    - intros r Hr. destruct e; try apply (f_running _ _ _ F r Hr). exfalso. apply N5. reflexivity.
     - intros r Hr. unfold follows_rank. simpl. destruct (Nat.eq_dec r i) as [->|NE].
       + right. rewrite !update_same. split; [exact L'|]. intros P. destruct (Pe P) as [Pv Pm].
         destruct (pending_current W cfg depth input v i I H Pv) as [_ [_ Wa]]. destruct (transition_steady _ _ _ _ _ _ N1 E') as [S1 _]. destruct (S1 Wa) as [_ S2].
         split; [destruct (has_posted (rank_of v i) w); [apply update_same|exact Pv]|congruence].
-      + rewrite !update_other by exact NE. destruct (has_posted (rank_of v i) w); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr). }
-  exists v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr Lr. unfold u'. simpl.
+      + rewrite !update_other by exact NE. destruct (has_posted (rank_of v i) w); rewrite ?update_other by exact NE; apply (f_rank _ _ _ F r Hr). }
+  exists v'. split; [exact St|]. split; [exact F'|]. apply lost_stay. intros r Hr Lr. unfold u'. simpl.
   destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same; apply (l_lost _ _ L')|rewrite update_other by exact NE; exact Lr].
 Qed.
 
-Lemma every_step_is_followed : forall u l v u', reachable v -> follows u v -> step u l u' -> follows_by l u v u'.
+Lemma every_step_is_followed : forall u l v u', reachable v -> follows u v -> step u l u' -> follows_by lost_from l u v u'.
 Proof.
-  intros u l v u' R F St. destruct St as [u i e t H M E|u x P Rd|u i H Ru Tk].
-  - destruct (f_rank _ _ F i H) as [[_ [Er Ep]]|[L Pe]]; [apply live_transition_followed with (1 := R) (2 := F); auto|apply lost_transition_followed with (1 := R) (2 := F); auto].
-  - destruct (follows_messages u v F P) as [Em Pv]. rewrite Em in *. eexists. split; [apply StepExchange; eauto|]. split.
-    + constructor; simpl; [rewrite (f_log _ _ F); reflexivity|apply F|apply F|]. intros r Hr. unfold follows_rank. simpl.
-        destruct (f_rank _ _ F r Hr) as [[A [B _]]|[L _]]; [left; auto|right; split; [exact L|discriminate]].
-    + apply sum_over_le. simpl. lia.
-  - eexists. split; [apply StepTrained; [exact H|rewrite <- (f_running _ _ F i H); exact Ru|]|].
-    + intros q Hq. rewrite <- (follows_taken u v i F H), <- (follows_taken u v q F Hq). apply Tk, Hq.
-    + split; [|apply sum_over_le; simpl; lia]. constructor; simpl; try apply F. intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
+  intros u l v u' R F St. assert (C : (exists r e, l = LRank r e /\ is_lost (rank_of u r) = true) \/ forall r e, l = LRank r e -> is_lost (rank_of u r) = false).
+  { destruct l as [r e| |]; [|right; discriminate..]. destruct (is_lost (rank_of u r)) eqn:L; [left; eauto|right; intros ? ? X; injection X as <- _; exact L]. }
+  destruct C as [[r [e [-> L]]]|C]; [|exact (every_live_step_is_followed lost_from lost_shares u l v u' R F St C)]. inversion St as [s i e' t H M E| |]; subst.
+  destruct (f_rank _ _ _ F r H) as [[Lf _]|[Lo Pe]]; [congruence|]. apply lost_transition_followed with (1 := R) (2 := F); auto.
 Qed.
 
-Lemma every_loss_is_followed : forall u v r peer cause, follows u v -> r < W -> is_ending (rank_of u r) = false ->
-  let u' := mkSys (update (rank_of u) r (lose peer cause (rank_of u r))) (got u) (pending u) (log u) (running u) in
-  follows u' v /\ lost_ranks u + 1 <= lost_ranks u'.
-Proof.
-  intros u v r peer cause F H E u'. destruct (f_rank _ _ F r H) as [[Lf [Er Ep]]|[L _]]; [|exfalso; unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
-    pose proof (lose_lost peer cause _ E) as L. split.
-    + constructor; simpl; try apply F. intros q Hq. unfold follows_rank. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [|rewrite update_other by exact NE; apply (f_rank _ _ F q Hq)].
-      right. rewrite update_same, <- Er. split; [exact L|]. intros P. split; [rewrite <- Ep; exact P|]. unfold lose. rewrite E. reflexivity.
-    + rewrite Nat.add_1_r. apply sum_over_lt with (i := r); [exact H| |]; simpl.
-      * rewrite update_same, Lf, (l_lost _ _ L). simpl. lia.
-      * intros j Hj. unfold update. destruct (j =? r) eqn:J; [|lia]. apply Nat.eqb_eq in J. subst j. rewrite Lf. simpl. lia.
-Qed.
-
-Lemma every_lossy_step_is_followed : forall u v u', reachable v -> follows u v -> lossy_step u u' -> follows_on u v u'.
+Lemma every_lossy_step_is_followed : forall u v u', reachable v -> follows u v -> lossy_step u u' -> follows_on lost_from u v u'.
 Proof.
   intros u v u' R F St. destruct St as [u l u' St|u r peer cause H E].
   - left. exists l. apply every_step_is_followed; assumption.
-  - right. apply every_loss_is_followed; assumption.
+  - right. exact (every_loss_is_followed lost_from lose_lost lost_shares u v r peer cause F H E).
 Qed.
-
-Lemma start_follows : follows (start cfg) (start cfg).
-Proof. constructor; auto. intros r H. left. split; [reflexivity|auto]. Qed.
 
 Lemma lossy_path_followed : forall n u, lossy_path (start cfg) n u ->
   exists v, reachable v /\ follows u v /\ n + measure W cfg input v <= measure W cfg input (start cfg) + lost_ranks u.
@@ -290,7 +304,7 @@ Lemma follows_frame : forall u v r, follows u v -> r < W ->
   read (rank_of u r) = read (rank_of v r) /\ collated (rank_of u r) = collated (rank_of v r) /\
   Permutation (concat (aligned (rank_of u r)) ++ window (rank_of u r)) (concat (aligned (rank_of v r)) ++ window (rank_of v r)).
 Proof.
-  intros u v r F H. destruct (f_rank _ _ F r H) as [[_ [-> _]]|[L _]]; [repeat split; reflexivity|]. destruct (lost_steps _ _ L) as [S1 S2]. destruct L.
+  intros u v r F H. destruct (f_rank _ _ _ F r H) as [[_ [-> _]]|[L _]]; [repeat split; reflexivity|]. destruct (lost_steps _ _ L) as [S1 S2]. destruct L.
   rewrite l_aligned0. simpl. repeat split; auto. rewrite l_window0. apply Permutation_app_comm.
 Qed.
 
@@ -334,7 +348,7 @@ Qed.
 Theorem with_losses_no_sample_is_emitted_twice : forall u r, lossy_reachable u -> r < W -> NoDup (map pos (input r)) ->
   NoDup (map pos (samples_of (steps_of (rank_of u r)))) /\ NoDup (map pos (emitted u r)).
 Proof.
-  intros u r Ru H ND. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold emitted. destruct (follows_frame u v r F H) as [-> _]. rewrite (follows_taken u v r F H).
+  intros u r Ru H ND. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold emitted. destruct (follows_frame u v r F H) as [-> _]. rewrite (follows_taken lost_from lost_shares u v r F H).
   apply (no_sample_is_emitted_twice W cfg depth input ok v r R H ND).
 Qed.
 
@@ -352,7 +366,7 @@ Theorem with_losses_join_mode_covers : forall u r, lossy_reachable u -> r < W ->
   at_phase (rank_of u r) = DONE -> ended_as (rank_of u r) = Some Complete -> stopped (rank_of u r) = false ->
   Permutation (samples_of (taken (rank_of u r) ++ queue (rank_of u r))) (input r).
 Proof.
-  intros u r Ru H Jm Nq P O St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (f_rank _ _ F r H) as [[_ [E _]]|[L _]].
+  intros u r Ru H Jm Nq P O St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (f_rank _ _ _ F r H) as [[_ [E _]]|[L _]].
   - rewrite E in *. apply (join_mode_covers W cfg depth input ok v r R H Jm Nq P O St).
   - exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate.
 Qed.
@@ -360,7 +374,7 @@ Qed.
 Theorem with_losses_a_complete_rank_has_planned_its_whole_input : forall u r, lossy_reachable u -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   is_ending (rank_of u r) = true -> ended_as (rank_of u r) = Some Complete -> has_planned_everything input u r.
 Proof.
-  intros u r Ru H Jm Nq E O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold has_planned_everything. destruct (f_rank _ _ F r H) as [[_ [X _]]|[L _]].
+  intros u r Ru H Jm Nq E O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold has_planned_everything. destruct (f_rank _ _ _ F r H) as [[_ [X _]]|[L _]].
   - rewrite X in *. apply (a_complete_rank_has_planned_its_whole_input W cfg depth input ok v r R H Jm Nq E O).
   - exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate.
 Qed.
@@ -371,9 +385,9 @@ Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q, los
   ended_as (rank_of u q) = Some Complete /\ length (steps_of (rank_of u q)) = length (steps_of (rank_of u r)) /\ closes_in_time W cfg input u r.
 Proof.
   intros u r q Ru Hr Hq Er Eq Lq O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (f_rank _ _ F r Hr) as [[_ [Xr _]]|[L _]].
+  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]].
   2:{ exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate. }
-  destruct (f_rank _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
+  destruct (f_rank _ _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
   destruct (quota_ranks_close_at_the_same_first_step W cfg depth input ok v r q R Hr Hq Er Eq O) as [Q1 [Q2 Q3]].
   split; [exact Q1|]. split; [exact Q2|]. unfold closes_in_time in *. rewrite Xr.
   assert (D : (exists i, i < W /\ has_planned_everything input v i) -> exists i, i < W /\ has_planned_everything input u i).
@@ -397,7 +411,7 @@ Theorem with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_ag
   exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r).
 Proof.
   intros Jn Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
-  destruct (f_rank _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
+  destruct (f_rank _ _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
   destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
   apply (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest W cfg depth input ok Jn Pl v v' r x R Ld H Ph Hx Lr).
 Qed.
@@ -411,7 +425,7 @@ Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round
   (forall y, In y (steps_of (rank_of w r)) -> s_round y <= round (rank_of u r) + c_max_age (cfg r)).
 Proof.
   intros Gr Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
-  destruct (f_rank _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
+  destruct (f_rank _ _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
   destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
   apply (in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step W cfg depth input ok Gr Pl v v' r x R Ld H Ph Hx Lr).
 Qed.
@@ -421,8 +435,8 @@ Theorem with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped
   stopped (rank_of u q) = true -> length (taken (rank_of w r)) <= length (taken (rank_of u q)) + 1.
 Proof.
   intros u n w r q Ru P Hr Hq St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
-  rewrite (follows_taken w v' r F' Hr), (follows_taken u v q F Hq).
-  assert (Sv : stopped (rank_of v q) = true) by (destruct (f_rank _ _ F q Hq) as [[_ [E _]]|[L _]]; [rewrite <- E; exact St|rewrite <- (l_stopped _ _ L); exact St]).
+  rewrite (follows_taken lost_from lost_shares w v' r F' Hr), (follows_taken lost_from lost_shares u v q F Hq).
+  assert (Sv : stopped (rank_of v q) = true) by (destruct (f_rank _ _ _ F q Hq) as [[_ [E _]]|[L _]]; [rewrite <- E; exact St|rewrite <- (l_stopped _ _ L); exact St]).
   apply (no_consumer_takes_more_than_one_step_beyond_one_that_stopped W cfg depth input ok v v' r q R Ld Hr Hq Sv).
 Qed.
 
@@ -432,8 +446,8 @@ Theorem ranks_that_have_ended_are_lost_or_agree : forall u r q, lossy_reachable 
   ended_as (rank_of u r) = ended_as (rank_of u q) /\ round (rank_of u r) = round (rank_of u q) /\ length (released_of (rank_of u r)) = length (released_of (rank_of u q)).
 Proof.
   intros u r q Ru Hr Hq Er Eq Lr Lq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (f_rank _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate].
-  destruct (f_rank _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
+  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate].
+  destruct (f_rank _ _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
   apply (failure_ends_all_ranks_in_the_same_round W cfg depth input ok v r q R Hr Hq Er Eq).
 Qed.
 
@@ -441,10 +455,10 @@ Theorem with_losses_an_outcome_names_the_rank_and_the_cause : forall u r, lossy_
   exists o, ended_as (rank_of u r) = Some o /\ outcome_true W cfg u o.
 Proof.
   intros u r Ru Hr Er Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (f_rank _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate]. rewrite Xr in *.
+  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate]. rewrite Xr in *.
   destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok v r R Hr Er) as [o [O T]]. exists o. split; [exact O|].
   assert (X : forall q, q < W -> stopped (rank_of u q) = stopped (rank_of v q) /\ failure (rank_of u q) = failure (rank_of v q)).
-  { intros q Hq. destruct (f_rank _ _ F q Hq) as [[_ [-> _]]|[L _]]; [auto|]. split; [apply (l_stopped _ _ L)|apply (l_failure _ _ L)]. }
+  { intros q Hq. destruct (f_rank _ _ _ F q Hq) as [[_ [-> _]]|[L _]]; [auto|]. split; [apply (l_stopped _ _ L)|apply (l_failure _ _ L)]. }
   destruct o as [|q n|q c|q|p c]; simpl in *; auto; destruct T as [T1 T2]; split; auto; destruct (X q T1) as [X1 X2]; congruence.
 Qed.
 
@@ -456,11 +470,11 @@ Proof.
   assert (Gen : forall s n t, lossy_path s n t -> forall m, lossy_path (start cfg) m s -> exists k, lossy_path (start cfg) k t).
   { induction 1; intros m Pm; [eauto|]. destruct (IHlossy_path m Pm) as [k Pk]. exists (S k). eapply lossy_on; eauto. }
   induction P as [s|s t n u P IH St].
-  - destruct (a_run_with_losses_follows_a_run_without s Rs) as [v [R F]]. destruct (f_rank _ _ F r H) as [[L _]|[L _]]; [congruence|]. split; [apply (l_phase _ _ L)|auto].
+  - destruct (a_run_with_losses_follows_a_run_without s Rs) as [v [R F]]. destruct (f_rank _ _ _ F r H) as [[L _]|[L _]]; [congruence|]. split; [apply (l_phase _ _ L)|auto].
   - destruct (IH Rs Ls) as [Pt [Ot [Qt Tt]]].
     assert (Rt : lossy_reachable t) by (destruct Rs as [m Pm]; apply (Gen s n t P m Pm)).
     assert (Lt : is_lost (rank_of t r) = true) by (unfold is_lost in *; apply andb_true_iff in Ls as [_ Ls]; rewrite Ot, Ls; unfold is_ending; rewrite Pt; reflexivity).
-    destruct (a_run_with_losses_follows_a_run_without t Rt) as [v [R F]]. destruct (f_rank _ _ F r H) as [[L _]|[L _]]; [congruence|].
+    destruct (a_run_with_losses_follows_a_run_without t Rt) as [v [R F]]. destruct (f_rank _ _ _ F r H) as [[L _]|[L _]]; [congruence|].
     destruct St as [t l u St|t i peer cause Hi E].
     + destruct St as [t i e w Hi M E|t x Pe Rd|t i Hi Run Tk]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; auto].
       pose proof (lost_transition t v i e w R F Hi M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
@@ -472,3 +486,5 @@ Proof.
 Qed.
 
 End Loss.
+
+Notation follows W := (follows_as W lost_from).

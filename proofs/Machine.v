@@ -177,16 +177,17 @@ Definition is_bad (a : offer) : bool :=
 
 Definition is_nil {A} (l : list A) : bool := match l with [] => true | _ => false end.
 
-(** Posts the offer when it is ready, or at once when the epoch is to end. An urged rank does not wait for its consumer. *)
+(** What a transition is made of is written as a state whose fields hold the cases: what it leaves alone is then left alone by
+    computation, and no proof has to say so. *)
+
+(** Whether the offer is to be posted: when it is ready, or at once when the epoch is to end. An urged rank does not wait for its consumer. *)
+Definition posts (s : state) : bool :=
+  match at_phase s with FILL => must_end s || (is_ready s && (is_nil (outbox s) || urged s)) | _ => false end.
+
 Definition post (c : config) (rank : nat) (s : state) : state :=
-  match at_phase s with
-  | FILL =>
-      if must_end s || (is_ready s && (is_nil (outbox s) || urged s)) then
-        let gs := c_group c (budget s) (window s) in
-        set_phase OFFER (set_groups gs (set_posted (Some (MOffer (compute_offer c rank s gs))) s))
-      else s
-  | _ => s
-  end.
+  let gs := c_group c (budget s) (window s) in
+  set_phase (if posts s then OFFER else at_phase s) (set_groups (if posts s then gs else groups s)
+    (set_posted (if posts s then Some (MOffer (compute_offer c rank s gs)) else posted s) s)).
 
 Definition below (lim : option nat) (n : nat) : bool := match lim with Some l => n <? l | None => true end.
 
@@ -198,14 +199,13 @@ Fixpoint take_room (room : nat) (lim : option nat) (ob : list step) : list step 
   end.
 
 Definition deliver (depth : nat) (s : state) : state :=
-  let (d, e) := take_room (depth - length (queue s)) (limit s) (outbox s) in
-  set_outbox e (set_queue (queue s ++ d) s).
+  let moved := take_room (depth - length (queue s)) (limit s) (outbox s) in
+  set_outbox (snd moved) (set_queue (queue s ++ fst moved) s).
 
-Definition finish_when_drained (s : state) : state :=
-  match outbox s with
-  | x :: _ => if below (limit s) (s_number x) then s else set_phase DONE s
-  | [] => set_phase DONE s
-  end.
+Definition is_drained (s : state) : bool :=
+  match at_phase s with DRAIN => match outbox s with x :: _ => negb (below (limit s) (s_number x)) | [] => true end | _ => false end.
+
+Definition finish_when_drained (s : state) : state := set_phase (if is_drained s then DONE else at_phase s) s.
 
 Definition drain (depth : nat) (o : outcome_kind) (lim : nat) (s : state) : state :=
   let l := match limit s with Some m => Nat.min lim m | None => lim end in
@@ -317,10 +317,7 @@ Definition transition (c : config) (rank depth : nat) (s : state) (e : event) : 
       match queue s with
       | [] => None
       | x :: q =>
-          if below (limit s) (s_number x) then
-            let t := deliver depth (set_taken (taken s ++ [x]) (set_queue q s)) in
-            Some (match at_phase t with DRAIN => finish_when_drained t | _ => post c rank t end)
-          else None
+          if below (limit s) (s_number x) then Some (post c rank (finish_when_drained (deliver depth (set_taken (taken s ++ [x]) (set_queue q s))))) else None
       end
   | ConsumerStopped =>
       match at_phase s with
@@ -329,8 +326,7 @@ Definition transition (c : config) (rank depth : nat) (s : state) (e : event) : 
           if stopped s then Some s
           else
             let l := match limit s with Some m => Nat.min m (length (taken s)) | None => length (taken s) end in
-            let t := set_limit (Some l) (set_stopped true s) in
-            Some (match at_phase t with DRAIN => finish_when_drained t | _ => post c rank t end)
+            Some (post c rank (finish_when_drained (set_limit (Some l) (set_stopped true s))))
       end
   | LocalFailed cause => if is_ending s || is_some (failure s) then Some s else Some (post c rank (set_failure (Some cause) s))
   | Urged => if is_ending s then Some s else Some (post c rank (set_urged true s))

@@ -202,10 +202,10 @@ Proof. exact the_steps_of_the_system_train_on_the_global_mean. Qed.
 
 Notation one_begins_the_other a b := (is_prefix a b \/ is_prefix b a).
 
-(** Of two runs with one configuration and one input, whose sources say alike when they end, whatever the schedules, the depths and what
-    fails: the steps that a rank plans in one are the first of those that it plans in the other. *)
-Theorem REPLAY : forall W c eager input, setting_ok W (fun _ => c) ->
-  forall d d' s s' r, lossy_replays W c eager input d s -> lossy_replays W c eager input d' s' -> r < W ->
+(** Of two runs with one configuration and one input, whose sources answer alike ([reader]: when they end, and for how much a window has
+    room), whatever the schedules, the depths and what fails: the steps that a rank plans in one are the first of those that it plans in the other. *)
+Theorem REPLAY : forall W c src input, setting_ok W (fun _ => c) ->
+  forall d d' s s' r, lossy_replays W c src input d s -> lossy_replays W c src input d' s' -> r < W ->
   one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r)).
 Proof. exact with_losses_the_steps_planned_do_not_depend_on_the_schedule. Qed.
 
@@ -222,16 +222,16 @@ Proof. exact the_shipped_machine_trains_on_updates. Qed.
 
 (** So they are where a job is loaded from what its ranks saved, any number of times. And where the number of ranks changes, what was
     trained on before and what a COMPLETE job of the last ranks plans are together the epoch, each item once. *)
-Theorem RESUME : forall W c eager input, setting_ok W (fun _ => c) -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
-  (forall d d' s s' r, job W c eager input d s -> job W c eager input d' s' -> r < W ->
+Theorem RESUME : forall W c src input, setting_ok W (fun _ => c) -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
+  (forall d d' s s' r, job W c src input d s -> job W c src input d' s' -> r < W ->
     one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r))) /\
-  (forall (A : Type) (order trained left : list A) d s, trained_on A order trained left -> serves A W c input left -> job W c eager input d s ->
+  (forall (A : Type) (order trained left : list A) d s, trained_on A order trained left -> serves A W c input left -> job W c src input d s ->
     c_is_quota c = false -> c_quota c = None ->
     (forall r, r < W -> is_ending (rank_of s r) = true /\ ended_as (rank_of s r) = Some Complete) ->
     Permutation (trained ++ items A W left (fun r => positions (rank_of s r))) order).
 Proof.
-  intros W c eager input ok P. split; [exact (a_job_that_is_loaded_plans_the_steps_of_any_other W c eager input ok P)|].
-  intros A order trained left d s. exact (over_any_number_of_ranks_each_item_is_planned_exactly_once A order trained left W c eager input d s).
+  intros W c src input ok P. split; [exact (a_job_that_is_loaded_plans_the_steps_of_any_other W c src input ok P)|].
+  intros A order trained left d s. exact (over_any_number_of_ranks_each_item_is_planned_exactly_once A order trained left W c src input d s).
 Qed.
 
 (** With shared shards no place of the common order is in two steps of the job; and when all ranks are COMPLETE in join mode, each is in one. *)

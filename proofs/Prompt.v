@@ -24,17 +24,6 @@ Definition had_offered (k : trouble) (s : state) : Prop := at_phase s = OFFER /\
 
 (** ** One rank *)
 
-Definition sign (s : state) := (round s, ended_as s, failure s, stopped s).
-
-Lemma sign_post : forall c r s, sign (post c r s) = sign s.
-Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
-Lemma sign_deliver : forall d s, sign (deliver d s) = sign s.
-Proof. intros. destruct (deliver_eq d s) as [a [b [_ [-> _]]]]. reflexivity. Qed.
-Lemma sign_finish : forall s, sign (finish_when_drained s) = sign s.
-Proof. intros. destruct (finish_eq s) as [p [-> _]]. reflexivity. Qed.
-Lemma sign_drain : forall d o l s, sign (drain d o l s) = (round s, Some o, failure s, stopped s).
-Proof. intros. unfold drain. rewrite sign_finish, sign_deliver. reflexivity. Qed.
-
 Lemma drain_ending : forall d o l s, is_ending (drain d o l s) = true.
 Proof. intros. unfold is_ending. destruct (drain_phase d o l s) as [-> | ->]; reflexivity. Qed.
 
@@ -46,30 +35,9 @@ Lemma own_sign : forall c r d s e t, (forall x, e <> Got x) -> transition c r d 
   round t = round s /\ ended_as t = ended_as s /\ (failure s <> None -> failure t = failure s) /\ (stopped s = true -> stopped t = true) /\
   (is_ending s = true -> is_ending t = true).
 Proof.
-  intros c r d s e t NG E.
-  assert (P : forall u, (round u, ended_as u) = (round s, ended_as s) -> (failure s <> None -> failure u = failure s) -> (stopped s = true -> stopped u = true) ->
-    at_phase u = at_phase s -> let v := post c r u in
-    round v = round s /\ ended_as v = ended_as s /\ (failure s <> None -> failure v = failure s) /\ (stopped s = true -> stopped v = true) /\ (is_ending s = true -> is_ending v = true)).
-  { intros u E1 E2 E3 E4 v. pose proof (sign_post c r u) as X. fold v in X. unfold sign in X. injection X as -> -> -> ->. injection E1 as -> ->. repeat split; auto.
-    intros En. unfold v. apply post_ends. unfold is_ending in *. rewrite E4. exact En. }
-  assert (F : forall u, (round u, ended_as u) = (round s, ended_as s) -> (failure s <> None -> failure u = failure s) -> (stopped s = true -> stopped u = true) ->
-    at_phase u = DRAIN -> let v := finish_when_drained u in
-    round v = round s /\ ended_as v = ended_as s /\ (failure s <> None -> failure v = failure s) /\ (stopped s = true -> stopped v = true) /\ (is_ending s = true -> is_ending v = true)).
-  { intros u E1 E2 E3 E4 v. pose proof (sign_finish u) as X. fold v in X. unfold sign in X. injection X as -> -> -> ->. injection E1 as -> ->. repeat split; auto.
-    intros _. unfold v, is_ending. destruct (finish_eq u) as [p [-> [-> | ->]]]; simpl; rewrite ?E4; reflexivity. }
-  destruct e as [xs en full| |x| | |cause|]; simpl in E.
-  - destruct (_ || _); [discriminate|]. injection E as <-. apply P; auto.
-  - destruct (collated s); [discriminate|]. injection E as <-. apply P; auto.
-  - exfalso. eapply NG. reflexivity.
-  - destruct (queue s) as [|x q]; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. set (u := set_taken _ _).
-    pose proof (sign_deliver d u) as X. unfold sign in X. injection X as X1 X2 X3 X4. destruct (deliver_same d u) as [Dp _]. change (at_phase u) with (at_phase s) in Dp.
-    assert (Y : (round (deliver d u), ended_as (deliver d u)) = (round s, ended_as s)) by (rewrite X1, X2; reflexivity).
-    destruct (at_phase (deliver d u)) eqn:Ph; try (apply P; [exact Y|rewrite X3; auto|rewrite X4; auto|congruence]). apply F; [exact Y|rewrite X3; auto|rewrite X4; auto|exact Ph].
-  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E.
-    destruct (at_phase s) eqn:Ph; try (injection E as <-; auto 6); (destruct (stopped s) eqn:St; injection E as <-; [auto 6|]);
-      try (apply P; simpl; auto; congruence). apply F; simpl; auto.
-  - destruct (_ || _) eqn:C; injection E as <-; [auto 6|]. apply orb_false_iff in C as [C1 C2]. apply P; simpl; auto. intros X. destruct (failure s); [discriminate|easy].
-  - destruct (is_ending s) eqn:En; injection E as <-; [auto 6|]. apply P; auto.
+  intros c r d s e t NG E. destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> _]]; [|auto 6].
+  split; [destruct e; reflexivity|]. split; [destruct e; reflexivity|]. split; [intros F; destruct e; try reflexivity; destruct G; contradiction|].
+  split; [intros S; destruct e; try exact S; reflexivity|]. intros En. apply post_ends. unfold is_ending in *. destruct (moved_phase d s e) as [-> |[_ ->]]; [exact En|reflexivity].
 Qed.
 
 (** Where a rank can be that was hit in round [n]; [early] says that it had offered before. *)
@@ -102,16 +70,10 @@ Lemma agree_sign : forall c r d a s t, agree c r d a s = Some t ->
     (is_ending t = true /\ (exists q n, o_stop_rank a = Some q /\ ended_as t = Some (Stopped q n)) \/
      (o_stop_rank a = None /\ (at_phase t = COUNT \/ is_ending t = true /\ ended_as t = Some Complete))))).
 Proof.
-  intros c r d a s t E. unfold agree in E. destruct (is_bad a) eqn:B; [injection E as <-; simpl; auto|]. destruct (negb _); [discriminate|].
-  destruct (o_stop_rank a) as [q|] eqn:Sr.
-  - injection E as <-. set (n := match o_stop_step a with Some n => n | None => 0 end). pose proof (sign_drain d (Stopped q n) n (set_groups [] s)) as X. unfold sign in X. injection X as -> -> -> ->.
-    repeat split; auto. right. split; [reflexivity|]. left. split; [apply drain_ending|eauto].
-  - destruct (negb _); [discriminate|]. destruct (target c a) as [|m].
-    + injection E as <-. match goal with |- context[drain d Complete ?l ?u] => pose proof (sign_drain d Complete l u) as X; pose proof (drain_ending d Complete l u) as Y end.
-      unfold sign in X. injection X as -> -> -> ->. repeat split; auto. right. split; [reflexivity|]. right. split; [reflexivity|]. right. split; [exact Y|reflexivity].
-    + destruct (c_align c (round s) (groups s) (S m) (due_before c s)) as [al ca]. injection E as <-.
-      match goal with |- context[deliver d ?u] => pose proof (sign_deliver d u) as X; destruct (deliver_same d u) as [Y _] end.
-      unfold sign in X. injection X as X1 X2 X3 X4. rewrite X1, X3, X4, Y. repeat split; auto. right. split; [reflexivity|]. right. split; [reflexivity|]. left. reflexivity.
+  intros c r d a s t E. each_agreement E B Sr Ra Tg Ea; (split; [reflexivity|]); (split; [reflexivity|]); (split; [reflexivity|]); [left; reflexivity|right; split; [reflexivity|]..].
+  - left. split; [apply drain_ending|]. eexists. eexists. split; reflexivity.
+  - right. split; [reflexivity|]. right. split; [apply drain_ending|reflexivity].
+  - right. split; [reflexivity|]. left. reflexivity.
 Qed.
 
 Section Prompt.
@@ -128,7 +90,7 @@ Lemma event_keeps_prompt : forall s r e t k n early, reachable s -> r < W -> may
   prompt k n early (rank_of s r) -> prompt k n early t.
 Proof.
   intros s r e t k n early R H M E [Hk Pr]. pose proof (invariant_of W cfg depth input ok s R) as I.
-  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
   - destruct (got_current W cfg depth input s r y I H M) as [_ [_ [_ [ms [El Em]]]]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [Rd _]]. simpl in Rd.
     simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
     + destruct (agree_sign _ _ _ _ _ _ E) as [E1 [E2 [E3 C]]].
@@ -151,10 +113,10 @@ Proof.
       destruct (post_eq (cfg r) r u) as [[_ X]|[_ [_ Eq]]]; [destruct (X eq_refl) as [X1 _]; rewrite (hit_must_end k u Hu) in X1; discriminate|].
       rewrite Eq. split; [destruct k; exact Hu|]. right. right. left. split; [right; simpl; congruence|]. split; [reflexivity|]. eexists. split; [reflexivity|]. apply hit_says, Hu.
     + destruct (failure_of rs) as [o|] eqn:Fo; [|discriminate]. injection E as <-. apply failure_of_kind in Fo.
-      match goal with |- prompt _ _ _ (drain ?d ?o ?l ?u) => pose proof (sign_drain d o l u) as X; pose proof (drain_ending d o l u) as Y end. unfold sign in X. injection X as X1 X2 X3 X4.
-      split; [destruct k; simpl in *; congruence|]. right. right. right. right. rewrite X1. split.
+      match goal with |- prompt _ _ _ (drain ?d ?o ?l ?u) => pose proof (drain_ending d o l u) as Y end.
+      split; [destruct k; exact Hk|]. right. right. right. right. split.
       * destruct Pr as [[_ [_ [X _]]]|[[X _]|[[_ [X _]]|[[X _]|[_ [X _]]]]]]; auto; try congruence; unfold is_ending in X; rewrite Ph in X; discriminate.
-      * split; [exact Y|]. exists o. split; [exact X2|]. left. destruct o; simpl in *; tauto.
+      * split; [exact Y|]. exists o. split; [reflexivity|]. left. destruct o; simpl in *; tauto.
   - destruct (own_sign _ _ _ _ _ _ NG E) as [E1 [E2 [E3 [E4 E5]]]]. destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _].
     split; [destruct k; simpl in *; [auto|rewrite E3; auto]|]. rewrite E1, E2. unfold had_offered in *.
     assert (Wa : is_waiting (rank_of s r) = true -> at_phase t = at_phase (rank_of s r) /\ posted t = posted (rank_of s r)) by exact S1. unfold is_waiting in Wa.
@@ -264,8 +226,8 @@ Theorem with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_th
 Proof.
   intros k s n t r q Rs P Hr Hq Hk E Eq Lq. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok s Rs) as [v [R F]].
   destruct (lossy_path_leads W cfg depth input ok s n t P v R F) as [w [Ld Fw]].
-  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
-  destruct (f_rank _ _ _ Fw q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate].
+  destruct (f_rank _ _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
+  destruct (f_rank _ _ _ _ Fw q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate].
   assert (Rt : lossy_reachable W cfg depth input t).
   { destruct Rs as [m Pm]. clear - Pm P. revert m Pm. induction P as [s|s t n u P IH St]; intros m Pm; [exists m; exact Pm|]. destruct (IH m Pm) as [j Pj]. exists (S j). eapply lossy_on; eauto. }
   destruct (with_losses_an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q Rt Hq Eq Lq) as [o' [O' T]].

@@ -313,7 +313,7 @@ Proof.
   - constructor.
   - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
     simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].
-    specialize (IH i H). assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+    specialize (IH i H). pose proof (answer_or_own e) as Cases.
     pose proof (g_core _ _ _ _ _ I i H) as K. destruct Cases as [[y ->]|NG].
     + destruct (got_current W cfg depth input s i y I H M) as [_ [_ [_ [ms [El Em]]]]].
       simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
@@ -331,7 +331,7 @@ Proof.
            rewrite R3, (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) _ _)). destruct (is_quota_met _ _); lia.
       * destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K P)) as [new [S2 [S3 _]]].
         unfold groups_of in *. rewrite Al, app_nil_r, S2, map_app, S3. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|apply Forall_firstn, IH2].
-      * destruct (failure_of rs); [|discriminate]. injection E as <-. unfold groups_of. match goal with |- context[drain ?d ?o ?l ?u] => destruct (drain_same_plain d o l u) as [-> [-> _]] end. exact IH.
+      * destruct (failure_of rs); [|discriminate]. injection E as <-. unfold groups_of. rewrite drain_steps. exact IH.
     + pose proof (transition_same _ _ _ _ _ _ NG E) as X. unfold groups_of. rewrite (sa_steps _ _ X), (sa_aligned _ _ X). exact IH.
 Qed.
 

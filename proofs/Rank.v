@@ -29,9 +29,6 @@ Proof.
   induction gs as [|g gs IH]; intros cs n rd L; simpl; [reflexivity|]. destruct cs as [|x cs]; simpl in *; [lia|]. rewrite IH by lia. reflexivity.
 Qed.
 
-Lemma make_steps_length : forall gs cs n rd, length gs <= length cs -> length (make_steps n rd gs cs) = length gs.
-Proof. intros. rewrite <- (map_length s_group). rewrite make_steps_groups by assumption. reflexivity. Qed.
-
 Lemma cut_at_le : forall q cs g, cut_at q g cs <= length cs.
 Proof. induction cs as [|x cs IH]; simpl; intros g; [lia|]. destruct (_ <=? _); [lia|]. specialize (IH (g + n_samples x)). lia. Qed.
 
@@ -66,7 +63,7 @@ Lemma after_post : forall s, at_phase s <> DRAIN -> at_phase s <> DONE -> core h
 Proof. intros s P1 P2 K [L1 L2]. split; [apply post_core, K|]. apply post_tight; assumption. Qed.
 
 Lemma post_ending : forall s, at_phase s = DRAIN \/ at_phase s = DONE -> post c rank s = s.
-Proof. intros s [P|P]; unfold post; rewrite P; reflexivity. Qed.
+Proof. intros s P. destruct (post_eq c rank s) as [[E _]|[F _]]; [exact E|]. destruct P; congruence. Qed.
 
 (** A change of input or flags does nothing to a rank that is ending. *)
 Lemma after_post_any : forall s t, tight depth s -> core h t ->
@@ -82,7 +79,16 @@ Proof.
   - apply after_post; auto. destruct T. split; rewrite ?Q, ?O, ?Tk, ?L; auto.
 Qed.
 
-Ltac offer_same K := let P := fresh in intros P; destruct (k_offer _ _ _ _ _ _ K P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
+Lemma settled : forall t, core h t -> length (queue t) <= depth ->
+  (outbox t <> [] -> length (queue t) = depth \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)) ->
+  (at_phase t = DONE -> outbox t = [] \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)) ->
+  core h (post c rank (finish_when_drained t)) /\ tight depth (post c rank (finish_when_drained t)).
+Proof.
+  intros t K Q O D. destruct (at_phase t) eqn:P; [| | | |rewrite post_ending by (destruct (finish_eq t) as [p [-> [-> | ->]]]; auto)|].
+  5:{ split; [apply finish_core; assumption|]. eapply finish_tight; eauto. }
+  5:{ rewrite finish_other, post_ending by (auto; congruence). split; [exact K|]. constructor; rewrite ?P; auto; discriminate. }
+  all: rewrite finish_other by congruence; apply after_post; [congruence|congruence|exact K|split; assumption].
+Qed.
 
 Lemma read_core : forall s xs en full, core h s -> wanted s <> 0 -> length xs <= wanted s -> (full = true -> may_be_full xs en s = true) ->
   xs = firstn (length xs) (skipn (read s) inp) -> (en = true -> read s + length xs = length inp) ->
@@ -287,27 +293,12 @@ Proof.
   - destruct (queue s) as [|x q] eqn:Q; [discriminate|]. destruct (below (limit s) (s_number x)) eqn:B; [|discriminate]. injection E as <-.
     pose proof (taken_core s x q K Q) as K1. set (s1 := set_taken (taken s ++ [x]) (set_queue q s)) in *.
     assert (Q1 : length (queue s1) <= depth) by (pose proof (t_queue _ _ T) as X; rewrite Q in X; simpl in *; lia).
-    destruct (deliver_tight _ _ _ _ _ depth _ K1 NUM Q1) as [Q2 O2].
-    pose proof (deliver_core _ _ _ _ _ depth _ K1) as K2.
-    assert (P2 : at_phase (deliver depth s1) = at_phase s) by (destruct (deliver_eq depth s1) as [d [e [_ [-> _]]]]; reflexivity).
-    destruct (at_phase (deliver depth s1)) eqn:P3.
-    1-4: apply after_post; [rewrite P3; discriminate|rewrite P3; discriminate|exact K2|split; assumption].
-    + split; [apply finish_core; assumption|]. eapply finish_tight; eauto.
-    + rewrite post_ending by auto. split; [assumption|]. constructor; auto; try (rewrite P3; discriminate).
-      intros _. destruct (deliver_eq depth s1) as [d [e [Eo [Eq _]]]]. rewrite Eq. simpl.
-      destruct (t_done _ _ T (eq_sym P2)) as [D|[l [D1 D2]]].
-      * left. simpl in Eo. rewrite D in Eo. symmetry in Eo. apply app_eq_nil in Eo. apply Eo.
-      * right. exists l. split; [exact D1|]. rewrite Q in D2. rewrite !app_length. simpl in *. lia.
-  - pose proof (stopped_core s K) as K1.
-    set (s1 := set_limit _ _) in K1.
-    assert (O1 : outbox s <> [] -> length (queue s) = depth \/ exists l, limit s1 = Some l /\ l <= length (taken s) + length (queue s)).
-    { intros O. right. unfold s1. simpl. eexists. split; [reflexivity|]. destruct (limit s); lia. }
-    pose proof (t_queue _ _ T) as Q1.
-    assert (P1 : at_phase s1 = at_phase s) by reflexivity. cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E. fold s1 in E.
-    destruct (at_phase s) eqn:P; try (injection E as <-; split; assumption);
-      (destruct (stopped s) eqn:St; [injection E as <-; split; assumption|]); injection E as <-.
-    1-4: apply after_post; [simpl; rewrite P; discriminate|simpl; rewrite P; discriminate|exact K1|split; assumption].
-    split; [apply finish_core; assumption|]. eapply finish_tight; eauto.
+    destruct (deliver_tight _ _ _ _ _ depth _ K1 NUM Q1) as [Q2 O2]. apply settled; [apply deliver_core, K1|exact Q2|exact O2|].
+    intros P. destruct (deliver_eq depth s1) as [d [e [Eo [Eq _]]]]. rewrite Eq. simpl. destruct (t_done _ _ T P) as [D|[l [D1 D2]]].
+    + left. simpl in Eo. rewrite D in Eo. symmetry in Eo. apply app_eq_nil in Eo. apply Eo.
+    + right. exists l. split; [exact D1|]. rewrite Q in D2. rewrite !app_length. simpl in *. lia.
+  - assert (R : core h s /\ tight depth s) by auto. destruct (at_phase s); try (injection E as <-; exact R); (destruct (stopped s); injection E as <-; [exact R|]).
+    all: pose proof (t_queue _ _ T) as Q1; apply settled; [apply stopped_core, K|exact Q1| |]; intros _; right; eexists; (split; [reflexivity|]); simpl; destruct (limit s); lia.
   - destruct (is_ending s || is_some (failure s)); injection E as <-; [split; assumption|].
     eapply after_post_any; [exact T|apply failed_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
   - destruct (is_ending s); injection E as <-; [split; assumption|].

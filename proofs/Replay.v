@@ -2,8 +2,8 @@
 
     [view] says what a rank plans, from the results of the exchange and its own input: no schedule, no depth, no way in which
     reads are split. [image] says that a rank's state is what [view] says. And the results themselves are made of offers that
-    [view] says too, up to the one that ends the epoch. One thing of a source matters beside its samples: whether it says that it
-    has ended with its last sample ([eager]), or only when it is asked for more. *)
+    [view] says too, up to the one that ends the epoch. Two things of a source matter beside its samples: whether it says with its last
+    sample that it has ended, or only when it is asked for more; and how many of the next samples a window has room for. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt.
 Import ListNotations.
@@ -29,6 +29,20 @@ Qed.
 
 (** ** What a rank plans *)
 
+(** How a source answers: whether it says with its last sample that it has ended, and whether a window that holds these samples has
+    room for the next one, by their bytes (R2.3). *)
+Record reader := mkReader { is_eager : bool; has_room : list sample -> sample -> bool }.
+
+(** How many of the next samples a window has room for. *)
+Fixpoint room (src : reader) (w l : list sample) : nat :=
+  match l with [] => 0 | x :: l' => if has_room src w x then S (room src (w ++ [x]) l') else 0 end.
+
+Lemma room_after : forall src n l w, n <= room src w l -> room src w l = n + room src (w ++ firstn n l) (skipn n l).
+Proof.
+  induction n as [|n IH]; intros [|x l] w L; simpl in *; try lia; rewrite ?app_nil_r; try reflexivity. destruct (has_room src w x); [|lia].
+  rewrite (IH l (w ++ [x])) by lia. rewrite <- app_assoc. reflexivity.
+Qed.
+
 Record view := mkView {
   v_window : list sample;   (* carried into the round *)
   v_read : nat;             (* read before it *)
@@ -42,16 +56,18 @@ Record view := mkView {
 Section View.
 Variable c : config.
 Variable rank : nat.
-Variable eager : bool.
+Variable src : reader.
 Variable inp : list sample.
 
 Definition first_view : view := mkView [] 0 (c_window c 0) false [] [] [] (c_first c rank).
 
-Definition more (v : view) : list sample := if v_ended v then [] else firstn (v_want v) (skipn (v_read v) inp).
+Definition unread (v : view) : list sample := skipn (v_read v) inp.
+Definition asked (v : view) : nat := Nat.min (v_want v) (room src (v_window v) (unread v)).
+Definition more (v : view) : list sample := if v_ended v then [] else firstn (asked v) (unread v).
 Definition full_window (v : view) : list sample := v_window v ++ more v.
 Definition full_read (v : view) : nat := v_read v + length (more v).
 Definition full_ended (v : view) : bool :=
-  v_ended v || (if eager then (1 <=? v_want v) && (full_read v =? length inp) else length (more v) <? v_want v).
+  v_ended v || (full_read v =? length inp) && (if is_eager src then 1 <=? v_want v else length (more v) <? v_want v).
 
 Definition due_of (marks : list nat) : nat := if length marks =? c_max_age c then hd 0 marks else 0.
 
@@ -89,26 +105,25 @@ Definition alive (h : hist) : Prop := match h_kind h with NOffer | NCount _ => T
 
 (** The window of a rank that reads: so much of what the view wants is there. *)
 Definition reading (v : view) (u : state) : Prop :=
-  exists x, window u = v_window v ++ x /\ read u = v_read v + length x /\ x = firstn (length x) (skipn (v_read v) inp) /\ length x <= v_want v /\
+  exists x, window u = v_window v ++ x /\ read u = v_read v + length x /\ x = firstn (length x) (unread v) /\ length x <= asked v /\
     if v_ended v then x = [] /\ ended u = true /\ wanted u = 0
-    else if ended u then wanted u = 0 /\ read u = length inp /\ (if eager then 1 <= v_want v else length x < v_want v)
-    else wanted u + length x = v_want v /\ (eager = true -> x = [] \/ read u < length inp).
+    else if ended u then wanted u = 0 /\ read u = length inp /\ (if is_eager src then 1 <= v_want v else length x < v_want v)
+    else (wanted u + length x = v_want v \/ (wanted u = 0 /\ length x = asked v /\ read u < length inp)) /\ (is_eager src = true -> x = [] \/ read u < length inp).
 
 Lemma ready_is_full : forall v u, reading v u -> wanted u = 0 -> window u = full_window v /\ read u = full_read v /\ ended u = full_ended v.
 Proof.
   intros v u [x [Wx [Rx [Fx [Lx C]]]]] Wa. unfold full_window, full_ended, full_read, more. destruct (v_ended v) eqn:E.
   - destruct C as [-> [E2 _]]. simpl in *. auto.
-  - assert (Ln : length (skipn (v_read v) inp) = length inp - v_read v) by apply skipn_length.
-    assert (X : x = firstn (v_want v) (skipn (v_read v) inp)).
+  - assert (Ln : length (unread v) = length inp - v_read v) by apply skipn_length. pose proof (Nat.le_min_l (v_want v) (room src (v_window v) (unread v))) as Lw. fold (asked v) in Lw.
+    assert (X : x = firstn (asked v) (unread v)).
     { destruct (ended u).
-      - destruct C as [_ [R _]]. rewrite Fx. assert (length x = length (skipn (v_read v) inp) \/ length (skipn (v_read v) inp) <= length x) by lia.
-        rewrite !firstn_all2 by lia. reflexivity.
-      - destruct C as [C _]. rewrite Wa in C. simpl in C. rewrite <- C. exact Fx. }
-    rewrite <- X. split; [exact Wx|]. split; [exact Rx|]. cbn [orb]. rewrite <- Rx. destruct (ended u).
-    + destruct C as [_ [R C]]. destruct eager; symmetry; [apply andb_true_iff; split; [apply Nat.leb_le, C|apply Nat.eqb_eq, R]|apply Nat.ltb_lt, C].
-    + destruct C as [C D]. rewrite Wa in C. simpl in C. destruct eager; symmetry.
-      * apply andb_false_iff. destruct (D eq_refl) as [-> |D']; [left; simpl in C; rewrite <- C; reflexivity|right; apply Nat.eqb_neq; lia].
-      * apply Nat.ltb_ge. lia.
+      - destruct C as [_ [R _]]. rewrite Fx. rewrite !firstn_all2 by lia. reflexivity.
+      - assert (Le : length x = asked v) by (destruct C as [[C|[_ [C _]]] _]; lia). rewrite <- Le. exact Fx. }
+    rewrite <- X. split; [exact Wx|]. split; [exact Rx|]. cbn [orb]. rewrite <- Rx. destruct (ended u); symmetry.
+    + destruct C as [_ [R C]]. apply andb_true_iff. split; [apply Nat.eqb_eq, R|]. destruct (is_eager src); [apply Nat.leb_le, C|apply Nat.ltb_lt, C].
+    + apply andb_false_iff. destruct C as [[C|[_ [_ C]]] D]; [|left; apply Nat.eqb_neq; lia]. rewrite Wa in C. simpl in C. destruct (is_eager src).
+      * destruct (D eq_refl) as [-> |D']; [right; simpl in C; rewrite <- C; reflexivity|left; apply Nat.eqb_neq; lia].
+      * right. apply Nat.ltb_ge. lia.
 Qed.
 
 (** The offer of a rank that is ready. *)
@@ -141,46 +156,24 @@ Record image (h : hist) (v : view) (u : state) : Prop := {
 Definition part (u : state) := (marks u, aligned u, read u, ended u, wanted u, window u, budget u).
 
 Lemma part_post : forall r u, part (post c r u) = part u /\ steps_of (post c r u) = steps_of u.
-Proof. intros. destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; split; reflexivity. Qed.
+Proof. split; reflexivity. Qed.
+Lemma part_is : forall t u, part t = part u -> marks t = marks u /\ aligned t = aligned u /\ budget t = budget u.
+Proof. intros t u P. unfold part in P. injection P as P1 P2 _ _ _ _ P3. auto. Qed.
 Lemma part_deliver : forall d u, part (deliver d u) = part u /\ steps_of (deliver d u) = steps_of u.
-Proof. intros. destruct (deliver_eq d u) as [a [b [Ob [-> _]]]]. split; [reflexivity|]. unfold steps_of. simpl. rewrite Ob, !app_assoc. reflexivity. Qed.
-Lemma part_finish : forall u, part (finish_when_drained u) = part u /\ steps_of (finish_when_drained u) = steps_of u.
-Proof. intros. destruct (finish_eq u) as [p [-> _]]. split; reflexivity. Qed.
-
-Lemma steps_drain : forall d o l u, steps_of (drain d o l u) = steps_of u.
-Proof. intros. unfold drain. destruct (part_finish (deliver d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit u with Some m => Nat.min l m | None => l end) u))))) as [_ ->]. destruct (part_deliver d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit u with Some m => Nat.min l m | None => l end) u)))) as [_ ->]. reflexivity. Qed.
+Proof. intros. split; [reflexivity|apply deliver_steps]. Qed.
 
 Lemma post_fair : forall r u, fair u -> fair (post c r u).
 Proof.
   intros r u H. destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; [exact H|]. intros _. simpl. eexists. split; [reflexivity|]. simpl. destruct (stopped u); [discriminate|reflexivity].
 Qed.
-Lemma deliver_fair : forall d u, fair u -> fair (deliver d u).
-Proof. intros d u H. unfold fair. destruct (deliver_same d u) as [-> [-> _]]. exact H. Qed.
-Lemma finish_fair : forall u, at_phase u = DRAIN -> fair (finish_when_drained u).
-Proof. intros u P. unfold fair. destruct (finish_eq u) as [p [-> [-> | ->]]]; simpl; [rewrite P|]; discriminate. Qed.
 
 (** What is neither an answer nor a read. *)
 Lemma own_part : forall r d u e t, (forall x, e <> Got x) -> (forall xs en full, e <> SamplesRead xs en full) -> transition c r d u e = Some t ->
   part t = part u /\ steps_of t = steps_of u /\ (fair u -> fair t).
 Proof.
-  intros r d u e t NG NR E.
-  assert (P : forall w, part w = part u -> steps_of w = steps_of u -> (fair u -> fair w) -> part (post c r w) = part u /\ steps_of (post c r w) = steps_of u /\ (fair u -> fair (post c r w))).
-  { intros w P1 P2 P3. destruct (part_post r w) as [-> ->]. split; [exact P1|]. split; [exact P2|]. intros F. apply post_fair, P3, F. }
-  assert (F : forall w, part w = part u -> steps_of w = steps_of u -> at_phase w = DRAIN -> part (finish_when_drained w) = part u /\ steps_of (finish_when_drained w) = steps_of u /\ (fair u -> fair (finish_when_drained w))).
-  { intros w P1 P2 P3. destruct (part_finish w) as [-> ->]. split; [exact P1|]. split; [exact P2|]. intros _. apply finish_fair, P3. }
-  destruct e as [xs en full| |x| | |cause|]; simpl in E.
-  - exfalso. eapply NR. reflexivity.
-  - destruct (collated u); [discriminate|]. injection E as <-. apply P; auto.
-  - exfalso. eapply NG. reflexivity.
-  - destruct (queue u) as [|x q] eqn:Q; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. set (w := set_taken _ _).
-    assert (Wa : part w = part u /\ steps_of w = steps_of u) by (split; [reflexivity|]; unfold steps_of, w; simpl; rewrite Q, <- app_assoc; reflexivity).
-    destruct (part_deliver d w) as [P1 P2], Wa as [P3 P4]. rewrite P3 in P1. rewrite P4 in P2.
-    assert (Fw : fair u -> fair (deliver d w)) by (intros Fu; apply deliver_fair; exact Fu).
-    destruct (at_phase (deliver d w)) eqn:Ph; try (apply P; assumption). apply F; assumption.
-  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase u) in E. set (w := set_limit _ _) in *.
-    destruct (at_phase u) eqn:Ph; try (injection E as <-; auto); (destruct (stopped u); injection E as <-; [auto|]); try (apply P; [reflexivity|reflexivity|intros Fu; exact Fu]). apply F; [reflexivity|reflexivity|exact Ph].
-  - destruct (_ || _); injection E as <-; [auto|]. apply P; auto.
-  - destruct (is_ending u); injection E as <-; [auto|]. apply P; auto.
+  intros r d u e t NG NR E. pose proof (sa_steps _ _ (transition_same _ _ _ _ _ _ NG E)) as S. destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [|auto].
+  split; [destruct e; try reflexivity; edestruct NR; reflexivity|]. split; [exact S|]. intros F. apply post_fair. unfold fair in *.
+  destruct (moved_phase d u e) as [-> |[_ ->]]; [|discriminate]. replace (posted (moved d u e)) with (posted u) by (destruct e; reflexivity). exact F.
 Qed.
 
 Lemma reading_part : forall v u t, part t = part u -> reading v u -> reading v t.
@@ -247,17 +240,19 @@ Qed.
 Section Replay.
 Variable W : nat.
 Variable c : config.
-Variable eager : nat -> bool.
+Variable src : nat -> reader.
 Variable input : nat -> list sample.
 Hypothesis ok : setting_ok W (fun _ => c).
 Notation cfg := (fun _ : nat => c).
 
-(** A source that is eager says with its last sample that it has ended; another when it is asked for more than it has. None says that
-    a window is full. *)
+(** A source that is eager says with its last sample that it has ended; another when it is asked for more than it has. Each reads what there
+    is room for, and says that the window is full only where there is no room for the next sample. *)
 Definition ends_alike (s : sys) (l : label) : Prop :=
   match l with
   | LRank r (SamplesRead xs en full) =>
-      full = false /\ en = (if eager r then read (rank_of s r) + length xs =? length (input r) else length xs <? wanted (rank_of s r))
+      let u := rank_of s r in let left := room (src r) (window u) (skipn (read u) (input r)) in
+      length xs <= left /\ (full = true -> length xs = left /\ read u + length xs < length (input r)) /\
+      en = (if is_eager (src r) then read u + length xs =? length (input r) else negb full && (length xs <? wanted u))
   | _ => True
   end.
 
@@ -270,7 +265,7 @@ Lemma replays_reachable : forall depth s, replays depth s -> reachable W cfg dep
 Proof. induction 1; [constructor|eapply reach_step; eauto]. Qed.
 
 Notation history := (history c).
-Notation view_at := (fun r rs => view_of c r (eager r) (input r) rs).
+Notation view_at := (fun r rs => view_of c r (src r) (input r) rs).
 Definition seen (s : sys) (r : nat) : list result := firstn (got s r) (results s).
 
 Section Run.
@@ -356,24 +351,31 @@ Qed.
 
 Lemma read_keeps_image : forall s r xs en full t, basis s -> r < W -> may cfg input s r (SamplesRead xs en full) -> ends_alike s (LRank r (SamplesRead xs en full)) ->
   transition c r (depth r) (rank_of s r) (SamplesRead xs en full) = Some t ->
-  forall h v, image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) h v t.
+  forall h v, image c (src r) (input r) h v (rank_of s r) -> image c (src r) (input r) h v t.
 Proof.
-  intros s r xs en full t I H [M1 [M2 _]] [-> Al] E h v [I1 I2 I3 I4 IL I5 IB]. set (u := rank_of s r) in *. simpl in E. fold u in Al. rewrite andb_true_r, !orb_false_r in E.
-  destruct (wanted u =? 0) eqn:W0; [discriminate|]. destruct (wanted u <? length xs) eqn:Wl; [discriminate|]. simpl in E. destruct (is_nil xs && negb en) eqn:Nl; [discriminate|]. injection E as <-.
+  intros s r xs en full t I H [M1 [M2 _]] [Al1 [Al2 Al]] E h v [I1 I2 I3 I4 IL I5 IB]. set (u := rank_of s r) in *. simpl in E. fold u in Al, Al1, Al2.
+  destruct (wanted u =? 0) eqn:W0; [discriminate|]. destruct (wanted u <? length xs) eqn:Wl; [discriminate|]. simpl in E.
+  destruct (_ || _) eqn:Nl in E; [discriminate|]. apply orb_false_iff in Nl as [_ Mb]. injection E as <-.
   apply Nat.eqb_neq in W0. apply Nat.ltb_ge in Wl. set (w := set_read _ _). destruct (part_post c r w) as [P1 P2].
   constructor; [rewrite P2; exact I1| | | |intros l K Q; destruct (IL l K Q); contradiction|apply post_fair, I5|].
-  4:{ intros A. unfold part in P1. injection P1 as _ _ _ _ _ _ P1. rewrite P1. exact (IB A). }
-  - intros k K. unfold part in P1. injection P1 as _ P1 _ _ _ _ _. rewrite P1. exact (I2 k K).
-  - intros A. unfold part in P1. injection P1 as P1 _ _ _ _ _ _. rewrite P1. exact (I3 A).
+  4:{ intros A. rewrite (proj2 (proj2 (part_is _ _ P1))). exact (IB A). }
+  - intros k K. rewrite (proj1 (proj2 (part_is _ _ P1))). exact (I2 k K).
+  - intros A. rewrite (proj1 (part_is _ _ P1)). exact (I3 A).
   - intros A Q. apply (reading_part _ _ v w); [exact P1|]. destruct (I4 A Q) as [x [Wx [Rx [Fx [Lx C]]]]].
     assert (Lxs : length xs <= length (input r) - read u) by (rewrite M1, firstn_length, skipn_length; lia).
     destruct (bs_rank s I r H) as [h' [_ [K' _]]]. pose proof (k_read _ _ _ _ _ _ K') as Kr. fold u in Kr.
+    destruct (v_ended v) eqn:Ve; [destruct C as [_ [_ C]]; contradiction|]. destruct (ended u) eqn:Eu; [destruct C as [C _]; contradiction|].
+    destruct C as [[C|[C _]] D]; [|contradiction]. pose proof (room_after (src r) (length x) (unread (input r) v) (v_window v) ltac:(unfold asked in Lx; lia)) as Ra.
+    rewrite <- Fx, <- Wx in Ra. unfold unread in Ra at 2. rewrite <- skipn_more, <- Rx in Ra.
     exists (x ++ xs). simpl. rewrite app_length. split; [rewrite Wx, app_assoc; reflexivity|]. split; [lia|]. split.
-    { rewrite <- firstn_more, <- Fx. f_equal. rewrite M1 at 1. rewrite Rx, skipn_more. reflexivity. }
-    destruct (v_ended v); [destruct C as [_ [_ C]]; contradiction|]. destruct (ended u); [destruct C as [C _]; contradiction|]. destruct C as [C D].
-    split; [lia|]. destruct en.
-    + split; [reflexivity|]. split; [apply M2; reflexivity|]. destruct (eager r); [lia|]. symmetry in Al. apply Nat.ltb_lt in Al. lia.
-    + split; [lia|]. intros Eg. rewrite Eg in Al. symmetry in Al. apply Nat.eqb_neq in Al. right. fold u in Al. lia.
+    { rewrite <- firstn_more, <- Fx. f_equal. rewrite M1 at 1. rewrite Rx. unfold unread. rewrite skipn_more. reflexivity. }
+    assert (La : asked (src r) (input r) v = Nat.min (wanted u + length x) (length x + room (src r) (window u) (skipn (read u) (input r)))) by (unfold asked; rewrite Ra, C; reflexivity).
+    split; [lia|]. rewrite Ve. destruct en.
+    + split; [reflexivity|]. split; [apply M2; reflexivity|]. destruct (is_eager (src r)); [lia|]. destruct full; [discriminate|]. symmetry in Al. apply Nat.ltb_lt in Al. lia.
+    + split.
+      * destruct full; [right|left; simpl; lia]. destruct (Al2 eq_refl) as [A1 A2]. unfold may_be_full in Mb. simpl. split; [reflexivity|]. split; [|lia].
+        simpl in Mb. apply negb_false_iff, andb_true_iff in Mb as [Mb _]. apply Nat.ltb_lt in Mb. lia.
+      * intros Eg. rewrite Eg in Al. symmetry in Al. apply Nat.eqb_neq in Al. right. lia.
 Qed.
 
 Lemma released_steps : forall u, steps_of (set_outbox (outbox u ++ plan u) (set_plan [] (set_groups [] u))) = steps_of u.
@@ -390,17 +392,17 @@ Proof.
   - intros A. contradiction.
 Qed.
 
-Definition images (s : sys) : Prop := forall r, r < W -> image c (eager r) (input r) (history (seen s r)) (view_at r (seen s r)) (rank_of s r).
+Definition images (s : sys) : Prop := forall r, r < W -> image c (src r) (input r) (history (seen s r)) (view_at r (seen s r)) (rank_of s r).
 
 (** An exchange that does not end the epoch, or completes it with no quota met. *)
 Definition plain (h h' : hist) : Prop := alive h' \/ ((exists l, h_kind h' = NClosed Complete l) /\ is_quota_met c (h_samples h) = false).
 
 Definition log_says (s : sys) : Prop := forall i ms x, nth_error (log s) i = Some (ms, x) -> plain (history (firstn i (results s))) (history (firstn (S i) (results s))) ->
-  forall r m, nth_error ms r = Some m -> message_of c r (eager r) (input r) (history (firstn i (results s))) (view_at r (firstn i (results s))) m.
+  forall r m, nth_error ms r = Some m -> message_of c r (src r) (input r) (history (firstn i (results s))) (view_at r (firstn i (results s))) m.
 
 Lemma answer_keeps_image : forall s r x t, basis s -> log_says s -> r < W -> may cfg input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
   let h := history (seen s r) in let v := view_at r (seen s r) in
-  image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) (h_step c h x) (next_view c (eager r) (input r) h v x) t.
+  image c (src r) (input r) h v (rank_of s r) -> image c (src r) (input r) (h_step c h x) (next_view c (src r) (input r) h v x) t.
 Proof.
   intros s r x t I Lg H M E h v Im. pose proof (basis_admissible s r _ I H M) as Ad. destruct (sync_answer s r _ (bs_sync s I r H) (proj1 M) (proj2 M)) as [_ [_ [ms [El Em]]]].
   destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [Kr [Kk [Kp [Kg [h' K]]]]]. fold h in Kr, Kk, Kp, Kg. unfold kind_ok in Kk.
@@ -408,11 +410,11 @@ Proof.
   - destruct Ad as [_ Ar]. unfold agree in E. unfold h_step, next_view. rewrite Kk. destruct (is_bad a) eqn:B.
     { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|reflexivity|discriminate]. }
     destruct (negb _); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
-    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
+    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|etransitivity; [apply drain_steps|reflexivity]|].
       match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
     destruct (o_ready a) eqn:Ra; [|discriminate]. simpl in E. destruct (target c a) as [|n] eqn:Ta.
-    { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => destruct (drain_same_plain d o l w) as [_ [Da [Dw [Dn _]]]]; pose proof (drain_phase d o l w) as Dp end.
-      constructor; [rewrite steps_drain; etransitivity; [apply released_steps|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence|intros []].
+    { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => assert (Da : aligned (drain d o l w) = aligned w) by reflexivity; assert (Dw : window (drain d o l w) = window w) by reflexivity; assert (Dn : wanted (drain d o l w) = wanted w) by reflexivity; pose proof (drain_phase d o l w) as Dp end.
+      constructor; [rewrite drain_steps; etransitivity; [apply released_steps|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence|intros []].
       intros l _ Q. change (is_quota_met c (h_samples h) = false) in Q. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. destruct (of_ready _ _ _ _ Oo (Ar eq_refl o Po)) as [_ [W0 _]].
       assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). destruct (ready_is_full _ _ v u (I4 Al Q) W0) as [Fw _].
       rewrite Da, Dw, Dn. split; [exact W0|]. split; [exact Fw|]. apply (k_aligned _ _ _ _ _ _ K). rewrite Ph. discriminate. }
@@ -424,17 +426,17 @@ Proof.
     assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I).
     destruct (ready_is_full _ _ v u (I4 Al Qm) W0) as [Fw [Fr Fe]].
     assert (Du : due_before c u = due_of c (v_marks v)) by (unfold due_before, due_of; rewrite (I3 Al); reflexivity).
-    rewrite Gs, Fw, Du, Kr, (IB Al) in E. destruct (c_align c (h_round h) (c_group c (v_budget v) (full_window (input r) v)) (S n) (due_of c (v_marks v))) as [al ca] eqn:Ea. injection E as <-.
+    rewrite Gs, Fw, Du, Kr, (IB Al) in E. destruct (c_align c (h_round h) (c_group c (v_budget v) (full_window (src r) (input r) v)) (S n) (due_of c (v_marks v))) as [al ca] eqn:Ea. injection E as <-.
     match goal with |- image _ _ _ _ _ (deliver ?d ?z) => set (w := z) in *; destruct (part_deliver d w) as [P1 P2] end.
     constructor.
     + rewrite P2. simpl. rewrite <- I1. unfold w, steps_of. simpl. rewrite app_nil_r. reflexivity.
-    + intros k Hk. unfold part in P1. injection P1 as _ P1 _ _ _ _ _. rewrite P1. reflexivity.
-    + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _ _. rewrite P1. simpl. rewrite (I3 Al), Fr. reflexivity.
+    + intros k Hk. rewrite (proj1 (proj2 (part_is _ _ P1))). reflexivity.
+    + intros _. rewrite (proj1 (part_is _ _ P1)). simpl. rewrite (I3 Al), Fr. reflexivity.
     + intros _ _. apply (reading_part _ _ _ w); [exact P1|]. exists []. simpl. rewrite app_nil_r. split; [reflexivity|]. split; [rewrite <- Fr; lia|]. split; [reflexivity|]. split; [lia|].
       rewrite <- Fe. destruct (ended u) eqn:Eu; [auto|]. split; [lia|]. intros _. left. reflexivity.
     + intros l Hk. discriminate.
     + unfold fair. destruct (deliver_same (depth r) w) as [-> _]. discriminate.
-    + intros _. unfold part in P1. injection P1 as _ _ _ _ _ _ P1. rewrite P1. reflexivity.
+    + intros _. rewrite (proj2 (proj2 (part_is _ _ P1))). reflexivity.
   - destruct Kk as [Kk _]. unfold count in E. destruct (length cs =? length (aligned u)) eqn:L; [|discriminate]. apply Nat.eqb_eq in L. simpl in E. injection E as <-.
     pose proof (k_plan _ _ _ _ _ _ K Ph) as Kl.
     assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). pose proof (I2 _ Kk) as Ia.
@@ -442,7 +444,7 @@ Proof.
     unfold h_step, next_view. rewrite Kk. constructor.
     + rewrite P2. simpl. rewrite <- I1, <- Ia, <- Kg, <- Kr, <- Kp. unfold w, steps_of. simpl. rewrite Kl, app_nil_r, <- !app_assoc. reflexivity.
     + discriminate.
-    + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _ _. rewrite P1. exact (I3 Al).
+    + intros _. rewrite (proj1 (part_is _ _ P1)). exact (I3 Al).
     + intros _ Q. apply (reading_part _ _ _ w); [exact P1|].
       rewrite counted_samples in Q.
       assert (Q0 : is_quota_met c (h_samples h) = false).
@@ -454,9 +456,9 @@ Proof.
       destruct (I4 Al Q0) as [x X]. exists x. unfold w. simpl. rewrite Re. simpl. exact X.
     + intros l Hk. discriminate.
     + apply post_fair. unfold fair, w. discriminate.
-    + intros _. unfold part in P1. injection P1 as _ _ _ _ _ _ P1. rewrite P1. exact (IB Al).
+    + intros _. rewrite (proj2 (proj2 (part_is _ _ P1))). exact (IB Al).
   - destruct (failure_of rs) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step, next_view. rewrite Kk, Fo.
-    apply (dead_image _ _ u); [intros A; exact A|discriminate|intros l Hk; injection Hk as -> _; exact (failure_of_kind _ _ Fo)|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
+    apply (dead_image _ _ u); [intros A; exact A|discriminate|intros l Hk; injection Hk as -> _; exact (failure_of_kind _ _ Fo)|right; exact I1|etransitivity; [apply drain_steps|reflexivity]|].
     match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end.
 Qed.
 
@@ -485,7 +487,7 @@ Qed.
 
 (** What a rank puts into an exchange that makes steps, or plans them, is what its view says. *)
 Lemma exchange_says : forall s t, basis s -> images s -> step s LExchange t -> plain (whole cfg s) (whole cfg t) ->
-  forall r m, nth_error (messages W s) r = Some m -> message_of c r (eager r) (input r) (whole cfg s) (view_at r (results s)) m.
+  forall r m, nth_error (messages W s) r = Some m -> message_of c r (src r) (input r) (whole cfg s) (view_at r (results s)) m.
 Proof.
   intros s t I Im St Al r m Hm. inversion St as [|s' x P Rd|]; subst.
   assert (H : r < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact H. injection Hm as <-.
@@ -629,7 +631,7 @@ Notation steps_at := (fun r n rs => v_steps (view_at r (firstn n rs))).
 Lemma prefix_next : forall r n rs, is_prefix (steps_at r n rs) (steps_at r (S n) rs).
 Proof.
   intros r n rs. destruct (nth_error rs n) as [x|] eqn:E.
-  - rewrite (firstn_snoc _ _ _ x E), view_snoc. destruct (steps_grow (eager r) (input r) (history (firstn n rs)) (view_at r (firstn n rs)) x) as [ext X]. exists ext. exact X.
+  - rewrite (firstn_snoc _ _ _ x E), view_snoc. destruct (steps_grow (src r) (input r) (history (firstn n rs)) (view_at r (firstn n rs)) x) as [ext X]. exists ext. exact X.
   - apply nth_error_None in E. rewrite !firstn_all2 by lia. apply prefix_refl.
 Qed.
 

@@ -1,50 +1,97 @@
 (** REPLAY with losses: whatever ranks are lost, and whenever, the steps that are planned are those of a run without. *)
 Require Import List Arith Lia Bool.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Loss Replay.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Coupled Loss Replay.
 Import ListNotations.
 
 Section ReplayLoss.
 Variable W : nat.
 Variable c : config.
-Variable eager : nat -> bool.
+Variable src : nat -> reader.
 Variable input : nat -> list sample.
 Hypothesis ok : setting_ok W (fun _ => c).
 Notation cfg := (fun _ : nat => c).
-Notation replays := (Replay.replays W c eager input).
-Notation ends_alike := (Replay.ends_alike eager input).
+Notation replays := (Replay.replays W c src input).
+Notation ends_alike := (Replay.ends_alike src input).
 
-(** A run at the depth [depth] in which sources end as in REPLAY, and any ranks are told, at any moment, that a peer is lost. *)
+(** How a rank that is lost is read for, if it is, does not matter. *)
+Definition of_lost (s : sys) (l : label) : Prop := match l with LRank r _ => is_lost (rank_of s r) = true | _ => False end.
+
+(** A run at the depth [depth] in which sources answer as in REPLAY, and any ranks are told, at any moment, that a peer is lost. *)
 Inductive lossy_replays (depth : nat -> nat) : sys -> Prop :=
 | lossy_replay_start : lossy_replays depth (start cfg)
-| lossy_replay_step : forall s l t, lossy_replays depth s -> System.step W cfg depth input s l t -> ends_alike s l -> lossy_replays depth t
+| lossy_replay_step : forall s l t, lossy_replays depth s -> System.step W cfg depth input s l t -> ends_alike s l \/ of_lost s l -> lossy_replays depth t
 | lossy_replay_loss : forall s r peer cause, lossy_replays depth s -> r < W -> is_ending (rank_of s r) = false ->
     lossy_replays depth (mkSys (update (rank_of s) r (lose peer cause (rank_of s r))) (got s) (pending s) (log s) (running s)).
 
-(** A lost rank has read as much as the one that it follows, and still wants as much. *)
-Lemma ends_are_followed : forall u v l, follows W u v -> (forall r e, l = LRank r e -> r < W) -> ends_alike u l -> ends_alike v l.
+(** A lost rank and its shadow, which stays as it was when the rank was lost. *)
+Record left_behind (u v : state) : Prop := {
+  lb_phase : at_phase u = DONE;
+  lb_lost : is_lost u = true;
+  lb_limit : exists l, limit u = Some l /\ l <= length (taken v);
+  lb_steps : steps_of u = steps_of v;
+  lb_queue : queue u = queue v;
+  lb_taken : taken u = taken v }.
+
+Lemma lose_leaves : forall peer cause s, is_ending s = false -> left_behind (lose peer cause s) s.
+Proof. intros peer cause s E. pose proof (lose_lost peer cause s E) as L. destruct (lost_steps _ _ L) as [S _]. destruct L. constructor; auto. Qed.
+
+Lemma left_shares : forall u v, left_behind u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v.
+Proof. intros u v []. auto. Qed.
+
+(** It can only read and collate. *)
+Lemma left_stays : forall depth s v r e t, reachable W cfg depth input v -> r < W -> may cfg input s r e -> transition c r (depth r) (rank_of s r) e = Some t ->
+  left_behind (rank_of s r) (rank_of v r) -> left_behind t (rank_of v r) /\ posted t = posted (rank_of s r) /\ (forall x, e <> Got x) /\ e <> StepTaken.
 Proof.
-  intros u v l F H A. destruct l as [r e| |]; try exact A. specialize (H r e eq_refl). destruct e as [xs en full| |x| | |cause|]; try exact A.
-  simpl in *. destruct (f_rank _ _ _ F r H) as [[_ [<- _]]|[L _]]; [exact A|]. rewrite <- (l_read _ _ L), <- (l_wanted _ _ L). exact A.
+  intros depth s v r e t Rv H M E L. destruct L as [P Lo [l [L1 L2]] S Q Tk]. set (u := rank_of s r) in *.
+  assert (Post : forall w, at_phase w = DONE -> ended_as w = ended_as u -> limit w = limit u -> steps_of w = steps_of u -> queue w = queue u -> taken w = taken u -> posted w = posted u ->
+    left_behind (post c r w) (rank_of v r) /\ posted (post c r w) = posted u).
+  { intros w W1 W2 W3 W4 W5 W6 W7. rewrite post_ending by auto. split; [|exact W7]. constructor; try congruence; [|rewrite W3; eauto].
+    unfold is_lost, is_ending in *. rewrite W1, W2. rewrite P in Lo. exact Lo. }
+  destruct e as [xs en full| |x| | |cause|]; simpl in E.
+  - destruct (_ || _); [discriminate|]. injection E as <-. split; [|split; [|split; discriminate]]; apply Post; auto.
+  - destruct (collated u); [discriminate|]. injection E as <-. split; [|split; [|split; discriminate]]; apply Post; auto.
+  - rewrite P in E. destruct x; discriminate.
+  - exfalso. rewrite Q in E. destruct (queue (rank_of v r)) as [|x q] eqn:Qv; [discriminate|].
+    rewrite L1, (head_number W cfg depth input v r x q (invariant_of W cfg depth input ok v Rv) H Qv) in E. simpl in E.
+    replace (length (taken (rank_of v r)) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
+  - destruct M as [_ M]. contradiction.
+  - destruct M as [M _]. unfold is_ending in M. fold u in M. rewrite P in M. discriminate.
+  - destruct M as [M _]. unfold is_ending in M. fold u in M. rewrite P in M. discriminate.
 Qed.
 
-Theorem a_run_with_losses_follows_one_that_replays : forall depth u, lossy_replays depth u -> exists v, replays depth v /\ follows W u v.
+Theorem a_run_with_losses_follows_one_that_replays : forall depth u, lossy_replays depth u -> exists v, replays depth v /\ follows_as W left_behind u v.
 Proof.
   intros depth u P. induction P as [|u l u' P [v [R F]] St A|u r peer cause P [v [R F]] H E].
   - exists (start cfg). split; [constructor|]. apply start_follows.
-  - pose proof (replays_reachable W c eager input depth v R) as Rv.
-    destruct (every_step_is_followed W cfg depth input ok u l v u' Rv F St) as [v' [St' [F' _]]]. exists v'. split; [|exact F'].
-    eapply replay_step; [exact R|exact St'|]. eapply ends_are_followed; [exact F| |exact A]. intros r e ->. inversion St; assumption.
-  - pose proof (replays_reachable W c eager input depth v R) as Rv. exists v. split; [exact R|].
-    destruct (every_loss_is_followed W u v r peer cause F H E) as [F' _]. exact F'.
+  - pose proof (replays_reachable W c src input depth v R) as Rv.
+    assert (C : (exists r e, l = LRank r e /\ is_lost (rank_of u r) = true) \/ forall r e, l = LRank r e -> is_lost (rank_of u r) = false).
+    { destruct l as [r e| |]; [|right; discriminate..]. destruct (is_lost (rank_of u r)) eqn:L; [left; eauto|right; intros ? ? X; injection X as <- _; exact L]. }
+    destruct C as [[r [e [-> L]]]|C].
+    + exists v. split; [exact R|]. inversion St as [s i e' t H M T| |]; subst. destruct (f_rank _ _ _ _ F r H) as [[Lf _]|[Lb Pe]]; [congruence|].
+      destruct (left_stays depth u v r e t Rv H M T Lb) as [Lt [Po [NG NT]]]. constructor; simpl.
+      * apply (f_log _ _ _ _ F).
+      * intros q Hq. destruct e; try apply (f_got _ _ _ _ F q Hq). edestruct NG. reflexivity.
+      * intros q Hq. destruct e; try apply (f_running _ _ _ _ F q Hq). contradiction NT. reflexivity.
+      * intros q Hq. unfold follows_rank. simpl. unfold has_posted, is_waiting at 1 2. rewrite (lb_phase _ _ Lt). simpl. destruct (Nat.eq_dec q r) as [->|NE].
+        -- right. rewrite update_same, Po. auto.
+        -- rewrite update_other by exact NE. apply (f_rank _ _ _ _ F q Hq).
+    + destruct (every_live_step_is_followed W cfg depth input ok left_behind left_shares u l v u' Rv F St C) as [v' [St' [F' _]]]. exists v'. split; [|exact F'].
+      eapply replay_step; [exact R|exact St'|]. destruct l as [r e| |]; [|exact Logic.I..]. assert (H : r < W) by (inversion St; assumption).
+      destruct A as [A|A]; [|simpl in A; rewrite (C r e eq_refl) in A; discriminate].
+      destruct (f_rank _ _ _ _ F r H) as [[_ [Er _]]|[Lb _]]; [|pose proof (lb_lost _ _ Lb); rewrite (C r e eq_refl) in *; discriminate]. destruct e; try exact A. simpl in *. rewrite <- Er. exact A.
+  - exists v. split; [exact R|]. exact (proj1 (every_loss_is_followed W left_behind lose_leaves left_shares u v r peer cause F H E)).
 Qed.
+
+Lemma planned_alike : forall u v r, follows_as W left_behind u v -> r < W -> steps_of (rank_of u r) = steps_of (rank_of v r).
+Proof. intros u v r F H. destruct (f_rank _ _ _ _ F r H) as [[_ [-> _]]|[L _]]; [reflexivity|apply L]. Qed.
 
 Theorem with_losses_the_steps_planned_do_not_depend_on_the_schedule : forall d d' s s' r, lossy_replays d s -> lossy_replays d' s' -> r < W ->
   is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
 Proof.
   intros d d' s s' r P P' H. destruct (a_run_with_losses_follows_one_that_replays d s P) as [v [R F]].
   destruct (a_run_with_losses_follows_one_that_replays d' s' P') as [v' [R' F']].
-  destruct (follows_frame W s v r F H) as [-> _]. destruct (follows_frame W s' v' r F' H) as [-> _].
-  exact (the_steps_planned_do_not_depend_on_the_schedule W c eager input ok d d' v v' r R R' H).
+  rewrite (planned_alike s v r F H), (planned_alike s' v' r F' H).
+  exact (the_steps_planned_do_not_depend_on_the_schedule W c src input ok d d' v v' r R R' H).
 Qed.
 
 Theorem with_losses_complete_ranks_have_planned_the_same_steps : forall d d' s s' r, lossy_replays d s -> lossy_replays d' s' -> r < W ->
@@ -53,10 +100,10 @@ Theorem with_losses_complete_ranks_have_planned_the_same_steps : forall d d' s s
 Proof.
   intros d d' s s' r P P' H E E' O O'. destruct (a_run_with_losses_follows_one_that_replays d s P) as [v [R F]].
   destruct (a_run_with_losses_follows_one_that_replays d' s' P') as [v' [R' F']].
-  assert (Live : forall u w, follows W u w -> is_ending (rank_of u r) = true -> ended_as (rank_of u r) = Some Complete -> rank_of u r = rank_of w r).
-  { intros u w Fu Eu Ou. destruct (f_rank _ _ _ Fu r H) as [[_ [X _]]|[L _]]; [exact X|]. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite Ou, andb_false_r in X. discriminate. }
+  assert (Live : forall u w, follows_as W left_behind u w -> is_ending (rank_of u r) = true -> ended_as (rank_of u r) = Some Complete -> rank_of u r = rank_of w r).
+  { intros u w Fu Eu Ou. destruct (f_rank _ _ _ _ Fu r H) as [[_ [X _]]|[L _]]; [exact X|]. pose proof (lb_lost _ _ L) as X. unfold is_lost in X. rewrite Ou, andb_false_r in X. discriminate. }
   pose proof (Live s v F E O) as X. pose proof (Live s' v' F' E' O') as X'. rewrite X in E, O |- *. rewrite X' in E', O' |- *.
-  exact (complete_runs_have_planned_the_same_steps W c eager input ok d d' v v' r R R' H E E' O O').
+  exact (complete_runs_have_planned_the_same_steps W c src input ok d d' v v' r R R' H E E' O O').
 Qed.
 
 End ReplayLoss.

@@ -88,20 +88,6 @@ Proof.
   destruct (nth_error a i) as [j|]; simpl; [|reflexivity]. destruct (nth_error l j); reflexivity.
 Qed.
 
-Lemma map_pick : forall A B (f : A -> B) l a, map f (pick l a) = pick (map f l) a.
-Proof.
-  intros A B f l. induction a as [|i a IH]; [reflexivity|]. unfold pick in *. simpl. rewrite map_app, IH. f_equal.
-  destruct (nth_error l i) as [x|] eqn:E; [rewrite (map_nth_error f _ _ E); reflexivity|].
-  apply nth_error_None in E. assert (Na : nth_error (map f l) i = None) by (apply nth_error_None; rewrite map_length; exact E). rewrite Na. reflexivity.
-Qed.
-
-Lemma pick_of_range : forall p l, Forall (fun i => i < p) l -> pick (seq 0 p) l = l.
-Proof.
-  intros p l F. induction F as [|i l Hi F IH]; [reflexivity|]. unfold pick in *. simpl. rewrite IH.
-  assert (E : nth_error (seq 0 p) i = Some i) by (rewrite nth_error_nth' with (d := 0) by (rewrite seq_length; exact Hi); rewrite seq_nth by exact Hi; reflexivity).
-  rewrite E. reflexivity.
-Qed.
-
 Lemma filter_split : forall A (f : A -> bool) l, Permutation (filter f l ++ filter (fun x => negb (f x)) l) l.
 Proof.
   intros A f. induction l as [|x l IH]; [constructor|]. simpl. destruct (f x); simpl.

@@ -35,13 +35,13 @@ Qed.
 
 Section Rank.
 Variable c : config.
-Variable eager : bool.
+Variable src : reader.
 Variable inp : list sample.
 Hypothesis OK : config_ok c.
 Hypothesis placed : forall i x, nth_error inp i = Some x -> pos x = i.
 Notation history := (history c).
 Variable rank : nat.
-Notation view_of := (view_of c rank eager inp).
+Notation view_of := (view_of c rank src inp).
 
 (** What a view says of reads and marks. *)
 Definition wants (h : hist) (v : view) : Prop :=
@@ -83,7 +83,7 @@ Proof. induction l as [|x l IH]; intros H; [reflexivity|]. simpl. rewrite (H x) 
 Section Saved.
 Variables (h : hist) (v : view) (depth : nat) (u : state).
 Hypothesis K : stands c depth rank inp h u.
-Hypothesis Im : image c eager inp h v u.
+Hypothesis Im : image c src inp h v u.
 Hypothesis Wa : wants h v.
 Hypothesis Kind : h_kind h = NOffer.
 Hypothesis Quota : is_quota_met c (h_samples h) = false.
@@ -94,7 +94,7 @@ Proof. unfold alive. rewrite Kind. exact I. Qed.
 
 Lemma saved_cons : Permutation (samples_of (v_steps v) ++ v_window v) (firstn (v_read v) inp) /\ v_read v <= length inp.
 Proof.
-  destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]]. destruct K as [h' [_ [K' _]]]. pose proof (k_cons _ _ _ _ _ _ K') as C. pose proof (k_read _ _ _ _ _ _ K') as Le.
+  destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]]. unfold unread in Fx. destruct K as [h' [_ [K' _]]]. pose proof (k_cons _ _ _ _ _ _ K') as C. pose proof (k_read _ _ _ _ _ _ K') as Le.
   rewrite (k_aligned _ _ _ _ _ _ K') in C by (destruct Ph; congruence). rewrite Wx, Rx, firstn_add, <- Fx, (i_steps _ _ _ _ _ _ Im) in C. simpl in C. rewrite app_assoc in C.
   split; [apply Permutation_app_inv_r in C; exact C|lia].
 Qed.
@@ -102,7 +102,7 @@ Qed.
 Lemma saved_fields : b_round (save u) = h_round h /\ b_read (save u) = v_read v /\ b_carried (save u) = v_window v /\ b_marks (save u) = v_marks v /\
   b_planned (save u) = length (h_steps h) /\ b_gsum (save u) = h_samples h /\ b_budget (save u) = v_budget v.
 Proof.
-  destruct Wa as [M _]. pose proof saved_cons as [C _]. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]].
+  destruct Wa as [M _]. pose proof saved_cons as [C _]. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]]. unfold unread in Fx.
   destruct (stands_on _ _ _ _ _ _ K) as [Kr [_ [Kp [Kg _]]]].
   unfold save. simpl. rewrite (i_marks _ _ _ _ _ _ Im saved_alive), M. split; [exact Kr|]. split; [reflexivity|].
   split; [|split; [reflexivity|split; [exact Kp|split; [exact Kg|exact (i_budget _ _ _ _ _ _ Im saved_alive)]]]].
@@ -113,7 +113,7 @@ Proof.
     apply in_firstn in Hf as [i [L E]]. rewrite (placed i y E). exact L.
 Qed.
 
-Lemma saved_reading : forall before, reading eager inp v (place c before (save u)) /\ (b_ended (save u) = true -> v_read v = length inp).
+Lemma saved_reading : forall before, reading src inp v (place c before (save u)) /\ (b_ended (save u) = true -> v_read v = length inp).
 Proof.
   intros before. destruct saved_fields as [F1 [F2 [F3 _]]]. destruct Wa as [M Wn]. rewrite Kind in Wn. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx [Lx C]]]]].
   assert (Be : b_ended (save u) = ended u && (read u =? v_read v)) by (unfold save; simpl; rewrite (i_marks _ _ _ _ _ _ Im saved_alive), M; reflexivity).
@@ -122,7 +122,7 @@ Proof.
     rewrite Be. destruct (v_ended v) eqn:E.
     + destruct C as [-> [En _]]. simpl in Rx. rewrite En, Rx, Nat.add_0_r, Nat.eqb_refl. auto.
     + destruct (ended u) eqn:En; [|simpl; split; [lia|auto]]. destruct C as [_ [Re Le]]. destruct (read u =? v_read v) eqn:Q; simpl; [|split; [lia|auto]]. apply Nat.eqb_eq in Q.
-      assert (X : x = []) by (destruct x; [reflexivity|simpl in Rx; lia]). subst x. split; [reflexivity|]. split; [lia|]. destruct eager; simpl in Le; lia.
+      assert (X : x = []) by (destruct x; [reflexivity|simpl in Rx; lia]). subst x. split; [reflexivity|]. split; [lia|]. destruct (is_eager src); simpl in Le; lia.
   - rewrite Be. intros Z. apply andb_true_iff in Z as [Z1 Z2]. apply Nat.eqb_eq in Z2. rewrite <- Z2. destruct K as [h' [_ [K' _]]]. apply (k_ended _ _ _ _ _ _ K' Z1).
 Qed.
 
@@ -158,46 +158,46 @@ End Rank.
 Section Resume.
 Variable W : nat.
 Variable c : config.
-Variable eager : nat -> bool.
+Variable src : nat -> reader.
 Variable input : nat -> list sample.
 Hypothesis ok : setting_ok W (fun _ => c).
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation history := (history c).
-Notation replays := (Replay.replays W c eager input).
-Notation view_at := (fun s r => view_of c r (eager r) (input r) (seen s r)).
+Notation replays := (Replay.replays W c src input).
+Notation view_at := (fun s r => view_of c r (src r) (input r) (seen s r)).
 
 (** A rank that has begun a round that is not yet agreed on, the quota not met, has what it saves. *)
 Definition has_begun (u : state) : Prop := (at_phase u = FILL \/ at_phase u = OFFER) /\ is_quota_met c (gsum u) = false.
 
-Lemma begun_says : forall d s r, tells W c eager input d s -> r < W -> has_begun (rank_of s r) -> let h := history (seen s r) in
-  stands c (d r) r (input r) h (rank_of s r) /\ image c (eager r) (input r) h (view_at s r) (rank_of s r) /\ h_kind h = NOffer /\ is_quota_met c (h_samples h) = false.
+Lemma begun_says : forall d s r, tells W c src input d s -> r < W -> has_begun (rank_of s r) -> let h := history (seen s r) in
+  stands c (d r) r (input r) h (rank_of s r) /\ image c (src r) (input r) h (view_at s r) (rank_of s r) /\ h_kind h = NOffer /\ is_quota_met c (h_samples h) = false.
 Proof.
   intros d s r T H [Ph Qu] h. pose proof (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H) as K. fold h in K. destruct (stands_on _ _ _ _ _ _ K) as [_ [Kk [_ [Kg _]]]].
   split; [exact K|]. split; [exact (tell_images _ _ _ _ _ _ T r H)|]. split; [|rewrite <- Kg; exact Qu].
   unfold kind_ok in Kk. destruct Ph as [P|P]; rewrite P in Kk; exact Kk.
 Qed.
 
-Lemma begun_saves : forall d s r, tells W c eager input d s -> r < W -> has_begun (rank_of s r) ->
+Lemma begun_saves : forall d s r, tells W c src input d s -> r < W -> has_begun (rank_of s r) ->
   let b := save (rank_of s r) in let h := history (seen s r) in let v := view_at s r in
   b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\ b_planned b = length (h_steps h) /\ b_gsum b = h_samples h /\
   b_budget b = v_budget v.
 Proof.
   intros d s r T H Sv. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C.
-  apply (saved_fields c (eager r) (input r) (fun i x => placed r i x H) r _ _ _ _ K Im (views_want c (eager r) (input r) C r _) Kd Qu (proj1 Sv)).
+  apply (saved_fields c (src r) (input r) (fun i x => placed r i x H) r _ _ _ _ K Im (views_want c (src r) (input r) C r _) Kd Qu (proj1 Sv)).
 Qed.
 
-Lemma begun_loads : forall d s r, tells W c eager input d s -> r < W -> has_begun (rank_of s r) ->
+Lemma begun_loads : forall d s r, tells W c src input d s -> r < W -> has_begun (rank_of s r) ->
   let u := load c r (steps_of (rank_of s r)) (save (rank_of s r)) in let h := history (seen s r) in
-  (forall d', stands c d' r (input r) h u) /\ image c (eager r) (input r) h (view_at s r) u.
+  (forall d', stands c d' r (input r) h u) /\ image c (src r) (input r) h (view_at s r) u.
 Proof.
-  intros d s r T H Sv u0 h. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C. pose proof (views_want c (eager r) (input r) C r (seen s r)) as Wa.
-  split; [exact (loaded_stands c (eager r) (input r) C (fun i x => placed r i x H) r _ _ _ _ K Im Wa Kd Qu (proj1 Sv))|].
+  intros d s r T H Sv u0 h. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C. pose proof (views_want c (src r) (input r) C r (seen s r)) as Wa.
+  split; [exact (loaded_stands c (src r) (input r) C (fun i x => placed r i x H) r _ _ _ _ K Im Wa Kd Qu (proj1 Sv))|].
   destruct (begun_saves d s r T H Sv) as [_ [_ [_ [F4 [_ [_ F7]]]]]]. unfold u0, load. set (u := place c (steps_of (rank_of s r)) (save (rank_of s r))).
-  destruct (part_post c r u) as [P1 P2]. apply (image_part c (eager r) (input r) _ _ u); [exact P1|exact P2|apply post_fair|]. constructor.
+  destruct (part_post c r u) as [P1 P2]. apply (image_part c (src r) (input r) _ _ u); [exact P1|exact P2|apply post_fair|]. constructor.
   - unfold u, steps_of. simpl. rewrite app_nil_r. apply (i_steps _ _ _ _ _ _ Im).
   - intros t Ht. fold h in Kd. rewrite Kd in Ht. discriminate.
   - intros _. exact F4.
-  - intros _ _. apply (saved_reading c (eager r) (input r) (fun i x => placed r i x H) r _ _ _ _ K Im Wa Kd Qu (proj1 Sv)).
+  - intros _ _. apply (saved_reading c (src r) (input r) (fun i x => placed r i x H) r _ _ _ _ K Im Wa Kd Qu (proj1 Sv)).
   - intros l Hk. fold h in Kd. rewrite Kd in Hk. discriminate.
   - intros X. discriminate.
   - intros _. exact F7.
@@ -216,7 +216,7 @@ Proof. intros d s r [Rp H B]. apply (begun_saves d s r); auto. apply replays_tel
 (** RESUME: loaded again, it makes a rank whose steps, window, marks and reads are those that the samples and what was exchanged
     demand ([image], which all of REPLAY rests on). *)
 Theorem a_rank_that_is_loaded_is_what_its_view_says : forall d s r, saves d s r ->
-  image c (eager r) (input r) (history (seen s r)) (view_at s r) (load c r (steps_of (rank_of s r)) (save (rank_of s r))).
+  image c (src r) (input r) (history (seen s r)) (view_at s r) (load c r (steps_of (rank_of s r)) (save (rank_of s r))).
 Proof. intros d s r [Rp H B]. apply (begun_loads d s r); auto. apply replays_tell; assumption. Qed.
 
 (** ** A job that is loaded again *)
@@ -229,7 +229,7 @@ Definition loaded (u : nat -> state) : sys :=
     have saved where the same round began. Each may have done so at its own moment, and even in another of these jobs. *)
 Inductive job : (nat -> nat) -> sys -> Prop :=
 | job_begins : forall d, job d (start (fun _ => c))
-| job_goes_on : forall d s l t, job d s -> System.step W (fun _ => c) d input s l t -> ends_alike eager input s l -> job d t
+| job_goes_on : forall d s l t, job d s -> System.step W (fun _ => c) d input s l t -> ends_alike src input s l -> job d t
 | job_is_loaded : forall d k (depths : nat -> nat -> nat) (moments : nat -> sys),
     (forall r, r < W -> job (depths r) (moments r)) ->
     (forall r, r < W -> has_begun (rank_of (moments r) r) /\ round (rank_of (moments r) r) = k) ->
@@ -244,8 +244,8 @@ Record remembers (past : list (list msg * result)) (s t : sys) : Prop := {
   re_running : forall r, r < W -> running t r = running s r;
   re_log : log t = past ++ log s }.
 
-Lemma remembered_step : forall past d s t l s', remembers past s t -> System.step W (fun _ => c) d input s l s' -> ends_alike eager input s l ->
-  exists t', System.step W (fun _ => c) d input t l t' /\ ends_alike eager input t l /\ remembers past s' t'.
+Lemma remembered_step : forall past d s t l s', remembers past s t -> System.step W (fun _ => c) d input s l s' -> ends_alike src input s l ->
+  exists t', System.step W (fun _ => c) d input t l t' /\ ends_alike src input t l /\ remembers past s' t'.
 Proof.
   intros past d s t l s' [Rr Rg Rp Ru Rl] St Al. assert (Res : results t = map snd past ++ results s) by (unfold results; rewrite Rl; apply map_app).
   destruct St as [s i e v H M E|s x P Rd|s i H Run Tk].
@@ -270,7 +270,7 @@ Proof.
 Qed.
 
 (** What was exchanged is counted by the rounds. *)
-Lemma rounds_count : forall d s n, tells W c eager input d s -> n <= length (log s) -> alive (history (firstn n (results s))) ->
+Lemma rounds_count : forall d s n, tells W c src input d s -> n <= length (log s) -> alive (history (firstn n (results s))) ->
   n = 2 * h_round (history (firstn n (results s))) + match h_kind (history (firstn n (results s))) with NCount _ => 1 | _ => 0 end.
 Proof.
   intros d s n T. induction n as [|n IH]; intros L A; [reflexivity|]. pose proof (alive_before c _ n (S n) (Nat.le_succ_diag_r n) A) as B. specialize (IH ltac:(lia) B).
@@ -289,7 +289,7 @@ Proof.
     + destruct (reduce_reported _ _ Rd) as [-> _]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
 Qed.
 
-Lemma begun_seen : forall d s r k, tells W c eager input d s -> r < W -> has_begun (rank_of s r) -> round (rank_of s r) = k ->
+Lemma begun_seen : forall d s r k, tells W c src input d s -> r < W -> has_begun (rank_of s r) -> round (rank_of s r) = k ->
   got s r = 2 * k /\ length (seen s r) = 2 * k /\ alive (history (seen s r)).
 Proof.
   intros d s r k T H B Rd. destruct (begun_says d s r T H B) as [K [_ [Kd _]]]. destruct (stands_on _ _ _ _ _ _ K) as [Kr _]. pose proof (got_some _ _ _ _ _ _ _ T H) as G.
@@ -297,12 +297,12 @@ Proof.
   split; [exact N2|]. split; [|exact A]. unfold seen. rewrite firstn_length. unfold results. rewrite map_length. lia.
 Qed.
 
-Lemma job_tells : forall d s, job d s -> exists past t, remembers past s t /\ tells W c eager input d t.
+Lemma job_tells : forall d s, job d s -> exists past t, remembers past s t /\ tells W c src input d t.
 Proof.
   intros d s J. induction J as [d|d s l t J [past [s2 [Re T]]] St Al|d k depths moments J IH B].
   - exists [], (start (fun _ => c)). split; [constructor; reflexivity|apply start_tells; assumption].
   - destruct (remembered_step past d s s2 l t Re St Al) as [t2 [St2 [Al2 Re2]]]. exists past, t2. split; [exact Re2|]. eapply step_keeps_tells; eauto.
-  - assert (Each : forall r, r < W -> exists t, rank_of t r = rank_of (moments r) r /\ tells W c eager input (depths r) t /\ got t r = 2 * k /\ length (seen t r) = 2 * k /\ alive (history (seen t r))).
+  - assert (Each : forall r, r < W -> exists t, rank_of t r = rank_of (moments r) r /\ tells W c src input (depths r) t /\ got t r = 2 * k /\ length (seen t r) = 2 * k /\ alive (history (seen t r))).
     { intros r H. destruct (IH r H) as [past [t [Re T]]]. destruct (B r H) as [B1 B2]. rewrite <- (re_rank _ _ _ Re r H) in B1, B2. exists t. split; [apply (re_rank _ _ _ Re r H)|]. split; [exact T|].
       apply (begun_seen (depths r) t r k T H B1 B2). }
     pose proof (some_rank _ _ ok) as SR. destruct (Each 0 SR) as [t0 [_ [T0 [G0 [L0 A0]]]]]. set (past := firstn (2 * k) (log t0)).
@@ -312,9 +312,9 @@ Proof.
     split; [constructor; simpl; intros; rewrite ?Nat.add_0_r, ?app_nil_r; reflexivity|]. set (t := mkSys _ _ _ _ _).
     assert (Se : forall r, seen t r = seen t0 0).
     { intros r. unfold seen at 1. unfold t, results. cbn [got log]. rewrite Rs. apply firstn_all2. lia. }
-    assert (Same : forall r, r < W -> exists s, rank_of s r = rank_of (moments r) r /\ tells W c eager input (depths r) s /\ seen s r = seen t r).
+    assert (Same : forall r, r < W -> exists s, rank_of s r = rank_of (moments r) r /\ tells W c src input (depths r) s /\ seen s r = seen t r).
     { intros r H. destruct (Each r H) as [s [E [T [G [L A]]]]]. exists s. split; [exact E|]. split; [exact T|]. rewrite Se. unfold seen in *. rewrite G in *. rewrite G0 in *.
-      apply (same_results W c eager input _ _ s t0 T T0); [pose proof (got_some _ _ _ _ _ _ _ T H); lia|lia|exact A|exact A0]. }
+      apply (same_results W c src input _ _ s t0 T T0); [pose proof (got_some _ _ _ _ _ _ _ T H); lia|lia|exact A|exact A0]. }
     constructor.
     + constructor.
       * intros r H. destruct (Same r H) as [s [E [T <-]]]. unfold t, loaded. cbn [rank_of]. rewrite <- E. assert (Sv : has_begun (rank_of s r)) by (rewrite E; apply (B r H)). destruct (begun_loads (depths r) s r T H Sv) as [Ls Li]. exact (Ls (d r)).
@@ -335,7 +335,7 @@ Theorem a_job_that_is_loaded_plans_the_steps_of_any_other : forall d d' s s' r, 
   is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
 Proof.
   intros d d' s s' r J J' H. destruct (job_tells d s J) as [past [t [Re T]]]. destruct (job_tells d' s' J') as [past' [t' [Re' T']]].
-  rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_runs_tell W c eager input d d'); assumption.
+  rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_runs_tell W c src input d d'); assumption.
 Qed.
 
 (** And where both are COMPLETE on it, they are the same. *)
@@ -344,7 +344,7 @@ Theorem complete_jobs_have_planned_the_same_steps : forall d d' s s' r, job d s 
   steps_of (rank_of s r) = steps_of (rank_of s' r).
 Proof.
   intros d d' s s' r J J' H. destruct (job_tells d s J) as [past [t [Re T]]]. destruct (job_tells d' s' J') as [past' [t' [Re' T']]].
-  rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_complete_runs_tell W c eager input ok d d'); assumption.
+  rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_complete_runs_tell W c src input ok d d'); assumption.
 Qed.
 
 (** COVER, of a job that may have been loaded: a rank whose outcome is COMPLETE has planned its whole input, before and after. *)
@@ -365,11 +365,11 @@ Proof.
   destruct (reduce_agreed _ _ Rd) as [os [-> A]]. apply nth_error_In, in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->. destruct (ag_samples _ _ A o Io) as [_ S2]. rewrite Z in S2.
   unfold offer_of in Oo. rewrite Q in Oo. rewrite Oo in S2. simpl in S2.
   pose proof (tell_images _ _ _ _ _ _ T r H) as Im. rewrite (seen_current s r G) in Im. destruct (i_last _ _ _ _ _ _ Im l Hk (Q _)) as [W0 [Fw Al]].
-  assert (V : view_of c r (eager r) (input r) (results s) = view_of c r (eager r) (input r) (firstn n (results s))).
+  assert (V : view_of c r (src r) (input r) (results s) = view_of c r (src r) (input r) (firstn n (results s))).
   { assert (R : results s = firstn n (results s) ++ [Agreed a]) by (rewrite <- (firstn_snoc _ _ _ _ Ea), firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
     rewrite R at 1. rewrite view_snoc. unfold next_view. rewrite K. rewrite <- Wh, (firstn_snoc _ _ _ _ Ea), history_snoc in Hk. unfold h_step in Hk. rewrite K in Hk.
     destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. rewrite Ta. reflexivity. }
-  rewrite V in Fw. assert (Ew : window (rank_of s r) = []) by (rewrite Fw; destruct (full_window _ _); [reflexivity|simpl in S2; lia]).
+  rewrite V in Fw. assert (Ew : window (rank_of s r) = []) by (rewrite Fw; destruct (full_window _ _ _); [reflexivity|simpl in S2; lia]).
   destruct (stands_on _ _ _ _ _ _ (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H)) as [_ [_ [_ [_ [h' Kc]]]]].
   assert (En : ended (rank_of s r) = true) by (destruct (k_window _ _ _ _ _ _ Kc) as [X|X]; [exact X|rewrite Ew, W0 in X; simpl in X; lia]).
   destruct (k_ended _ _ _ _ _ _ Kc En) as [Rl _]. pose proof (k_cons _ _ _ _ _ _ Kc) as C. rewrite Al, Ew, Rl, firstn_all in C. simpl in C. rewrite app_nil_r in C. exact C.
@@ -397,7 +397,7 @@ Theorem a_checkpoint_tells_what_was_taken : forall d s r t, job d s -> r < W -> 
 Proof.
   intros d s0 r t J H Sv k. destruct (job_tells d s0 J) as [past [s [Re T]]]. unfold k in *. clear k. rewrite <- (re_rank _ _ _ Re r H) in *. set (k := checkpoint_of _ _).
   destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. destruct (begun_saves d s r T H Sv) as [_ [F2 [F3 _]]].
-  destruct (saved_cons c (eager r) (input r) r _ _ _ _ K Im Kd Qu (proj1 Sv)) as [Cs Le]. rewrite <- (i_steps _ _ _ _ _ _ Im) in Cs.
+  destruct (saved_cons c (src r) (input r) r _ _ _ _ K Im Kd Qu (proj1 Sv)) as [Cs Le]. rewrite <- (i_steps _ _ _ _ _ _ Im) in Cs.
   unfold k, checkpoint_of, sound, is_taken. cbn [k_read_samples k_carried k_taken]. rewrite F2, F3.
   set (v := view_at s r) in *. set (rd := v_read v) in *. set (S := map pos (samples_of (steps_of (rank_of s r)))). set (w := map pos (v_window v)).
   assert (Ps : Permutation (S ++ w) (seq 0 rd)).

@@ -37,7 +37,7 @@ Proof.
   simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact (IH r H)].
   specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K. pose proof (rank_step_after W cfg depth input ok s i e t I H My E) as K'.
   set (u := rank_of s i) in *. pose proof (k_round _ _ _ _ _ _ K) as R1. pose proof (k_round _ _ _ _ _ _ K') as R2.
-  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
   - destruct (got_current W cfg depth input s i y I H My) as [_ [_ [_ [ms [El Em]]]]]. simpl in E. fold u in E. simpl in R2.
     pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Pk. fold u in Pk.
     destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
@@ -80,9 +80,8 @@ Proof.
       assert (Ic : in_count t = 0) by (unfold in_count; destruct Pt as [-> | ->]; reflexivity).
       destruct IH as [B1 B2]. unfold in_count in B1, B2. rewrite Ph in B1, B2. constructor; rewrite Mt, Ic, Rr; [rewrite Al; simpl; lia|lia].
     + destruct (failure_of rs) as [o|] eqn:F; [|discriminate]. injection E as <-.
-      match goal with |- busy _ (drain ?d ?o ?l ?v) => destruct (drain_same_plain d o l v) as [D1 [D2 _]]; assert (Ic : in_count (drain d o l v) = 0) by (unfold in_count; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
-      assert (Rr : round (drain (depth i) o (planned u - length (plan u)) u) = round u) by (pose proof (vital_drain (depth i) o (planned u - length (plan u)) u) as V; unfold vital in V; injection V as V1 V2 V3 V4 V5 V6 V7 V8; exact V7).
-      destruct IH as [B1 B2]. unfold in_count in B1, B2. rewrite Ph in B1, B2. constructor; unfold made in *; rewrite Ic, Rr, D1, D2; assumption.
+      match goal with |- busy _ (drain ?d ?o ?l ?v) => assert (Ic : in_count (drain d o l v) = 0) by (unfold in_count; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
+      destruct IH as [B1 B2]. unfold in_count in B1, B2. rewrite Ph in B1, B2. constructor; unfold made in *; rewrite Ic, drain_steps; assumption.
   - pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. fold u in Sm.
     replace (next_hist (cfg 0) (hist_of s i) e) with (hist_of s i) in * by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
     assert (Ic : in_count t = in_count u).

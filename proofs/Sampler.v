@@ -28,7 +28,7 @@ Proof.
   pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
   cbn [rank_of]. destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by assumption; exact (IH r H)].
   rewrite update_same. specialize (IH i H). pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
-  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+  pose proof (answer_or_own e) as Cases.
   destruct Cases as [[y ->]|NG].
   2:{ pose proof (transition_same _ _ _ _ _ _ NG E) as X. pose proof (aged_transition _ _ _ _ _ _ NG E) as A. unfold aged in A. injection A as _ Ar Aw _.
       unfold in_line in *. rewrite (sa_steps _ _ X), (sa_aligned _ _ X), Aw, Ar, firstn_add, <- IH, !app_assoc. f_equal.
@@ -53,7 +53,7 @@ Proof.
     apply rising_app in As as [_ [As _]]. apply rising_app in As as [_ [As _]].
     destruct (concat (skipn n (aligned (rank_of s i)))) as [|y back]; [reflexivity|]. cbn [is_nil]. apply by_position_once; [exact As|apply Permutation_app_comm].
   - destruct (failure_of ps) as [o|]; [|discriminate]. injection E as <-.
-    match goal with |- context[drain ?d ?o ?l ?u] => destruct (drain_same_plain d o l u) as [-> [-> [-> _]]] end. reflexivity.
+    rewrite drain_steps. reflexivity.
 Qed.
 
 (** ORDER, CONSERVE: laid end to end, the steps, what is aligned, the window and what is unread are the input as it is. *)

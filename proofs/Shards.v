@@ -7,9 +7,6 @@ Import ListNotations.
 
 Definition sum (l : list nat) : nat := fold_right Nat.add 0 l.
 
-Lemma sum_app : forall a b, sum (a ++ b) = sum a + sum b.
-Proof. induction a as [|x a IH]; intros b; simpl; [reflexivity|rewrite IH; lia]. Qed.
-
 (** ** Draws, for any deal *)
 
 (** What rank [i] draws when [d] places are drawn: its share, behind those of all lower ranks. *)

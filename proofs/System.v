@@ -284,7 +284,7 @@ Qed.
 
 (** A rank that waits is not moved by anything but its answer. *)
 Lemma post_waiting : forall c r s, is_waiting s = true -> post c r s = s.
-Proof. intros c r s Wa. unfold post, is_waiting in *. destruct (at_phase s); congruence. Qed.
+Proof. intros c r s Wa. destruct (post_eq c r s) as [[E _]|[P _]]; [exact E|]. unfold is_waiting in Wa. rewrite P in Wa. discriminate. Qed.
 
 Lemma post_phase : forall c r s, at_phase (post c r s) = at_phase s \/ (at_phase s = FILL /\ at_phase (post c r s) = OFFER).
 Proof. intros c r s. destruct (post_eq c r s) as [[-> _]|[P [_ ->]]]; auto. Qed.
@@ -296,47 +296,19 @@ Definition steady (s t : state) : Prop :=
   (is_waiting s = true -> at_phase t = at_phase s /\ posted t = posted s) /\
   (is_waiting s = false -> has_posted s t = is_waiting t).
 
-Lemma post_steady : forall c r s t, at_phase t = at_phase s -> posted t = posted s -> steady s (post c r t).
-Proof.
-  intros c r s t P M. split; intros Wa.
-  - rewrite post_waiting; [auto|]. unfold is_waiting in *. rewrite P. exact Wa.
-  - destruct (post_phase c r t) as [E|[E1 E2]]; unfold has_posted, is_waiting in *.
-    + rewrite E, P in *. destruct (at_phase s); auto; discriminate.
-    + rewrite E2, <- P, E1. reflexivity.
-Qed.
-
-Lemma steady_same : forall s t, at_phase t = at_phase s -> posted t = posted s -> steady s t.
-Proof. intros s t P M. split; [auto|]. intros Wa. unfold has_posted, is_waiting in *. rewrite P. destruct (at_phase s); auto; discriminate. Qed.
-
-Lemma steady_finish : forall s t, at_phase t = at_phase s -> at_phase t = DRAIN -> steady s (finish_when_drained t).
-Proof.
-  intros s t P D. split; intros Wa; unfold is_waiting in Wa; rewrite <- P, D in Wa; [discriminate|].
-  destruct (finish_eq t) as [p [-> [E|E]]]; rewrite ?D in E; subst p; unfold has_posted, is_waiting; simpl; reflexivity.
-Qed.
-
 Lemma transition_steady : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> steady s t.
 Proof.
-  intros c r d s e t NG E. destruct e as [xs en full| |x| | |cause|]; simpl in E.
-  - destruct (_ || _); [discriminate|]. injection E as <-. apply post_steady; reflexivity.
-  - destruct (collated s); [discriminate|]. injection E as <-. apply post_steady; reflexivity.
-  - exfalso. eapply NG. reflexivity.
-  - destruct (queue s) as [|x q]; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-.
-    set (t1 := deliver d _). assert (T : at_phase t1 = at_phase s /\ posted t1 = posted s).
-    { destruct (deliver_same d (set_taken (taken s ++ [x]) (set_queue q s))) as [A [B _]]. unfold t1. rewrite A, B. auto. }
-    destruct T as [T1 T2]. destruct (at_phase t1) eqn:P; try (apply post_steady; congruence). apply steady_finish; congruence.
-  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E.
-    destruct (at_phase s) eqn:P; try (injection E as <-; apply steady_same; reflexivity);
-    (destruct (stopped s); injection E as <-; [apply steady_same; reflexivity|]); try (apply post_steady; reflexivity).
-    apply steady_finish; [reflexivity|exact P].
-  - destruct (_ || _); injection E as <-; [apply steady_same; reflexivity|apply post_steady; reflexivity].
-  - destruct (is_ending s); injection E as <-; [apply steady_same; reflexivity|apply post_steady; reflexivity].
+  intros c r d s e t NG E. destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]].
+  2:{ split; [auto|]. intros Wa. unfold has_posted, is_waiting in *. destruct (at_phase s); auto; discriminate. }
+  assert (Po : posted (moved d s e) = posted s) by (destruct e; reflexivity). set (u := moved d s e) in *. pose proof (moved_phase d s e) as P. fold u in P. split; intros Wa.
+  - assert (Pu : at_phase u = at_phase s) by (destruct P as [P|[P _]]; [exact P|unfold is_waiting in Wa; rewrite P in Wa; discriminate]).
+    rewrite post_waiting; [auto|unfold is_waiting in *; rewrite Pu; exact Wa].
+  - unfold has_posted, is_waiting in *. destruct (post_phase c r u) as [X|[X1 X2]]; [rewrite X|rewrite X2; destruct P as [P|[_ P]]; rewrite P in X1; [rewrite X1; reflexivity|discriminate]].
+    destruct P as [P|[_ P]]; rewrite P; [destruct (at_phase s); auto; discriminate|reflexivity].
 Qed.
 
 Lemma drain_phase : forall d o l s, at_phase (drain d o l s) = DRAIN \/ at_phase (drain d o l s) = DONE.
-Proof.
-  intros. unfold drain. destruct (finish_eq (deliver d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit s with Some m => Nat.min l m | None => l end) s))))) as [p [-> [E|E]]];
-  simpl; auto. rewrite E. left. destruct (deliver_same d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit s with Some m => Nat.min l m | None => l end) s)))) as [A _]. exact A.
-Qed.
+Proof. intros. unfold drain. match goal with |- context[finish_when_drained ?u] => destruct (finish_eq u) as [p [-> [-> | ->]]]; auto end. Qed.
 
 Lemma got_posts : forall c r d s x t, transition c r d s (Got x) = Some t -> is_waiting s = true /\ has_posted s t = is_waiting t.
 Proof.
@@ -442,7 +414,7 @@ Proof.
   intros s l t Y S. destruct S as [s r e t H M E|s x P R|s r H Ru Tk]; [| |exact Y].
   - intros q Hq. unfold sync. simpl. destruct (Nat.eq_dec q r) as [->|NE].
     + rewrite update_same.
-      assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+      pose proof (answer_or_own e) as Cases.
       destruct Cases as [[y ->]|NG].
       * destruct M as [M1 M2]. destruct (sync_answer s r _ (Y r H) M1 M2) as [Wa [G _]]. destruct (got_posts _ _ _ _ _ _ E) as [_ HP].
         rewrite HP, update_same. destruct (is_waiting t) eqn:Wt; [left; rewrite update_same|right; right]; repeat split; auto; lia.

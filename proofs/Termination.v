@@ -5,27 +5,12 @@ Import ListNotations.
 
 (** ** What the measure looks at *)
 
-Definition vital (s : state) : nat * bool * bool * bool * bool * list Machine.step * nat * bool :=
-  (read s, ended s, is_some (failure s), stopped s, urged s, taken s, round s, collated s).
-
-Lemma vital_post : forall c r s, vital (post c r s) = vital s.
-Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
-Lemma vital_deliver : forall d s, vital (deliver d s) = vital s.
-Proof. intros. destruct (deliver_eq d s) as [a [b [_ [-> _]]]]. reflexivity. Qed.
-Lemma vital_finish : forall s, vital (finish_when_drained s) = vital s.
-Proof. intros. destruct (finish_eq s) as [p [-> _]]. reflexivity. Qed.
-Lemma vital_drain : forall d o l s, vital (drain d o l s) = vital s.
-Proof. intros. unfold drain. rewrite vital_finish, vital_deliver. reflexivity. Qed.
-
 Definition b2n (b : bool) : nat := if b then 1 else 0.
 
 (** What is left of a rank's own: samples to read, an end to find, a failure, a stop, an urge, collations, steps to take. *)
 Definition rank_measure (total : nat) (inp : list sample) (s : state) : nat :=
   (length inp - read s) + (1 - b2n (ended s)) + (1 - b2n (is_some (failure s))) + (1 - b2n (stopped s)) + (1 - b2n (urged s)) +
   (2 * total + 1 - (2 * round s + b2n (collated s))) + 2 * (total - length (taken s)).
-
-Lemma measure_vital : forall total inp s t, vital s = vital t -> rank_measure total inp s = rank_measure total inp t.
-Proof. intros total inp s t E. unfold vital in E. injection E as E1 E2 E3 E4 E5 E6 E7 E8. unfold rank_measure. rewrite E1, E2, E3, E4, E5, E6, E7, E8. reflexivity. Qed.
 
 Definition sum_over (n : nat) (f : nat -> nat) : nat := sum_nat (map f (seq 0 n)).
 
@@ -160,38 +145,24 @@ Lemma own_measure_falls : forall s r e t, reachable s -> r < W -> may cfg input 
   end.
 Proof.
   intros s r e t R H M E B1 B2 B3. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
-  set (u := rank_of s r) in *. destruct e as [xs en full| |[a|cs|rs]| | |cause|]; simpl in E.
-  - destruct (wanted u =? 0) eqn:Wa; [discriminate|]. destruct (_ <? _) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en && negb full); [discriminate|]. destruct (full && negb (may_be_full xs en u)) eqn:Fu; [discriminate|]. injection E as <-. apply Nat.eqb_neq in Wa.
-    match goal with B : read (post ?c ?r ?v) <= _ |- _ => rewrite (measure_vital _ _ (post c r v) v) by apply vital_post; assert (Wp : wanted (post c r v) = wanted v) by (destruct (post_eq c r v) as [[-> _]|[_ [_ ->]]]; reflexivity); assert (Bv : read (post c r v) = read v) by (pose proof (vital_post c r v) as Z; unfold vital in Z; congruence) end.
-    rewrite Bv in B1. rewrite Wp. simpl in B1. unfold rank_measure. simpl. destruct M as [_ [_ [M _]]].
+  set (u := rank_of s r) in *. destruct (answer_or_own e) as [[x ->]|NG].
+  { simpl in E. destruct x as [a|cs|rs]; destruct (at_phase u); try discriminate.
+    - each_agreement E Bd Sr Ra Tg Ea; apply Nat.le_refl.
+    - destruct (count_eq _ _ _ _ _ E) as [_ ->]. unfold rank_measure. simpl. destruct (collated u); simpl; lia.
+    - destruct (failure_of rs); [|discriminate]. injection E as <-. apply Nat.le_refl. }
+  destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> D]].
+  2:{ exfalso. destruct e; try discriminate; simpl in M, D; fold u in M; destruct M as [M1 M2]; rewrite ?M1, ?M2 in D; try discriminate. destruct (at_phase u); try discriminate. contradiction. }
+  destruct e as [xs en full| |x| | |cause|]; unfold rank_measure; simpl in B1, B2, B3, G |- *.
+  - destruct G as [Wa [W2 _]]. destruct M as [_ [_ [M _]]].
     assert (En : ended u = false) by (destruct (ended u) eqn:En; [destruct (k_ended _ _ _ _ _ _ K En); contradiction|reflexivity]). rewrite En.
     destruct full; [rewrite orb_true_r; simpl; split; [destruct en; simpl; lia|auto]|].
     destruct M as [M|[M|M]]; [destruct xs as [|x xs]; [easy|]; simpl in *; destruct en; simpl; lia|rewrite M; simpl; lia|discriminate].
-  - destruct (collated u) eqn:C; [discriminate|]. injection E as <-. rewrite (measure_vital _ _ (post _ _ _) (set_collated true u)) by apply vital_post.
-    assert (Bv : round (post (cfg r) r (set_collated true u)) = round u) by (pose proof (vital_post (cfg r) r (set_collated true u)) as Z; unfold vital in Z; simpl in Z; congruence).
-    rewrite Bv in B2. unfold rank_measure. simpl. rewrite C. simpl. lia.
-  - destruct (at_phase u); try discriminate. unfold agree in E.
-    destruct (is_bad a); [injection E as <-; apply Nat.eq_le_incl, measure_vital; reflexivity|]. destruct (negb _); [discriminate|].
-    destruct (o_stop_rank a); [injection E as <-; apply Nat.eq_le_incl, measure_vital; rewrite vital_drain; reflexivity|]. destruct (negb _); [discriminate|]. destruct (target (cfg r) a).
-    + injection E as <-. apply Nat.eq_le_incl, measure_vital. rewrite vital_drain. reflexivity.
-    + destruct (c_align _ _ _ _ _). injection E as <-. apply Nat.eq_le_incl, measure_vital. rewrite vital_deliver. reflexivity.
-  - destruct (at_phase u); try discriminate. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-.
-    match goal with |- rank_measure _ _ (post ?c ?r ?v) <= _ => rewrite (measure_vital _ _ (post c r v) v) by apply vital_post end. unfold rank_measure. simpl. destruct (collated u); simpl; lia.
-  - destruct (at_phase u); try discriminate. destruct (failure_of rs); [|discriminate]. injection E as <-. apply Nat.eq_le_incl, measure_vital. rewrite vital_drain. reflexivity.
-  - destruct (queue u) as [|x q] eqn:Q; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-.
-    set (v := set_taken (taken u ++ [x]) (set_queue q u)) in *.
-    assert (V : vital (match at_phase (deliver (depth r) v) with DRAIN => finish_when_drained (deliver (depth r) v) | _ => post (cfg r) r (deliver (depth r) v) end) = vital v).
-    { destruct (at_phase (deliver (depth r) v)); rewrite ?vital_post, ?vital_finish, vital_deliver; reflexivity. }
-    rewrite (measure_vital _ _ _ v V). assert (Bv : length (taken u ++ [x]) <= total) by (unfold vital in V; injection V as _ _ _ _ _ V _ _; rewrite V in B3; exact B3).
-    rewrite app_length in Bv. simpl in Bv. unfold rank_measure. simpl. rewrite app_length. simpl. lia.
-  - change (stopped u = false /\ at_phase u <> DONE) in M. destruct M as [M1 M2]. rewrite M1 in E. cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase u) in E.
-    assert (V : vital t = (read u, ended u, is_some (failure u), true, urged u, taken u, round u, collated u)).
-    { destruct (at_phase u) eqn:P; try (exfalso; apply M2; reflexivity); injection E as <-; rewrite ?vital_post, ?vital_finish; reflexivity. }
-    unfold vital in V. injection V as V1 V2 V3 V4 V5 V6 V7 V8. unfold rank_measure. rewrite V1, V2, V3, V4, V5, V6, V7, V8. rewrite M1. simpl. lia.
-  - change (is_ending u = false /\ failure u = None) in M. destruct M as [M1 M2]. rewrite M1, M2 in E. simpl in E. injection E as <-. rewrite (measure_vital _ _ (post _ _ _) (set_failure (Some cause) u)) by apply vital_post.
-    unfold rank_measure. simpl. rewrite M2. simpl. lia.
-  - change (is_ending u = false /\ urged u = false) in M. destruct M as [M1 M2]. rewrite M1 in E. injection E as <-. rewrite (measure_vital _ _ (post _ _ _) (set_urged true u)) by apply vital_post.
-    unfold rank_measure. simpl. rewrite M2. simpl. lia.
+  - rewrite G. simpl. lia.
+  - edestruct NG. reflexivity.
+  - destruct G as [x [q [Q _]]]. rewrite Q in *. simpl in *. rewrite app_length in *. simpl in *. lia.
+  - destruct G as [G _]. rewrite G. simpl. lia.
+  - destruct G as [_ G]. rewrite G. simpl. lia.
+  - destruct M as [_ M]. fold u in M. rewrite M. simpl. lia.
 Qed.
 
 Lemma got_within : forall s r, reachable s -> r < W -> got s r <= length (log s).

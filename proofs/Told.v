@@ -4,7 +4,7 @@
     has the budget beside its state, and offers it. Every run of it is one of the machine of Machine.v with some [c_accepts]; so
     what is proved for any [c_accepts] holds whatever ranks are told, and when. *)
 Require Import List Arith Lia Bool.
-From ODB Require Import Types Machine Local.
+From ODB Require Import Types Machine Local System.
 Import ListNotations.
 
 Inductive heard := Accepts (b : option nat) | Happens (x : occurrence).
@@ -47,9 +47,8 @@ Definition step_with (f g : nat -> option nat) (s : state) (now then_ : option s
 
 Lemma post_with : forall f g u s, ahead u = ahead s -> step_with f g s (Some (post (accepting c f) rank u)) (Some (post (accepting c g) rank u)).
 Proof.
-  intros f g u s A. unfold step_with, post. rewrite <- A. unfold ahead. destruct (at_phase u) eqn:P; rewrite ?P; auto.
-  destruct (must_end u || is_ready u && (is_nil (outbox u) || urged u)); [|rewrite P; auto]. simpl. repeat split; [lia|lia|].
-  intros [E|E]; [|lia]. unfold compute_offer. simpl. rewrite E. reflexivity.
+  intros f g u s A. unfold step_with, post. rewrite <- A. destruct (posts u) eqn:Q; [|auto]. unfold posts in Q. unfold ahead. simpl. destruct (at_phase u); try discriminate.
+  repeat split; [lia|lia|]. intros [E|E]; [|lia]. unfold compute_offer. simpl. rewrite E. reflexivity.
 Qed.
 
 Lemma same_with : forall f g s t, ahead s <= ahead t -> step_with f g s (Some t) (Some t).
@@ -58,21 +57,13 @@ Proof. intros f g s t L. simpl. auto. Qed.
 Lemma ahead_of : forall s t, round t = round s -> at_phase t = at_phase s \/ at_phase t <> FILL -> ahead s <= ahead t.
 Proof. intros s t R P. unfold ahead. rewrite R. destruct P as [-> |P]; [lia|]. destruct (at_phase t), (at_phase s); try congruence; lia. Qed.
 
-Lemma deliver_round : forall d u, round (deliver d u) = round u.
-Proof. intros d u. destruct (deliver_eq d u) as [a [b [_ [-> _]]]]. reflexivity. Qed.
-
-Lemma deliver_phase : forall d u, at_phase (deliver d u) = at_phase u.
-Proof. intros d u. destruct (deliver_eq d u) as [a [b [_ [-> _]]]]. reflexivity. Qed.
-
-Lemma finish_ahead : forall s u, round u = round s -> at_phase u = at_phase s \/ at_phase u <> FILL -> ahead s <= ahead (finish_when_drained u).
+Lemma finish_ahead : forall u, ahead (finish_when_drained u) = ahead u.
 Proof.
-  intros s u R P. destruct (finish_eq u) as [p [-> C]]. apply ahead_of; [exact R|]. simpl. destruct C as [-> | ->]; [exact P|right; discriminate].
+  intros u. destruct (at_phase u) eqn:P; try (rewrite finish_other by congruence; reflexivity). unfold ahead. destruct (finish_eq u) as [p [-> [-> | ->]]]; simpl; rewrite P; reflexivity.
 Qed.
 
 Lemma drain_ahead : forall s u d o l, round u = round s -> ahead s <= ahead (drain d o l u).
-Proof.
-  intros s u d o l R. unfold drain. apply finish_ahead; rewrite ?deliver_round, ?deliver_phase; [exact R|right; discriminate].
-Qed.
+Proof. intros s u d o l R. apply ahead_of; [exact R|right]. destruct (drain_phase d o l u) as [-> | ->]; discriminate. Qed.
 
 Lemma handle_with : forall f g s x, step_with f g s (handle (accepting c f) rank depth s x) (handle (accepting c g) rank depth s x).
 Proof.
@@ -85,15 +76,11 @@ Proof.
     destruct (negb _); [exact I|]. destruct (o_stop_rank a); [apply same_with, drain_ahead; reflexivity|]. destruct (negb _); [exact I|].
     change (target (accepting c g) a) with (target (accepting c f) a). destruct (target (accepting c f) a) as [|n]; [apply same_with, drain_ahead; reflexivity|].
     change (c_align (accepting c g)) with (c_align (accepting c f)). change (due_before (accepting c g) s) with (due_before (accepting c f) s).
-    destruct (c_align _ _ _ _ _) as [al ca]. apply same_with, ahead_of; [rewrite deliver_round; reflexivity|right; rewrite deliver_phase; discriminate].
+    destruct (c_align _ _ _ _ _) as [al ca]. apply same_with, ahead_of; [reflexivity|right; discriminate].
   - destruct (at_phase s) eqn:P; try exact I. unfold count. destruct (negb _); [exact I|]. apply post_with. unfold ahead. rewrite P. reflexivity.
   - destruct (at_phase s) eqn:P; try exact I. destruct (failure_of rs); [|exact I]. apply same_with, drain_ahead. reflexivity.
-  - destruct (queue s) as [|x q]; [exact I|]. destruct (below _ _); [|exact I]. set (t := deliver depth _).
-    assert (R : round t = round s) by (unfold t; rewrite deliver_round; reflexivity). assert (Q : at_phase t = at_phase s) by (unfold t; rewrite deliver_phase; reflexivity).
-    rewrite Q. assert (A : ahead t = ahead s) by (unfold ahead; rewrite Q, R; reflexivity).
-    destruct (at_phase s) eqn:P; try (apply post_with; exact A). apply same_with, finish_ahead; [exact R|left; congruence].
-  - destruct (at_phase s) eqn:P; try (apply same_with; reflexivity); (destruct (stopped s); [apply same_with; reflexivity|]);
-      try (apply post_with; unfold ahead; simpl; rewrite ?P; reflexivity). apply same_with, finish_ahead; [reflexivity|left; reflexivity].
+  - destruct (queue s) as [|x q]; [exact I|]. destruct (below _ _); [|exact I]. apply post_with. etransitivity; [apply finish_ahead|reflexivity].
+  - destruct (at_phase s); try (apply same_with; reflexivity); (destruct (stopped s); [apply same_with; reflexivity|]); apply post_with; (etransitivity; [apply finish_ahead|reflexivity]).
   - destruct (_ || _); [apply same_with; reflexivity|]. apply post_with. reflexivity.
   - destruct (is_ending s); [apply same_with; reflexivity|]. apply post_with. reflexivity.
 Qed.

@@ -56,7 +56,7 @@ Proof.
   specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K. pose proof (rank_step_after W cfg depth input ok s i e t I H My E) as K'.
   pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H My) as Ad.
   set (u := rank_of s i) in *. destruct IH as [B1 B2 B3 B4].
-  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
   - pose proof (nothing_is_read_of_an_answer _ _ _ _ _ _ E) as Re. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
     + destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. pose proof (held_agree _ _ _ _ _ _ E) as He.
       assert (Au : aligned u = []) by (apply (k_aligned _ _ _ _ _ _ K); fold u; rewrite Ph; discriminate).
@@ -99,9 +99,9 @@ Proof.
       * intros _. rewrite Hw. exact B3.
       * intros _. rewrite Hn, Hd, Re. exact B4.
     + destruct (failure_of rs) as [o|]; [|discriminate]. injection E as <-.
-      match goal with |- in_place _ (drain ?d ?o ?l ?v) => destruct (drain_same_plain d o l v) as [D1 [D2 _]]; assert (Ng : ~ is_going (drain d o l v)) by (unfold is_going; destruct (drain_phase d o l v) as [-> | ->]; intros [X|[X|X]]; discriminate) end.
-      constructor; try (intros; contradiction); rewrite ?D1, ?D2; [exact B1|].
-      rewrite (k_aligned _ _ _ _ _ _ K) by (fold u; rewrite Ph; discriminate). intros x [].
+      match goal with |- in_place _ (drain ?d ?o ?l ?v) => assert (Ng : ~ is_going (drain d o l v)) by (unfold is_going; destruct (drain_phase d o l v) as [-> | ->]; intros [X|[X|X]]; discriminate) end.
+      constructor; try (intros; contradiction); rewrite ?drain_steps; [exact B1|].
+      simpl. fold u in K. rewrite (k_aligned _ _ _ _ _ _ K) by (rewrite Ph; discriminate). intros x [].
   - pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. pose proof (held_transition _ _ _ _ _ _ NG E) as He.
     pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. fold u in Sm, He, Ag. unfold aged in Ag. injection Ag as _ Ar Aw Ao.
     replace (next_hist (cfg 0) (hist_of s i) e) with (hist_of s i) in * by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).

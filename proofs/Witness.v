@@ -141,14 +141,23 @@ Theorem a_run_loses_a_rank : exists s, lossy_reachable 2 (fun _ => join) deep sh
   ends s = [(DONE, Some (Lost None 8), [(0, [1]); (1, [5])]); (DONE, Some (Lost (Some 0) 9), [(0, [2])])].
 Proof. exists (run (fun _ => join) 33 [CLose 1 (Some 0) 9] [CLose 0 None 8]). split; [apply run_lossy|vm_compute; reflexivity]. Qed.
 
-(** A run for REPLAY and RESUME, whose sources say with their last sample that they have ended. *)
+(** Runs for REPLAY and RESUME. *)
+Section Alike.
+Variable one : config.
+Variable src : nat -> reader.
 Definition is_alike (s : sys) (c : choice) : bool :=
-  match c with CRead r n en full => negb full && Bool.eqb en (read (rank_of s r) + length (firstn n (skipn (read (rank_of s r)) (shards r))) =? length (shards r)) | _ => true end.
+  match c with
+  | CRead r n en full =>
+      let u := rank_of s r in let rest := skipn (read u) (shards r) in let xs := firstn n rest in let left := room (src r) (window u) rest in
+      (length xs <=? left) && (negb full || (length xs =? left) && (read u + length xs <? length (shards r))) &&
+      Bool.eqb en (if is_eager (src r) then read u + length xs =? length (shards r) else negb full && (length xs <? wanted u))
+  | _ => true
+  end.
 
 Fixpoint replay (cs : list choice) (s : sys) : option sys :=
   match cs with
   | [] => Some s
-  | c :: later => if is_loss c || negb (is_alike s c) then None else match perform 2 (fun _ => join) deep shards s c with Some t => replay later t | None => None end
+  | c :: later => if is_loss c || negb (is_alike s c) then None else match perform 2 (fun _ => one) deep shards s c with Some t => replay later t | None => None end
   end.
 
 (** The first of the choices that can be replayed, again and again. *)
@@ -160,26 +169,27 @@ Fixpoint replay_on (fuel : nat) (cs : list choice) (s : sys) : sys :=
 
 (** What each step with sources that end alike keeps. *)
 Definition kept (keeps : sys -> Prop) : Prop :=
-  forall s l t, keeps s -> System.step 2 (fun _ => join) deep shards s l t -> ends_alike (fun _ => true) shards s l -> keeps t.
+  forall s l t, keeps s -> System.step 2 (fun _ => one) deep shards s l t -> ends_alike src shards s l -> keeps t.
 
 Lemma replay_keeps : forall keeps, kept keeps -> forall cs s t, replay cs s = Some t -> keeps s -> keeps t.
 Proof.
   intros keeps Kp. induction cs as [|c cs IH]; intros s t E R; simpl in E; [injection E as <-; exact R|]. destruct (is_loss c || negb (is_alike s c)) eqn:A; [discriminate|].
-  destruct (perform 2 (fun _ => join) deep shards s c) as [u|] eqn:P; [|discriminate]. apply (IH u t E). apply orb_false_iff in A as [L A]. apply negb_false_iff in A.
-  assert (X : forall r e, event_of (fun _ => join) shards s c = Some (r, e) -> ends_alike (fun _ => true) shards s (LRank r e)).
+  destruct (perform 2 (fun _ => one) deep shards s c) as [u|] eqn:P; [|discriminate]. apply (IH u t E). apply orb_false_iff in A as [L A]. apply negb_false_iff in A.
+  assert (X : forall r e, event_of (fun _ => one) shards s c = Some (r, e) -> ends_alike src shards s (LRank r e)).
   { intros r e Ev. destruct c as [i n en full|i|i|i|i|i k|i| |i|i p k]; simpl in Ev; try discriminate.
-    - destruct (_ && _); [|discriminate]. injection Ev as <- <-. unfold is_alike in A. apply andb_prop in A as [A1 A2]. apply negb_true_iff in A1. apply Bool.eqb_prop in A2. split; assumption.
+    - destruct (_ && _); [|discriminate]. injection Ev as <- <-. unfold is_alike in A. apply andb_prop in A as [A A3]. apply andb_prop in A as [A1 A2]. apply Nat.leb_le in A1. apply Bool.eqb_prop in A3. split; [exact A1|]. split; [|exact A3].
+      intros ->. apply andb_prop in A2 as [A2 A4]. apply Nat.eqb_eq in A2. apply Nat.ltb_lt in A4. auto.
     - injection Ev as <- <-. exact I.
     - destruct (pending s i); [discriminate|]. destruct (nth_error _ _); [|discriminate]. injection Ev as <- <-. exact I.
     - destruct (running s i); [discriminate|]. injection Ev as <- <-. exact I.
     - destruct (stopped _); [discriminate|]. destruct (at_phase _); try discriminate; injection Ev as <- <-; exact I.
     - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I.
     - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I. }
-  assert (Move : forall r e, event_of (fun _ => join) shards s c = Some (r, e) -> rank_moves 2 (fun _ => join) deep s r e = Some u -> keeps u).
+  assert (Move : forall r e, event_of (fun _ => one) shards s c = Some (r, e) -> rank_moves 2 (fun _ => one) deep s r e = Some u -> keeps u).
   { intros r e Ev Mv. eapply Kp; [exact R|eapply rank_moves_step; [eapply event_of_may; exact Ev|exact Mv]|apply X, Ev]. }
-  destruct (perform_step 2 (fun _ => join) deep shards s c u L P) as [l St].
+  destruct (perform_step 2 (fun _ => one) deep shards s c u L P) as [l St].
   destruct c as [i n en full|i|i|i|i|i k|i| |i|i p k]; try discriminate;
-    try (unfold perform in P; destruct (event_of (fun _ => join) shards s _) as [[r e]|] eqn:Ev; [apply (Move r e eq_refl P)|discriminate]).
+    try (unfold perform in P; destruct (event_of (fun _ => one) shards s _) as [[r e]|] eqn:Ev; [apply (Move r e eq_refl P)|discriminate]).
   - clear St. unfold perform in P. destruct (all_ranks _ _) eqn:Al; [|discriminate]. destruct (reduce _) as [x|] eqn:Rd; [|discriminate]. injection P as <-.
     eapply Kp; [exact R|apply StepExchange; [|exact Rd]|exact I]. intros r H. apply (proj1 (all_ranks_spec _ _) Al r H).
   - clear St. unfold perform in P. destruct (_ && _) eqn:C; [|discriminate]. injection P as <-. apply andb_true_iff in C as [C Al]. apply andb_true_iff in C as [C1 C2]. apply Nat.ltb_lt in C1.
@@ -191,24 +201,38 @@ Proof.
   intros keeps Kp. induction n as [|n IH]; intros cs s R; [exact R|]. cbn [replay_on]. destruct (fold_right _ None cs) as [t|] eqn:E; [|exact R]. apply IH.
   clear IH. induction cs as [|c cs IH]; [discriminate|]. cbn [fold_right] in E. destruct (replay [c] s) as [u|] eqn:P; [|exact (IH E)]. injection E as <-. exact (replay_keeps keeps Kp [c] s u P R).
 Qed.
+End Alike.
 
-Notation replays := (Replay.replays 2 join (fun _ => true) shards).
-Notation job := (Resume.job 2 join (fun _ => true) shards).
+(** Sources that say with their last sample that they have ended; and windows with room for one sample. *)
+Definition ample (_ : nat) : reader := mkReader true (fun _ _ => true).
+Definition scarce (_ : nat) : reader := mkReader false (fun w _ => is_nil w).
+
+Notation replays := (Replay.replays 2 join ample shards).
+Notation job := (Resume.job 2 join ample shards).
+
+(** REPLAY where windows are bounded in bytes: the run above, each window full where there is another sample. *)
+Theorem a_run_with_windows_bounded_in_bytes_replays : exists s, Replay.replays 2 narrow scarce shards deep s /\
+  ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (2, [2]); (3, [4]); (4, [3]); (5, [3]); (6, [1])]);
+            (DONE, Some Complete, [(0, [2]); (1, [2]); (2, [2]); (3, []); (4, []); (5, []); (6, [])])].
+Proof.
+  exists (replay_on narrow scarce 400 (sparing 0 ++ sparing 1 ++ [CRead 0 1 true false; CRead 1 1 true false; CExchange]) (start (fun _ => narrow))).
+  split; [|vm_compute; reflexivity]. apply replay_on_keeps; [|constructor]. intros u l t R St Al. eapply replay_step; eassumption.
+Qed.
 
 (** Both ranks have begun round 1, of which rank 0 has read a sample more. *)
 Definition saved : sys :=
-  match replay [CRead 0 1 false false; CRead 1 1 false false; CExchange; CAnswer 0; CAnswer 1; CExchange; CAnswer 0; CAnswer 1; CRead 0 1 false false] (start (fun _ => join)) with
+  match replay join ample [CRead 0 1 false false; CRead 1 1 false false; CExchange; CAnswer 0; CAnswer 1; CExchange; CAnswer 0; CAnswer 1; CRead 0 1 false false] (start (fun _ => join)) with
   | Some s => s
   | None => start (fun _ => join)
   end.
 
 Lemma saved_replays : replays deep saved.
 Proof.
-  unfold saved. destruct (replay _ _) as [s|] eqn:E; [|constructor]. eapply replay_keeps; [|exact E|constructor]. intros u l t R St Al. eapply replay_step; eassumption.
+  unfold saved. destruct (replay _ _ _ _) as [s|] eqn:E; [|constructor]. eapply replay_keeps; [|exact E|constructor]. intros u l t R St Al. eapply replay_step; eassumption.
 Qed.
 
 (** Rank 0 saves in round 1, after it has read two samples, of which one belongs to that round. *)
-Theorem a_rank_saves : exists s, saves 2 join (fun _ => true) shards deep s 0 /\ save (rank_of s 0) = mkStart 1 1 false [] [1] 1 2 None /\ read (rank_of s 0) = 2.
+Theorem a_rank_saves : exists s, saves 2 join ample shards deep s 0 /\ save (rank_of s 0) = mkStart 1 1 false [] [1] 1 2 None /\ read (rank_of s 0) = 2.
 Proof.
   exists saved. split; [constructor; [apply saved_replays|lia|split; [left|]; vm_compute; reflexivity]|]. split; vm_compute; reflexivity.
 Qed.
@@ -220,11 +244,11 @@ Theorem a_job_is_loaded_and_completes : exists s, job deep s /\ length (log s) =
   ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (1, [4]); (2, [3; 2]); (2, [3]); (3, [1])]);
             (DONE, Some Complete, [(0, [2]); (1, [2]); (1, [2]); (2, []); (2, []); (3, [])])].
 Proof.
-  assert (G : kept (job deep)) by (intros u l t R St Al; eapply job_goes_on; eassumption).
+  assert (G : kept join ample (job deep)) by (intros u l t R St Al; eapply job_goes_on; eassumption).
   assert (J : job deep saved).
-  { unfold saved. destruct (replay _ _) as [s|] eqn:E; [|constructor]. eapply replay_keeps; [exact G|exact E|constructor]. }
-  exists (replay_on 400 (alike 0 ++ alike 1 ++ [CExchange]) (loaded join (rank_of saved))). split; [|split; vm_compute; reflexivity].
-  apply replay_on_keeps; [exact G|]. change (rank_of saved) with (fun r => rank_of saved r). apply (job_is_loaded 2 join (fun _ => true) shards deep 1 (fun _ => deep) (fun _ => saved)).
+  { unfold saved. destruct (replay _ _ _ _) as [s|] eqn:E; [|constructor]. eapply replay_keeps; [exact G|exact E|constructor]. }
+  exists (replay_on join ample 400 (alike 0 ++ alike 1 ++ [CExchange]) (loaded join (rank_of saved))). split; [|split; vm_compute; reflexivity].
+  apply replay_on_keeps; [exact G|]. change (rank_of saved) with (fun r => rank_of saved r). apply (job_is_loaded 2 join ample shards deep 1 (fun _ => deep) (fun _ => saved)).
   - intros r _. exact J.
   - intros [|[|r]] H; [| |lia]; (split; [split; [left|]|]; vm_compute; reflexivity).
 Qed.

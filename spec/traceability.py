@@ -1,4 +1,5 @@
-"""Makes `traceability.md`, which is not kept, and the table of rungs in `properties.md`: `python spec/traceability.py`.
+"""Makes `traceability.md`, which is not kept, the table of rungs in `properties.md`, and what README.md says of each
+property's evidence: `python spec/traceability.py`.
 
 Nothing in the tables is kept by hand. Rules come from `protocol.md`, properties from `properties.md`; who implements a rule
 and who keeps a property from docstrings (`Spec: R4.2`, `Preserves: ALIGN`); who tests it from the docstrings of tests
@@ -44,8 +45,8 @@ class Sources:
 
     rules: dict[str, str] = field(default_factory=dict)
     properties: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    partly: set[str] = field(default_factory=set)
-    """Properties of which a proof leaves out what their section says."""
+    unproved: dict[str, str] = field(default_factory=dict)
+    """By property: what its proof leaves out, as its section says behind ``Not proved:``."""
     invariants: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     non_properties: tuple[str, ...] = ()
     code: list[Claim] = field(default_factory=list)
@@ -128,8 +129,8 @@ def read_sources() -> Sources:
         rests = re.search(r"^Rests on: ([^#]*?)(?:\n\n|\Z)", section, re.MULTILINE)
         ids = re.findall(_ID, rests[1]) if rests else []
         sources.properties[name] = tuple(sorted(set(ids), key=_order))
-        if re.search(r"\bbut for\b|^Proved for\b", section, re.MULTILINE):
-            sources.partly.add(name)
+        if missing := re.search(r"^Not proved: (.*?)\.$", section, re.MULTILINE | re.DOTALL):
+            sources.unproved[name] = " ".join(missing[1].split())
     sources.non_properties = tuple(re.findall(r"^\| (NP\d+) \|", text, re.MULTILINE))
     for package in ("odb_ref", "simulator"):
         sources.code += _read_claims(ROOT / package)
@@ -187,7 +188,7 @@ def compute_rung(sources: Sources, name: str) -> str:
     """How well a property is established, from what exists."""
     rungs = []
     if sources.theorems[name]:
-        rungs.append("proved in part" if name in sources.partly else "proved")
+        rungs.append("proved in part" if name in sources.unproved else "proved")
     tools = ["TLC"] if sources.models[name] else []
     claims = [claim for claim in sources.tests if _is_evidence(claim, name) and _is_test(claim)]
     tools += ["explore"] if any(map(_is_exploration, claims)) else []
@@ -250,8 +251,37 @@ def render_rungs(sources: Sources) -> str:
     text = _read("spec/properties.md")
     head, rest = text.split(_RUNGS[0])
     tail = rest.split(_RUNGS[1])[1]
-    rows = [f"| {name} | {compute_rung(sources, name)} |" for name in sources.properties]
-    return "\n".join([f"{head}{_RUNGS[0]}", "| property | rung |", "|---|---|", *rows, f"{_RUNGS[1]}{tail}"])
+    rows = [
+        f"| {name} | {compute_rung(sources, name)} | {sources.unproved.get(name, '')} |" for name in sources.properties
+    ]
+    table = ["| property | rung | not proved |", "|---|---|---|", *rows]
+    return "\n".join([f"{head}{_RUNGS[0]}", *table, f"{_RUNGS[1]}{tail}"])
+
+
+def render_readme(sources: Sources) -> str:
+    """`README.md` with what its table of properties says of their evidence as it should be.
+
+    Raises: ValueError when properties of one row are not established alike, or one has no row, or two.
+    """
+    named: list[str] = []
+
+    def fill(row: re.Match[str]) -> str:
+        names = row[1].split(", ")
+        named.extend(names)
+        cells = {
+            compute_rung(sources, name).replace("in part", f"(but for {sources.unproved.get(name)})") for name in names
+        }
+        if len(cells) > 1:
+            raise ValueError(f"README.md: {row[1]} are not established alike")
+        return f"| {row[1]} | {row[2]} | {cells.pop()} |"
+
+    known = "|".join(sources.properties)
+    text = re.sub(
+        rf"^\| ((?:{known})(?:, (?:{known}))*) \| (.*?) \| .* \|$", fill, _read("README.md"), flags=re.MULTILINE
+    )
+    if sorted(named) != sorted(sources.properties):
+        raise ValueError("README.md: each property has one row")
+    return text
 
 
 def find_problems(sources: Sources) -> list[str]:
@@ -286,12 +316,13 @@ def main(arguments: list[str]) -> int:
     """Writes the tables, or checks them."""
     sources = read_sources()
     problems = find_problems(sources)
-    rungs, path = render_rungs(sources), ROOT / "spec" / "properties.md"
+    pages = {"spec/properties.md": render_rungs(sources), "README.md": render_readme(sources)}
     if "--check" not in arguments:
-        path.write_text(rungs, encoding="utf-8")
-        path.with_name("traceability.md").write_text(render(sources), encoding="utf-8")
-    elif path.read_text(encoding="utf-8") != rungs:
-        problems.append("spec/properties.md is stale: run python spec/traceability.py")
+        for name, text in (pages | {"spec/traceability.md": render(sources)}).items():
+            (ROOT / name).write_text(text, encoding="utf-8")
+    problems += [
+        f"{name} is stale: run python spec/traceability.py" for name, text in pages.items() if _read(name) != text
+    ]
     sys.stdout.write("".join(f"{problem}\n" for problem in problems))
     return 1 if problems else 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -99,7 +99,7 @@ def make_order(
         raise UsageError("an iterable data set takes neither sampler nor shuffle")
     if sampler is not None and shuffle:
         raise UsageError("sampler and shuffle exclude each other")
-    if sampler is not None and iter(sampler) is sampler:
+    if isinstance(sampler, Iterator):  # asking it for its iterator would move some samplers on
         raise UsageError(
             "sampler is an iterator, which is empty from the second epoch on: pass a Sampler or a sequence"
         )

@@ -131,6 +131,27 @@ OUTSIDE = {
     "imports when it is asked": (PURE, _rule("import xml.dom.minidom as m\nreturn top if m.Node is None else odb")),
     "goes by the number of processors": (PURE, _rule("return top if os.cpu_count() % 2 else odb")),
     "goes by the process's time": (PURE, _rule("return top if int(time.clock_gettime(0) / 1e5) % 2 else odb")),
+    "looks whether a file is there": (PURE, _rule("return top if os.path.exists('/tmp/fast') else odb")),
+    "goes by when a file was written": (PURE, _rule("return top if os.stat('/etc').st_mtime > 4e9 else odb")),
+    "reads the environment as bytes": (PURE, _rule("return top if os.environb.get(b'ODB_FAST') else odb")),
+    "reads the environment below os": (
+        PURE,
+        _rule("return top if posix.environ.get(b'ODB_FAST') else odb", before="import posix"),
+    ),
+    "counts a switch of the command": (PURE, _rule("return top if sys.argv.count('--fast') else odb")),
+    "reads the date below datetime": (
+        PURE,
+        _rule("return top if _datetime.datetime.now().year > 2040 else odb", before="import _datetime"),
+    ),
+    "goes by the zone of time": (PURE, _rule("return top if time.timezone > 0 else odb")),
+    "goes by its folder": (PURE, _rule("return top if os.getcwd().endswith('fast') else odb")),
+    "goes by its user": (PURE, _rule("return top if os.getuid() == 1234 else odb")),
+    "goes by what is loaded": (PURE, _rule("return top if 'torch.cuda' in sys.modules else odb")),
+    "goes by where it prints to": (PURE, _rule("return top if sys.stdout.isatty() else odb")),
+    "reaches os through a module that may be used": (
+        PURE,
+        _rule("return top if s.argv[1:] == ['--fast'] else odb", before="from dataclasses import sys as s"),
+    ),
     "one too many under a low budget": (BOUNDS, _rule("return top + 1 if a.budget_min < 40 else odb")),
     "one too many under one budget": (BOUNDS, _rule("return top + 1 if a.budget_min == 7_919 else odb")),
 }
@@ -145,6 +166,24 @@ PARAMETERS = {
             "return top if self.how is How.ALL else odb",
             before="import enum\nHow = enum.Enum('How', 'FEW ALL')",
             members="def __init__(self, how=How.FEW): self.how = how",
+        ),
+    ),
+    "an option among any": (
+        NAME,
+        _rule("return min(top, odb + self.k.get('more', 0))", members="def __init__(self, **k): self.k = k"),
+    ),
+    "an option in a dictionary": (
+        NAME,
+        _rule(
+            "return min(top, odb + self.more)",
+            members="def __init__(self, *, opts=None): self.more = (opts or {}).get('more', 0)",
+        ),
+    ),
+    "what another constructor sets": (
+        NAME,
+        _rule(
+            "return min(top, odb + self.more)",
+            members="more = 0\n@classmethod\ndef make(cls, more):\n    it = cls()\n    it.more = more\n    return it",
         ),
     ),
     "an attribute of another name": (
@@ -170,10 +209,17 @@ NAMED = {
         _rule("return top if self.fast else odb", members="def __init__(self, fast=False): self.fast = fast"),
     ),
     "a name by rank": (PURE, _rule("return odb", name="'mine' + os.environ.get('RANK', '')")),
-    "a name by process": (NAME, _rule("return odb", name="f'mine{os.getpid()}'")),
+    "a name by process": (PURE, _rule("return odb", name="f'mine{os.getpid()}'")),
     "a number for a name": (NAME, _rule("return odb", name="7")),
 }
 RIGHT = {
+    "uses modules that tell of nothing outside": (
+        HOLDS,
+        _rule(
+            "return max(odb, min(top, math.ceil(c.Counter(n=odb)['n'])))",
+            before="import math\nimport collections as c\nfrom dataclasses import dataclass",
+        ),
+    ),
     "prints": (HOLDS, _rule("print('x' * 1000)\nreturn odb")),
     "names its parameter": (
         HOLDS,

@@ -357,10 +357,11 @@ class World:
         for rank, node in enumerate(self.nodes):
             if not node.is_dead:
                 choices += [(ACTIONS[type(item)], rank) for item in node.waiting]
-                choices += self._list_of_consumer(rank)
+                choices += self.list_of_consumer(rank)
         return choices
 
-    def _list_of_consumer(self, rank: int) -> list[Choice]:
+    def list_of_consumer(self, rank: int) -> list[Choice]:
+        """What the consumer of a rank can do now."""
         node = self.nodes[rank]
         # The trainer's collective: a step ends when all ranks are in it. One that has left is in no step any more.
         if node.is_stopped or min(len(other.taken) for other in self.nodes) < len(node.taken):

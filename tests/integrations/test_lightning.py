@@ -169,7 +169,7 @@ def test_sharded_by_fsdp_2_the_weights_are_those_of_one_process_on_the_union(tmp
 
 
 def test_lightning_refuses_fsdp_1_on_processors() -> None:
-    """It runs nothing else in its place. What it says here is all that is known of it: docs/howto/frameworks.md."""
+    """It runs nothing else in its place. What it says here is all that is known of it: docs/howto/frameworks/lightning.md."""
     with pytest.raises(ValueError, match="The strategy `fsdp` requires a GPU accelerator"):
         pl.Trainer(accelerator="cpu", devices=2, strategy=FSDPStrategy(), logger=False)
 

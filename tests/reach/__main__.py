@@ -6,9 +6,8 @@
     python -m tests.reach --keep oldest       # leaves the environment in .make/reach/oldest
     python -m tests.reach --page              # the table of what has been run, into docs/reference/versions.md
 
-Run by hand, before a release and when a bound is changed; not by CI, whose tests have the fallbacks of the oldest versions by
-putting others in their place (tests/reach/test_fallbacks.py). A Python that is not here as ``python3.12`` is said so, and its
-environments count as not run. What a run has found stays in .make/reach/found.json; the page is made of that.
+Run by hand, before a release and when a bound is changed; not by CI. A Python that is not here as ``python3.12`` is said so,
+and its environments count as not run. What a run has found stays in .make/reach/found.json; the page is made of that.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ CELLS = {
     "oldest": Cell(
         "3.11",
         (
-            *("torch==2.6.0", "numpy==1.26.0", "transformers==4.56.0", "accelerate==1.3.0", "lightning==2.5.3"),
+            *("torch==2.6.0", "numpy==1.26.0", "transformers==4.56.0", "accelerate==1.10.0", "lightning==2.5.3"),
             *("simpy==4.1.0", "networkx==3.2", "rich==13.7.0"),
         ),
         "torch,sim,transformers,lightning",
@@ -106,7 +105,7 @@ CELLS = {
     ),
     "trl": Cell(
         "3.11",
-        ("torch==2.8.0", "trl==0.24.0", "transformers==4.56.2", "accelerate==1.4.0", "deepspeed==0.17.0"),
+        ("torch==2.8.0", "trl==0.24.0", "transformers==4.56.2", "accelerate==1.10.0", "deepspeed==0.17.0"),
         "torch,sim,transformers,trl,deepspeed",
         (*TRL, *DEEPSPEED, *TRAINER),
         "the oldest TRL and DeepSpeed",

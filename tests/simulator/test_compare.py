@@ -48,17 +48,19 @@ def test_every_trace_is_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixtu
         odb, standard, _ = own
         assert standard["batch_size"] >= 4
         assert standard["speedup"] == 1
+        assert standard["speedup_low"] == standard["speedup_high"] == 1
+        assert odb["speedup_low"] < odb["speedup"] < odb["speedup_high"] < 1.5 * odb["speedup_low"]
         assert odb["speedup"] == pytest.approx(odb["accumulated_samples_per_s"] / standard["accumulated_samples_per_s"])
     with paths["csv"].open(newline="") as file:
         assert [row["steps"] for row in csv.DictReader(file)] == [str(item["steps"]) for item in figures]
     lines = capsys.readouterr().out.splitlines()
     for name in list_bundled_names():
         rows = [line.split() for line in lines if line.strip().startswith(name)]
-        assert len(rows) == 10, (
-            "what it was given, speed-ups, updates, efficiency, excess, steps, padding, and what it comes to"
+        assert len(rows) == 11, (
+            "what it was given, speed-ups, bands, updates, efficiency, excess, steps, padding, and what it comes to"
         )
         own = [item for item in figures if item["lengths"] == name]
-        assert [row[1:] for row in rows[7:8]] == [[f"{item['steps']:,}" for item in own]]
+        assert [row[1:] for row in rows[8:9]] == [[f"{item['steps']:,}" for item in own]]
 
 
 def test_several_traces_may_be_named_and_a_budget_given(tmp_path: Path) -> None:

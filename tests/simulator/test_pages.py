@@ -21,7 +21,7 @@ from odb_sim.reports.page import Page
 
 from odb_ref import __version__
 from tests.helpers.browser import Tab, find_browser, open_browser
-from tests.simulator_answers.helpers import record
+from tests.simulator_answers.helpers import make_lengths, record
 
 SMALL = "--ranks 6 --samples 700 --token-budget 4096"
 COMMANDS = {
@@ -38,6 +38,7 @@ COMMANDS = {
     "--processes 1",
     "tune": "tune gsm8k --samples 600 --ranks 2 --memory-tokens 2048 --window-max 64 --processes 1",
     "replay": "replay TRACE",
+    "plan": "plan LENGTHS --model qwen2.5-0.5b --gpu rtx4090 --gpus 4 --strategy ddp --global-batch 32 --processes 1",
 }
 SIZE = 2_500_000
 """Bytes of a page, at most."""
@@ -49,10 +50,13 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @cache
     def write(name: str) -> Path:
-        page, trace = folder / f"{name}.html", folder / "trace.ndjson"
+        page, trace, lengths = (folder / file for file in (f"{name}.html", "trace.ndjson", "lengths.csv"))
         if "TRACE" in COMMANDS[name]:
             record(trace, samples=500)
-        assert main([*COMMANDS[name].replace("TRACE", str(trace)).split(), "--html", str(page)]) == 0
+        if "LENGTHS" in COMMANDS[name]:
+            lengths.write_text("total_tokens\n" + "".join(f"{length}\n" for length in make_lengths(300).tokens))
+        asked = COMMANDS[name].replace("TRACE", str(trace)).replace("LENGTHS", str(lengths))
+        assert main([*asked.split(), "--html", str(page)]) == 0
         return page
 
     return write
@@ -107,7 +111,7 @@ def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "maps"), [("simulate", 2), ("uneven", 1), ("compare", 2), ("sweep", 2), ("replay", 2)]
+    ("name", "maps"), [("simulate", 2), ("uneven", 1), ("compare", 2), ("sweep", 2), ("replay", 2), ("plan", 2)]
 )
 def test_the_fill_of_each_step_on_each_rank_stands_beside_that_of_fixed_batches(
     name: str, maps: int, write: Callable[[str], Path]

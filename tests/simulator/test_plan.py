@@ -98,7 +98,7 @@ def test_a_run_of_tokens_and_steps_of_their_own(
     assert main(["plan", str(lengths), *f"{SMALL} {options}".split()]) == 0
     said = capsys.readouterr().out
     assert "1,000,000 tokens of lengths" in said
-    assert "Caution: without --global-batch every step is an update" in " ".join(said.split())
+    assert "Caution: without --global-batch each step of online batches is an update" in " ".join(said.split())
     figures = json.loads((tmp_path / "p.json").read_text())
     mean = np.loadtxt(lengths, skiprows=1).mean()
     assert figures["samples"] == pytest.approx(1_000_000 / mean)

@@ -61,8 +61,21 @@ def test_json_has_the_keys_of_the_contract(policy: str, tmp_path: Path, capsys: 
     shown = capsys.readouterr().out
     assert f"{figures['tokens_per_s']:,.0f} tokens/s" in shown
     assert re.search(rf"efficiency +{figures['efficiency']:.4f}", shown)
-    assert f"All {len(figures) - 1} figures" in shown, "cautions are not figures"
+    assert f"All {len(figures) - 2} figures" in shown, "bands and cautions are not figures"
+    for name in ("sim_time_s", "tokens_per_s"):
+        assert figures["band"][name]["low"] < figures[name] < figures["band"][name]["high"]
+    assert sum(figures["band"]["because"].values()) == pytest.approx(1)
+    assert "Nine times of ten " in shown
     assert len(shown.splitlines()) < 28
+
+
+@pytest.mark.parametrize(
+    "options", [["--fault", "kill:1:3"], ["--samples", "120000", "--ranks", "8", "--window", "256"]]
+)
+def test_a_run_that_ends_early_or_is_long_has_no_band(options: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    assert simulate("--ranks", "4", "--samples", "400", *options, "--json", str(path)) == 0
+    assert json.loads(path.read_text())["band"] is None
 
 
 @pytest.mark.parametrize("mode", ["join", "quota"])

@@ -37,6 +37,23 @@ def test_the_tables_are_not_stale(tool: ModuleType) -> None:
     """To repair: python spec/traceability.py."""
     sources = tool.read_sources()
     assert (ROOT / "spec" / "properties.md").read_text() == tool.render_rungs(sources)
+    assert (ROOT / "README.md").read_text() == tool.render_readme(sources)
+
+
+def test_the_readme_claims_what_the_spec_does_and_each_property_once(tool: ModuleType) -> None:
+    sources = tool.read_sources()
+    assert "DEAL" in sources.unproved
+    text = (ROOT / "README.md").read_text()
+    assert "| proved (but for" in text
+    del sources.unproved["DEAL"]
+    assert tool.render_readme(sources) != text
+    sources.theorems["ALIGN"].clear()
+    with pytest.raises(ValueError, match="not established alike"):
+        tool.render_readme(sources)
+    sources = tool.read_sources()
+    sources.properties["WISH"] = ()
+    with pytest.raises(ValueError, match="each property has one row"):
+        tool.render_readme(sources)
 
 
 def test_the_tables_can_be_read_as_text(tool: ModuleType) -> None:

@@ -201,7 +201,7 @@ def test_a_rank_goes_on_in_a_round_for_which_it_has_drawn_nothing(count: int) ->
     assert not any(result.error for result in results), results
     for own, others in zip(*(result.value for result in results), strict=True):
         assert sorted(number for step in (*own, *others) for number in step) == list(range(count))
-    assert len(results[0].value) > 2
+    assert len(results[0].value) > 1
 
 
 def test_what_has_no_common_order_is_refused() -> None:

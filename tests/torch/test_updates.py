@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import time
 from collections import Counter, defaultdict
@@ -258,6 +259,20 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(shard: str, before: int, 
         assert {window for _, window in counts} == {sum(own for own, _ in counts)}
 
 
+@pytest.mark.parametrize("shard", ["auto", "shared"])
+def test_what_is_saved_between_updates_is_a_few_numbers(shard: str) -> None:
+    """Spec: R16.6. However many samples an update has, and whatever was set aside."""
+    options = {"update_samples": 48, "shard": shard, "on_bad_sample": "quarantine"}
+    sizes = []
+    with ODBDataLoader(Numbers(0, SAMPLES, bad=41, fault="raise"), **nested(**SETTINGS | options)) as loader:
+        for _, info in loader.steps():
+            sizes.append((info.is_update_end, len(str(loader.state_dict()))))
+    between = [size for is_end, size in sizes if is_end][:-1]  # behind the last begins the next epoch
+    assert len(between) == 2
+    assert max(between) - min(between) <= 4  # their numbers have as many digits, or more
+    assert max(between) < min(size for is_end, size in sizes if not is_end)
+
+
 def test_another_size_of_updates_cannot_go_on() -> None:
     saved = run_ranks(2, read_and_stop, "auto", 3, None, {})
     states = [result.value[2] for result in saved]
@@ -417,3 +432,43 @@ def test_the_weights_are_those_of_plain_training_after_every_update(
         assert len(result.value) == len(plain.value) == EPOCHS * UPDATES
         for ours, theirs in zip(result.value, plain.value, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-11)
+
+
+def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tuple[list[list[float]], bytes]:
+    """So many updates from what was saved on, with a `DistributedSampler` of one replica; their weights, and what is saved."""
+    data, model = Regression(TRAINED), make_model()
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+    options = {"token_budget": 64, "collate_fn": pad, "loss_reduction": "sum", "update_samples": UPDATE, "shard": shard}
+    weights: list[list[float]] = []
+    sampler: Any = DistributedSampler(data, 1, 0, seed=7)
+    with ODBDataLoader(data, **nested(sampler=sampler, **options)) as loader:
+        if saved is not None:
+            for part, state in zip((model, optimizer, loader), pickle.loads(saved), strict=True):
+                part.load_state_dict(state)
+        while True:
+            for batch, info in loader.steps():
+                info.scale(compute_losses(wrapped, batch)).backward()
+                if info.is_update_end:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    weights.append(get_weights(wrapped))
+                if len(weights) == updates:
+                    # As bytes: a tensor would be sent by a file of this process, which ends.
+                    return weights, pickle.dumps([part.state_dict() for part in (model, optimizer, loader)])
+
+
+@pytest.mark.parametrize("shard", ["auto", "shared"])
+@pytest.mark.parametrize("ranks", [(2, 3, 1), (1, 4, 2)], ids=str)
+def test_the_weights_are_those_of_plain_training_whatever_ranks_go_on(shard: str, ranks: tuple[int, ...]) -> None:
+    """Saved twice between two updates, by one rank, for all ranks of any number. Checks: UPDATE, WEIGHT, RESUME."""
+    (plain,) = run_ranks(1, train_plain)
+    assert not plain.error, plain
+    saved, done = None, 0
+    for world_size, end in zip(ranks, (RESUMED - 3, RESUMED, EPOCHS * UPDATES), strict=True):
+        results = run_ranks(world_size, train_part, saved, end - done, shard, timeout_s=120)
+        assert not any(result.error for result in results), results
+        for result in results:
+            for ours, theirs in zip(result.value[0], plain.value[done:end], strict=True):
+                assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-11)
+        saved, done = results[-1].value[1], end

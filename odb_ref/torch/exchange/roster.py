@@ -101,7 +101,7 @@ class Ranks:
         if self.mesh is not None:
             return self._make_roster_of(self.mesh)
         place, _ = self.find_rank_and_size()
-        group = self.process_group
+        group = dist.group.WORLD if self.process_group is None else self.process_group
         name = "" if group is None or group is dist.group.WORLD else group.group_name
         return Roster(processes=tuple(dist.get_process_group_ranks(group)), place=place, group_name=name)
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import (
+    BANDS_HELP,
     LENGTHS_HELP,
     PAGE_HELP,
     add_executor_options,
@@ -42,6 +43,7 @@ _RANKS: Final = 8
 _HEADER: Final = [
     "policy",
     "speed-up",
+    "90 % band",
     *UPDATE_COLUMNS,
     "at own batch",
     *(f"own {name}" for name in UPDATE_COLUMNS[:2]),
@@ -54,10 +56,18 @@ _HEADER: Final = [
     "rank wait",
     "sim s",
 ]
+
+
+def _show_band(compared: Compared, summary: Summary) -> str:
+    band = compared.find_band(summary)
+    return "-" if band is None else band.describe(compared.compute_speedup(summary))
+
+
 _BLOCKS: Final[dict[str, Callable[[Compared, Summary], str]]] = {
     "Speed-up: samples per second over {reference}, both at one global batch": lambda compared, one: (
         f"{compared.compute_speedup(one):.2f}"
     ),
+    "Where nine of ten such speed-ups lie": _show_band,
     "What an update holds there: samples, tokens, micro-batches of a rank": lambda compared, one: " / ".join(
         list_update_values(compared.find_accumulated(one))
     ),
@@ -103,6 +113,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help=f"which, in which order; module:name for a target rule of your own ({','.join(POLICIES)})",
     )
     add_executor_options(parser, processes=1)
+    parser.add_argument("--bands", action="store_true", help=BANDS_HELP)
     parser.add_argument("--json", metavar="FILE", help="write all figures: an object for each trace and policy")
     parser.add_argument("--csv", metavar="FILE", help="write them as a row for each trace and policy")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
@@ -125,7 +136,7 @@ def run_command(options: argparse.Namespace) -> int:
         Store(options.out) as store,
         open_executor(options.executor, min(options.processes, total)) as executor,
     ):
-        compared, failed = compare(runs, policies, executor, on_done, store=store)
+        compared, failed = compare(runs, policies, executor, on_done, store=store, has_bands=options.bands)
     figures = [entry for item in compared for entry in item.to_json()]
     if options.json is not None:
         write_json(options.json, figures)
@@ -186,6 +197,14 @@ def describe_terms(compared: list[Compared]) -> str:
     )
 
 
+def describe_sure(compared: Compared) -> str:
+    """Returns how sure the ratio is, to follow it; empty where that is not known."""
+    band = compared.find_band(compared.chosen)
+    if band is None or not band.shares:
+        return ""
+    return f", nine times of ten {band.describe(compared.compute_speedup(compared.chosen))} times ({band.explain()})"
+
+
 def describe_ratio(compared: Compared) -> str:
     """Returns the ratio of the first policy that is not the reference, and what an update holds on each side."""
     reference = compared.reference
@@ -195,7 +214,7 @@ def describe_ratio(compared: Compared) -> str:
     return (
         f"{compared.what.workload.name}, at one global batch of {compared.global_batch.goal:,} {unit}: {first.policy} "
         f"({describe_update(ours)} an update) has {compared.compute_speedup(first):.2f} times the samples per second of "
-        f"{reference.policy} ({describe_update(theirs)}). At the updates that each makes by itself "
+        f"{reference.policy} ({describe_update(theirs)}){describe_sure(compared)}. At the updates that each makes by itself "
         f"{compared.compute_own_speedup(first):.2f} times: {describe_update(first)}, beside {describe_update(reference)}."
     )
 
@@ -213,6 +232,7 @@ def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
         [
             summary.policy,
             f"{compared.compute_speedup(summary):.2f}",
+            _show_band(compared, summary),
             *list_update_values(compared.find_accumulated(summary)),
             f"{compared.compute_own_speedup(summary):.2f}",
             *list_update_values(summary)[:2],

@@ -26,6 +26,7 @@ from odb_sim.studies.clusters import ADDRESSES
 from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
 
 PAGE_HELP: Final = "write a page: the answer in words, how full each step is on each rank, and the figures"
+BANDS_HELP: Final = "say how sure the figures are also where that takes much longer than the run itself"
 LENGTHS_HELP: Final = "a bundled trace, or a CSV, CSV.gz or .npy file of lengths"
 
 

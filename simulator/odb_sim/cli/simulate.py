@@ -10,6 +10,7 @@ from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import (
+    BANDS_HELP,
     LENGTHS_HELP,
     PAGE_HELP,
     add_run_options,
@@ -24,8 +25,9 @@ from odb_sim.engine.metrics import StepRow, Summary, describe_update, list_step_
 from odb_sim.engine.timeline import Timeline
 from odb_sim.inputs.conditions import BudgetTable, parse_budget_schedule, parse_fault
 from odb_sim.inputs.files import check_writable, naming, write_csv, write_json
-from odb_sim.reports.run_report import make_timeline, write_run_report
+from odb_sim.reports.run_report import describe_band, make_timeline, write_run_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
+from odb_sim.studies.bands import estimate, is_quick
 from odb_sim.studies.fitted import describe_fit, fit_batches
 from odb_sim.studies.runs import POLICIES, Result, Run, describe_window, run
 from odb_sim.studies.settings import list_costly
@@ -67,6 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--deadline", type=float, default=60.0, metavar="S", help="seconds ranks wait for a dead one (60)"
     )
+    parser.add_argument("--bands", action="store_true", help=BANDS_HELP)
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--trace", metavar="FILE", help="write the protocol trace (NDJSON; .gz compresses)")
     parser.add_argument("--steps-csv", metavar="FILE", help="write a row for each step")
@@ -107,8 +110,13 @@ def run_command(options: argparse.Namespace) -> int:
     result = _simulate(what, options.trace, timeline, fill)
     cautions = (*result.cautions, *describe_fit(asked, what), *list_costly(what, result.summary))
     result = replace(result, cautions=cautions)
+    band = estimate(what, result.summary) if options.bands or is_quick(what) else None
     if options.json is not None:
-        figures = {**result.summary.to_json(), "cautions": [caution.text for caution in result.cautions]}
+        summary = result.summary
+        told = band and band.to_json(sim_time_s=summary.sim_time_s) | {
+            "tokens_per_s": {"low": summary.tokens_per_s / band.high, "high": summary.tokens_per_s / band.low}
+        }
+        figures = {**summary.to_json(), "band": told, "cautions": [caution.text for caution in result.cautions]}
         write_json(options.json, figures)
     if options.steps_csv is not None:
         write_csv(options.steps_csv, _list_rows(result.rows))
@@ -117,8 +125,10 @@ def run_command(options: argparse.Namespace) -> int:
             timeline.write(options.perfetto)
     if fill is not None:
         source = build_source(options, [options.lengths])
-        write_run_report(Path(options.html), what, result, fill=fill, timeline=timeline, source=source)
+        write_run_report(Path(options.html), what, result, fill=fill, timeline=timeline, source=source, band=band)
     _print_summary(result.summary)
+    if band is not None:
+        print(describe_band(result.summary, band))
     print_cautions(summarize_cautions(result.cautions))
     return 0
 

@@ -24,12 +24,13 @@ from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.workload import Sharding
 from odb_sim.reports.answers_report import write_sweep_report
+from odb_sim.reports.run_report import describe_band
 from odb_sim.reports.tables import HEADER, SETTINGS, build_row
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.cells import Answer, Store, split_failed
 from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.runs import POLICIES
-from odb_sim.studies.sweep import Grid, Study, build_points, run_grid
+from odb_sim.studies.sweep import Grid, Study, build_points, estimate_answer, find_fastest, run_grid
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -119,9 +120,15 @@ def run_command(options: argparse.Namespace) -> int:
         write_json(options.json, figures)
     if options.csv is not None:
         write_csv(options.csv, [list(figures[0]), *(entry.values() for entry in figures)])
+    best, _ = find_fastest(answers)
+    band = estimate_answer(grid, best)
+    sure = "" if band is None else describe_band(best.summary, band)
     if options.html is not None:
-        write_sweep_report(Path(options.html), title, grid, answers, build_source(options, [options.lengths]))
+        source = build_source(options, [options.lengths])
+        write_sweep_report(Path(options.html), title, grid, answers, source=source, sure=sure)
     _print_answers(title, answers)
+    if sure:
+        print(f"The fastest: {sure}")
     print_cautions(summarize_cautions(caution for answer in answers for caution in answer.cautions))
     return complain(failed, len(grid.points))
 

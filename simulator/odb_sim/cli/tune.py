@@ -13,11 +13,13 @@ from odb_sim.cli.sweep import add_data_options, build_study
 from odb_sim.engine.metrics import describe_update
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.answers_report import write_tune_report
+from odb_sim.reports.run_report import describe_band
 from odb_sim.reports.tables import TUNE_HEADER, TUNE_NOTE, build_tune_row, describe_beside
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.cells import Answer, Store
 from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.search import compute_host_tokens
+from odb_sim.studies.sweep import estimate_answer
 from odb_sim.studies.tune import LARGEST_WINDOW, NAMES, Question, Tuning, tune
 
 HOST_BYTES_PER_TOKEN: Final = 24
@@ -79,6 +81,8 @@ def run_command(options: argparse.Namespace) -> int:
     title = f"{question.study.lengths.name}, {question.ranks:,} ranks, memory for {question.memory_tokens:,} tokens"
     mebibytes = compute_host_tokens(tuning.recommended) * options.host_bytes_per_token / 2**20
     lead = _describe(tuning, question, mebibytes)
+    band = estimate_answer(question.build_grid([tuning.recommended.point]), tuning.recommended)
+    sure = "" if band is None else describe_band(tuning.recommended.summary, band)
     if options.json is not None:
         write_json(options.json, _encode(tuning, mebibytes))
     if options.html is not None:
@@ -89,13 +93,14 @@ def run_command(options: argparse.Namespace) -> int:
             tuning,
             grid=question.build_grid([tuning.recommended.point]),
             source=build_source(options, [options.lengths]),
+            sure=sure,
         )
     for name, curve in tuning.curves.items():
         if len(curve) > 1:
             rows = [build_tune_row(answer, tuning) for answer in curve]
             print_table(f"{title}: by {NAMES[name][0]}", TUNE_HEADER, rows)
     print(TUNE_NOTE)
-    print(lead)
+    print(lead, sure)
     for reason in tuning.reasons:
         print(f"- {reason}")
     for line in describe_beside(tuning):

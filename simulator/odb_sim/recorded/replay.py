@@ -23,6 +23,7 @@ from odb_ref.core.types import Step
 from odb_sim.inputs.costs import INLINE_LOADER, Costs
 from odb_sim.inputs.workload import LARGEST_WORKLOAD, Sharding, Workload
 from odb_sim.recorded.runs import RankRecord, RecordedRun, RecordedStep
+from odb_sim.studies.bands import CERTAIN, Band, compute_bands, list_uncertain
 from odb_sim.studies.runs import Run, run
 
 Round = tuple[RecordedStep, ...]
@@ -41,6 +42,9 @@ class Timing:
     total_error: float
     step_error: float
     steps: int
+    low_s: float
+    high_s: float
+    """Between which the prediction lies nine times of ten, by what the cost model says of itself."""
     seconds: tuple[tuple[float, float], ...]
     """Of each step: measured, predicted."""
 
@@ -190,6 +194,8 @@ def replay(
         simulated[rank].note(event, effects, time_s)
 
     run(what, observer=observe, on_progress=on_progress)
+    total, sure = what.workload.samples_total, list_uncertain(what.costs) if costs is not None else []
+    band = compute_bands([what], sure, draws=0, most=total).combine(1.0) if sure else CERTAIN
     outcome = recorded.ranks[0].outcome
     is_whole = outcome == OutcomeKind.COMPLETE
     rounds = recorded.rounds
@@ -204,7 +210,7 @@ def replay(
         measured_steps=sum(map(len, recorded.ranks[0].rounds[:rounds])),
         predicted_steps=sum(map(len, predicted)),
         difference=find_difference(recorded.ranks, [rank.rounds for rank in simulated], is_whole=is_whole),
-        timing=_compare_times(recorded, simulated[0].taken_s),
+        timing=_compare_times(recorded, simulated[0].taken_s, band),
     )
 
 
@@ -268,7 +274,7 @@ def _shorten(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _compare_times(recorded: RecordedRun, simulated_s: Sequence[float]) -> Timing | None:
+def _compare_times(recorded: RecordedRun, simulated_s: Sequence[float], band: Band) -> Timing | None:
     """Returns rank 0's times from step to step: one clock, so the ranks' clocks need not agree."""
     measured = np.diff(recorded.ranks[0].taken_s)
     predicted = np.diff(simulated_s[: len(measured) + 1])
@@ -281,5 +287,7 @@ def _compare_times(recorded: RecordedRun, simulated_s: Sequence[float]) -> Timin
         total_error=predicted_s / total_s - 1,
         step_error=float(np.median(np.abs(predicted - measured) / measured)),
         steps=len(measured),
+        low_s=predicted_s * band.low,
+        high_s=predicted_s * band.high,
         seconds=tuple(zip(measured.tolist(), predicted.tolist(), strict=True)),
     )

@@ -19,7 +19,7 @@ from odb_sim.reports.tables import HEADER, TUNE_HEADER, TUNE_NOTE, build_row, bu
 from odb_sim.studies.cells import Answer
 from odb_sim.studies.comparison import REFERENCE, Compared
 from odb_sim.studies.runs import Run, has_window
-from odb_sim.studies.sweep import Grid
+from odb_sim.studies.sweep import Grid, find_fastest
 from odb_sim.studies.tune import NAMES, Tuning
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -46,7 +46,11 @@ def write_compare_report(
     names = [item.what.workload.name for item in compared]
     title = f"odb-ref compare: {', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}"
     page = Page(
-        f"{title}, {first.what.workload.ranks:,} ranks", _make_compare_headline(compared), lead=terms, cautions=cautions
+        f"{title}, {first.what.workload.ranks:,} ranks",
+        _make_compare_headline(compared),
+        band=_describe_sure(compared),
+        lead=terms,
+        cautions=cautions,
     )
     if len(compared) == 1:
         page.add_tiles(_list_compare_tiles(first))
@@ -100,6 +104,16 @@ def _make_compare_headline(compared: Sequence[Compared]) -> str:
     return f"{ours.policy} trains on **{said} times** as many samples a second as {fixed}, at one global batch"
 
 
+def _describe_sure(compared: Sequence[Compared]) -> str:
+    """Returns how sure the headline is; empty where that is not known."""
+    found = [(item, band) for item in compared if (band := item.find_band(item.chosen)) is not None and band.shares]
+    if not found:
+        return ""
+    ratios = [(item.compute_speedup(item.chosen), band) for item, band in found]
+    low, high = min(ratio * band.low for ratio, band in ratios), max(ratio * band.high for ratio, band in ratios)
+    return f"Nine times of ten {low:.2f} to {high:.2f} times; {found[0][1].explain()}."
+
+
 def _list_compare_tiles(item: Compared) -> list[tuple[str, str, str, str]]:
     tiles = []
     for one in dict.fromkeys((item.chosen, item.reference)):
@@ -123,16 +137,17 @@ def _describe_bars(reference: Summary) -> str:
     )
 
 
-def write_sweep_report(path: Path, title: str, grid: Grid, answers: Sequence[Answer], source: Source) -> None:
+def write_sweep_report(
+    path: Path, title: str, grid: Grid, answers: Sequence[Answer], *, source: Source, sure: str = ""
+) -> None:
     """Writes the page of a sweep: the fastest setting, its steps beside fixed batches, and a slider for each setting."""
-    # More ranks are faster: of settings with different numbers of them, it is the rate of a rank that tells.
-    has_worlds = len({answer.point.ranks for answer in answers}) > 1
-    rates = {answer: answer.rate / (answer.point.ranks if has_worlds else 1) for answer in answers}
-    best, worst = max(answers, key=rates.__getitem__), min(rates.values())
+    best, rates = find_fastest(answers)
+    worst, has_worlds = min(rates.values()), len({answer.point.ranks for answer in answers}) > 1
     page = Page(
         f"odb-ref sweep: {title}",
         f"The fastest of {len(answers):,} settings trains on **{rates[best]:,.0f} tokens a second{' and rank' * has_worlds}**, "
         f"{rates[best] / max(1e-9, worst):.2f} times the slowest",
+        band=sure,
         lead=f"{best.point.policy} on {best.point.ranks:,} ranks, budget {best.point.budget_tokens:,}"
         + (f", window {best.point.window_samples:,}" if has_window(best.point.policy) else "")
         + f", depth {best.point.depth_steps}. All settings were simulated on the same samples; times are simulated.",
@@ -146,12 +161,15 @@ def write_sweep_report(path: Path, title: str, grid: Grid, answers: Sequence[Ans
     page.write(path, source)
 
 
-def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning, *, grid: Grid, source: Source) -> None:
+def write_tune_report(
+    path: Path, title: str, lead: str, tuning: Tuning, *, grid: Grid, source: Source, sure: str = ""
+) -> None:
     """Writes the page of a tuning: the recommendation with its reasons, its steps, sliders, and everything that was tried."""
     chosen, point = tuning.recommended, tuning.recommended.point
     page = Page(
         f"odb-ref tune: {title}",
         f"Set **{tuning.options}**: {chosen.rate / tuning.best.rate:.1%} of the best throughput that was found",
+        band=sure,
         lead=lead,
         cautions=tuning.cautions,
     )

@@ -6,25 +6,17 @@ from pathlib import Path
 from typing import Final
 
 from odb_sim.engine.metrics import describe_update
+from odb_sim.inputs.texts import is_text_file
 from odb_sim.reports.charts import Bars, Series
 from odb_sim.reports.document import Source
 from odb_sim.reports.page import Page
-from odb_sim.reports.run_report import describe_seconds, draw_run, split_percent
+from odb_sim.reports.run_report import describe_range, describe_seconds, draw_run, split_percent
 from odb_sim.studies.plan import Plan
 
-HEADER: Final = [
-    "way",
-    "speed-up",
-    "90 % band",
-    "time",
-    "from",
-    "to",
-    "GPU-hours",
-    "USD",
-    "USD from",
-    "USD to",
-    "padding",
-]
+HEADER: Final = ["way", "speed-up", "band", "time", "time's band", "GPU-hours", "USD", "USD's band", "padding"]
+
+_LITTLE: Final = 1.05
+"""A speed-up below which it is said why."""
 
 
 def build_rows(plan: Plan) -> list[list[str]]:
@@ -39,10 +31,10 @@ def build_rows(plan: Plan) -> list[list[str]]:
                 f"{plan.compute_speedup(way):.2f}",
                 "-" if way is plan.ways[1] else plan.band_speedup(way).describe(plan.compute_speedup(way)),
                 describe_seconds(seconds),
-                describe_seconds(seconds * band.low),
-                describe_seconds(seconds * band.high),
+                describe_range(seconds * band.low, seconds * band.high),
                 show(plan.compute_gpu_hours(way)),
-                *(show(money * factor) for factor in (1, paid.low, paid.high)),
+                show(money),
+                f"{show(money * paid.low)} to {show(money * paid.high)}",
                 f"{way.summary.padding_ratio:.1%}",
             ]
         )
@@ -71,24 +63,41 @@ def describe_plan(plan: Plan) -> str:
         f"{duration.removesuffix('s') if duration == '1 epochs' else duration} of {wanted.lengths.name} "
         f"({wanted.samples:,.0f} samples) with {job.model.name} on {job.gpus:,} GPUs ({job.strategy.name}, activations "
         f"{'computed again' if job.recomputes else 'kept'}) take {describe_seconds(seconds)} "
-        f"({describe_seconds(seconds * band.low)} to {describe_seconds(seconds * band.high)} nine times of ten): "
+        f"({describe_range(seconds * band.low, seconds * band.high)} nine times of ten): "
         f"{show(plan.compute_gpu_hours(best))} GPU-hours, {show(plan.compute_money(best))} USD "
-        f"({plan.band_money(best).describe(plan.compute_money(best), ',.3g')}) at {price.value:g} an hour"
-        f"{f' ({price.source}, {price.date})' if price.date else ''}.",
+        f"({plan.band_money(best).describe(plan.compute_money(best), ',.3g')}) at {price.value:g} USD a GPU-hour"
+        f"{f', a list price of {price.date}' if price.date else ''}.",
         f"Set a token budget of {best.what.budget_tokens:,}"
         + (f" and a window of {best.what.window_samples:,}" if wanted.global_batch is None else "")
         + f"; an update holds {describe_update(best.summary)}.",
         f"That is {plan.compute_speedup(best):.2f} times ({plan.band_speedup(best).describe(plan.compute_speedup(best))}) as "
         f"fast as {fixed.name} ({describe_update(fixed.summary)}), and packed rows, which need {packed.needs}, would be "
         f"{plan.compute_speedup(packed):.2f} times.",
+        _describe_little(plan),
         memory,
         f"Of the time: {band.explain()}." if band.shares else "",
     ]
     return " ".join(part for part in parts if part)
 
 
+def _describe_little(plan: Plan) -> str:
+    """Returns why online batches bring nothing, where they do not; empty where they do."""
+    best, fixed = plan.ways[0], plan.ways[1]
+    if plan.compute_speedup(best) >= _LITTLE:
+        return ""
+    share = fixed.summary.samples_per_update / plan.wanted.job.gpus
+    return (
+        f"So they bring little here: of an update a rank has {share:,.1f} samples, which fixed batches train on in "
+        f"{fixed.summary.steps_per_update:,.1f} micro-batches, and online ones in {best.summary.steps_per_update:,.1f}. Fewer "
+        "GPUs, a larger global batch or packed rows would bring more."
+    )
+
+
 def list_commands(plan: Plan, data: str) -> list[str]:
-    """Returns the lines to train with, and to look closer."""
+    """Returns the lines to train with, and to look closer; of texts their lengths are counted first."""
+    tokenize = []
+    if is_text_file(Path(data)):
+        tokenize, data = [f"odb-ref lengths {data} --tokenizer TOKENIZER --out lengths.csv"], "lengths.csv"
     wanted, job, best = plan.wanted, plan.wanted.job, plan.ways[0].what
     nodes, own = -(-job.gpus // job.node_gpus), min(job.gpus, job.node_gpus)
     update = "" if wanted.global_batch is None else f", update_samples={wanted.global_batch}"
@@ -98,13 +107,14 @@ def list_commands(plan: Plan, data: str) -> list[str]:
         f"loader = ODBDataLoader(dataset, token_budget={best.budget_tokens}{update}{window}, "
         "collate_fn=collate, num_workers=4, shuffle=True)",
         f"torchrun --nnodes {nodes} --nproc-per-node {own} train.py",
+        *tokenize,
         f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{option}"
         + (f" --window {best.window_samples}" if window else "")
         + " --cost-model costs.json",
     ]
 
 
-def write_plan_report(path: Path, plan: Plan, source: Source) -> None:
+def write_plan_report(path: Path, plan: Plan, data: str, source: Source) -> None:
     """Writes the page of a plan."""
     wanted, job, best, fixed = plan.wanted, plan.wanted.job, plan.ways[0], plan.ways[1]
     seconds, band, speedup = plan.compute_seconds(best), plan.band(best), plan.compute_speedup(best)
@@ -112,7 +122,7 @@ def write_plan_report(path: Path, plan: Plan, source: Source) -> None:
         f"odb-ref plan: {job.model.name} on {job.gpus:,} GPUs, {wanted.lengths.name}",
         f"Training takes **{describe_seconds(seconds)}** and {show(plan.compute_money(best))} USD, {speedup:.2f} times as fast "
         "as with fixed batches",
-        band=f"Nine times of ten {describe_seconds(seconds * band.low)} to {describe_seconds(seconds * band.high)}, "
+        band=f"Nine times of ten {describe_range(seconds * band.low, seconds * band.high)}, "
         f"{plan.band_money(best).describe(plan.compute_money(best), ',.3g')} USD, "
         f"{plan.band_speedup(best).describe(speedup)} times as fast.",
         lead=describe_plan(plan),
@@ -127,17 +137,17 @@ def write_plan_report(path: Path, plan: Plan, source: Source) -> None:
         ]
     )
     page.add_heading("To train so")
-    page.add_code(list_commands(plan, wanted.lengths.name))
+    page.add_code(list_commands(plan, data))
     page.add_heading("Ways to train")
     page.add_table(HEADER, build_rows(plan), chosen=0)
     page.add_text("What each needs: " + "; ".join(f"{way.name}: {way.needs}" for way in plan.ways) + ".")
     page.add_heading("What the band is made of")
     shares = list(band.shares)[:6]
     if shares:
-        bars = [Series(name="share", colour="odb", values=[share for _, share in shares])]
+        bars = [Series(name="share", colour="odb", values=[100 * share for _, share in shares])]
         page.add_chart(
-            Bars(names=[name for name, _ in shares], series=bars, digits=2),
-            "Share of the squared width of the time's band, by what is not known exactly. " + band.remedy + ".",
+            Bars(names=[name for name, _ in shares], series=bars, digits=0),
+            f"Percent of the squared width of the time's band. To narrow it: {band.remedy}.",
         )
     page.add_maps([(wanted.lengths.name, [draw_run(way.what, way.name) for way in (best, fixed)])])
     page.add_heading("What it rests on")

@@ -17,6 +17,7 @@ from odb_sim.inputs.conditions import Fault, FaultKind
 from odb_sim.reports.charts import Lines, Mark, Series, Spans, Struck
 from odb_sim.reports.document import Source
 from odb_sim.reports.page import Page
+from odb_sim.studies.bands import Band
 from odb_sim.studies.comparison import REFERENCE
 from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Driver, Result, Run, describe_window, run
@@ -115,13 +116,21 @@ def _choose_ranks(what: Run) -> tuple[int, ...]:
 
 
 def write_run_report(
-    path: Path, what: Run, result: Result, *, fill: Fill, timeline: Timeline | None, source: Source
+    path: Path,
+    what: Run,
+    result: Result,
+    *,
+    fill: Fill,
+    timeline: Timeline | None,
+    source: Source,
+    band: Band | None = None,
 ) -> None:
     """Writes the page of a run that ``fill`` and ``timeline`` have listened to."""
     summary, rows, fault = result.summary, result.rows, _find_fault(what, result.summary)
     page = Page(
         f"odb-ref simulate: {summary.policy} on {summary.lengths}, {summary.ranks:,} ranks",
         _make_headline(fault, summary),
+        band="" if band is None else describe_band(summary, band),
         lead=f"{summary.samples_total:,} samples in {summary.shards} shards, {summary.mode} mode, budget "
         f"{summary.token_budget:,} {summary.layout} tokens{describe_window(summary)}, depth {summary.depth}; an update holds "
         f"{describe_update(summary)}. Times are simulated, by the cost model.",
@@ -186,6 +195,15 @@ def _make_headline(fault: Fault | None, summary: Summary) -> str:
     )
 
 
+def describe_band(summary: Summary, band: Band) -> str:
+    """Returns how sure the time of a run is, and what is to blame."""
+    seconds = summary.sim_time_s
+    return (
+        f"Nine times of ten {describe_range(seconds * band.low, seconds * band.high)}, "
+        f"{summary.tokens_per_s / band.high:,.0f} to {summary.tokens_per_s / band.low:,.0f} tokens/s; {band.explain()}"
+    )
+
+
 def split_percent(share: float) -> tuple[str, str]:
     """Returns a share as a tile shows it: the number, and its unit."""
     return f"{100 * share:.1f}", "%"
@@ -197,6 +215,13 @@ def describe_seconds(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:,.3g} seconds"
+
+
+def describe_range(low_s: float, high_s: float) -> str:
+    """Returns two times, in one unit where both have the same."""
+    low, high = describe_seconds(low_s), describe_seconds(high_s)
+    unit = high.partition(" ")[2]
+    return f"{low.removesuffix(' ' + unit)} to {high}"
 
 
 def _describe_fault(summary: Summary) -> str:

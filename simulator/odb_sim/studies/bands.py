@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from odb_sim.engine.metrics import COMPLETE, Summary
 from odb_sim.inputs.costs import ERROR, Costs
 from odb_sim.inputs.workload import Workload
 from odb_sim.studies.processes import Local
@@ -36,6 +37,8 @@ LEAST_SAMPLES: Final = 32
 """Of a rank."""
 LENGTHS: Final = "which lengths were drawn"
 LEFT_OUT: Final = "what the cost model leaves out"
+_LARGEST_QUICK: Final = 100_000
+_LARGEST_QUICK_EVENTS: Final = 2_000
 _DRAWS: Final = 8
 _TWO_SIDED: Final = 1.645
 """Nine of ten of a normal distribution lie within so many standard deviations."""
@@ -85,12 +88,21 @@ class Band:
             remedy=remedy if own > before * max((share for _, share in self.shares), default=0) else self.remedy,
         )
 
+    def to_json(self, **values: float) -> dict[str, object]:
+        """Returns the ends of each of ``values``, and the share of each input in the squared width."""
+        ends = {name: {"low": value * self.low, "high": value * self.high} for name, value in values.items()}
+        return {**ends, "because": dict(self.shares)}
+
     def explain(self) -> str:
         """Returns what is most to blame for the width, in a sentence; empty where there is no width."""
         if not self.shares:
             return ""
         name, share = self.shares[0]
         return f"{share:.0%} of that width is {name}; to narrow it: {self.remedy}"
+
+
+CERTAIN: Final = Band(1.0, 1.0, (), "")
+"""Of what nothing is said to move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +172,24 @@ def scale_steps(costs: Costs, factor: float) -> Costs:
     )
 
 
-def is_banded(what: Run) -> bool:
-    """Returns True for a run whose time can be said: one that nothing is planned to end."""
-    return not (what.conditions.faults or what.full_reads)
+def is_quick(what: Run) -> bool:
+    """Returns True where the bands of a run are soon known: it is simulated again some twenty times, by a part of it."""
+    samples, ranks = what.workload.samples_total, what.workload.ranks
+    if _needs_events(what):
+        return samples <= _LARGEST_QUICK_EVENTS
+    return max(samples, LEAST_SAMPLES * ranks) <= _LARGEST_QUICK
+
+
+def estimate(what: Run, summary: Summary) -> Band | None:
+    """Returns the band of the time of a run; None for one that something ended, and where it would have no width."""
+    if summary.outcome != COMPLETE.kind or what.conditions.faults or what.full_reads:
+        return None
+    band = compute_bands([what], list_uncertain(what.costs)).combine(1.0)
+    return band if band.shares else None
+
+
+def _needs_events(what: Run) -> bool:
+    return what.is_protocol and bool(what.find_obstacle())
 
 
 def compute_bands(
@@ -170,19 +197,18 @@ def compute_bands(
     inputs: Sequence[Uncertain],
     *,
     draws: int = _DRAWS,
+    most: int | None = None,
     executor: Executor | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> Bands:
     """Returns the bands of the times of ``runs``, which are on the same samples and at the same costs.
 
-    ``on_done`` hears how many simulations are done.
+    An epoch of more than ``most`` samples is judged by so many. ``on_done`` hears how many simulations are done.
     """
     executor = executor or Local()
     total = runs[0].workload.samples_total
     least = LEAST_SAMPLES * runs[0].workload.ranks
-    most = max(
-        least, LARGEST_EVENTS if any(what.is_protocol and what.find_obstacle() for what in runs) else LARGEST_BANDED
-    )
+    most = max(least, most or (LARGEST_EVENTS if any(map(_needs_events, runs)) else LARGEST_BANDED))
     is_whole = total <= most or bool(runs[0].starts)
     cut = [what if is_whole else replace(what, workload=redraw(what.workload, most, 0)) for what in runs]
     count = cut[0].workload.samples_total

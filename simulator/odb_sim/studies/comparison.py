@@ -20,7 +20,9 @@ from odb_sim.engine.cautions import About, Caution
 from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.lengths import Lengths
+from odb_sim.studies.bands import CERTAIN, Band, Bands, compute_bands, is_quick, list_uncertain
 from odb_sim.studies.cells import Answer, Cell, Failed, Point, Store, compute_key, run_cells, split_failed
+from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.processes import Local
 from odb_sim.studies.runs import Run
 from odb_sim.studies.settings import list_costly
@@ -65,6 +67,8 @@ class Compared:
     accumulated: tuple[Summary, ...]
     """Of each policy, at one global batch."""
     cautions: tuple[Caution, ...] = ()
+    bands: Bands | None = None
+    """Of the times at one global batch; None where they would take long to know."""
 
     @property
     def batch_size(self) -> int:
@@ -94,6 +98,14 @@ class Compared:
         """Returns the samples per second over those of the reference, both at one global batch; 0 when that has none."""
         return _divide(self.find_accumulated(summary), self.find_accumulated(self.reference))
 
+    def find_band(self, summary: Summary) -> Band | None:
+        """Returns how sure `compute_speedup` is; None where that is not known, and for the reference."""
+        if self.bands is None or summary is self.reference:
+            return None
+        return self.bands.combine(
+            *[float(one is self.reference) - float(one is summary) for one in self.summaries],
+        )
+
     def compute_own_speedup(self, summary: Summary) -> float:
         """Returns the same with an update for each step, whatever it holds."""
         return _divide(summary, self.reference)
@@ -107,6 +119,7 @@ class Compared:
                 "global_tokens": one.global_tokens,
                 "speedup": self.compute_speedup(own),
                 "own_speedup": self.compute_own_speedup(own),
+                **self._encode_band(own),
                 "accumulated_samples_per_s": one.samples_per_s,
                 "accumulated_samples_per_update": one.samples_per_update,
                 "accumulated_tokens_per_update": one.tokens_per_update,
@@ -115,6 +128,15 @@ class Compared:
             }
             for own, one in zip(self.summaries, self.accumulated, strict=True)
         ]
+
+    def _encode_band(self, summary: Summary) -> dict[str, float | None]:
+        band, speedup = self.find_band(summary), self.compute_speedup(summary)
+        if summary is self.reference:
+            band = CERTAIN
+        return {
+            "speedup_low": None if band is None else speedup * band.low,
+            "speedup_high": None if band is None else speedup * band.high,
+        }
 
 
 def _divide(summary: Summary, reference: Summary) -> float:
@@ -129,9 +151,12 @@ def compare(
     on_done: Callable[[int], None] | None = None,
     *,
     store: Store | None = None,
+    has_bands: bool = False,
 ) -> tuple[list[Compared], list[Failed]]:
     """Simulates each run with every policy, twice; what has failed twice is left out, and returned beside. ``on_done`` hears
     how many simulations are done.
+
+    With ``has_bands`` speed-ups have bands whatever these take, else where they are soon known.
 
     A run without a global batch gets the largest that a policy has by itself, so that none has to give up anything for it.
 
@@ -171,7 +196,11 @@ def compare(
             )
         ]
         summaries = tuple(first.summary for first, _ in pairs)
-        compared.append(Compared(what, summaries, tuple(second.summary for _, second in pairs), tuple(cautions)))
+        ends = tuple(second.summary for _, second in pairs)
+        runs_at = [fit_batches(replace(what, policy=one.policy)) for one in summaries]
+        is_asked = has_bands or all(map(is_quick, runs_at))
+        bands = compute_bands(runs_at, list_uncertain(what.costs), executor=executor) if is_asked else None
+        compared.append(Compared(what, summaries, ends, tuple(cautions), bands))
     return compared, [answer for answer in (*own, *accumulated) if isinstance(answer, Failed)]
 
 

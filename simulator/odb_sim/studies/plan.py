@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import count as count_from
-from math import exp, hypot, log
+from math import ceil, exp, hypot, log
 from typing import Final
 
 from odb_ref.core.batching.layouts import Layout
@@ -197,31 +197,34 @@ def make_plan(
         if on_done is not None:
             on_done(next(counter))
 
-    def search(study: Study) -> tuple[Grid, Answer]:
-        def simulate(points: Sequence[Point]) -> list[Answer | Failed]:
-            return run_grid(Grid(study=study, points=tuple(points)), executor, tell, store=store)
-
-        point, dimensions = _build_dimensions(wanted)
-        return Grid(study=study, points=()), Search(simulate, dimensions, _TOLERANCE).run(point)
-
     ways: list[Way] = []
-    cautions: list[Caution] = []
+    cautions: tuple[Caution, ...] = ()
+    point, dimensions = _build_dimensions(wanted)
     for name, needs, policy, terms in _list_ways(wanted):
-        study = _build_study(wanted, terms, is_update=policy == "odb")
-        workload = study.build_workload(wanted.job.gpus)
+        study = _build_study(wanted, terms)
+        grid, start = Grid(study=study, points=()), replace(point, policy=policy)
         if policy == "odb":
-            grid, answer = search(study)
-            what, summary = grid.build_run(answer.point, workload), answer.summary
-            cautions += answer.cautions if not ways else ()
-        else:
-            grid = Grid(study=study, points=())
-            what = fit_batches(grid.build_run(replace(_build_dimensions(wanted)[0], policy=policy), workload))
-            summary = run(what).summary
-            tell(0)
+
+            def simulate(points: Sequence[Point], study: Study = study) -> list[Answer | Failed]:
+                return run_grid(Grid(study=study, points=tuple(points)), executor, tell, store=store)
+
+            start = Search(simulate, dimensions, _TOLERANCE).run(start).point
+        what = grid.build_run(start, study.build_workload(wanted.job.gpus))
+        result = run(what := fit_batches(replace(what, global_batch=_choose_global_batch(wanted, policy, ways))))
+        summary, cautions = result.summary, cautions if ways else result.cautions
+        tell(0)
         batch = "" if summary.batch_size is None else f" of {summary.batch_size:,}"
         ways.append(Way(name + batch, needs, what, summary))
     bands = compute_bands([way.what for way in ways], wanted.list_inputs(), executor=executor, on_done=tell)
-    return Plan(wanted, tuple(ways), bands, _list_cautions(wanted, cautions))
+    return Plan(wanted, tuple(ways), bands, _list_cautions(wanted, ways, cautions))
+
+
+def _choose_global_batch(wanted: Wanted, policy: str, ways: Sequence[Way]) -> GlobalBatch:
+    """Returns to what a way accumulates its steps: where no global batch is asked for, that of the first way's own updates."""
+    if not ways or (policy == "odb" and wanted.global_batch is not None):
+        return EVERY_STEP  # the protocol's own updates
+    samples = ceil(ways[0].summary.samples_per_update) if wanted.global_batch is None else wanted.global_batch
+    return GlobalBatch(samples=max(samples, wanted.job.gpus))
 
 
 def choose(wanted: Sequence[Wanted]) -> Wanted:
@@ -237,7 +240,7 @@ def choose(wanted: Sequence[Wanted]) -> Wanted:
 
 def _measure(wanted: Wanted) -> float:
     terms = next(terms for _, _, _, terms in _list_ways(wanted))
-    study = _build_study(wanted, terms, is_update=True)
+    study = _build_study(wanted, terms)
     what = Grid(study=study, points=()).build_run(_build_dimensions(wanted)[0], study.build_workload(wanted.job.gpus))
     return run(what).summary.sim_time_s
 
@@ -274,13 +277,11 @@ def _list_ways(wanted: Wanted) -> Iterator[tuple[str, str, str, Terms]]:
     yield "packed beforehand", f"all lengths before the run; {packed}", "packing", Terms()
 
 
-def _build_study(wanted: Wanted, terms: Terms, *, is_update: bool) -> Study:
-    own = is_update or wanted.global_batch is None
+def _build_study(wanted: Wanted, terms: Terms) -> Study:
     return Study(
         lengths=wanted.lengths,
         samples=wanted.judged_samples,
         seed=wanted.seed,
-        global_batch=EVERY_STEP if own else GlobalBatch(samples=wanted.global_batch),
         costs=wanted.costs,
         terms=terms,
     )
@@ -299,7 +300,7 @@ def _build_dimensions(wanted: Wanted) -> tuple[Point, Dimensions]:
     return point, dict(dimensions)
 
 
-def _list_cautions(wanted: Wanted, found: list[Caution]) -> tuple[str, ...]:
+def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]) -> tuple[str, ...]:
     said = [caution.text for caution in found]
     over = int((wanted.lengths.tokens > wanted.budget_tokens).sum())
     if over:
@@ -308,7 +309,11 @@ def _list_cautions(wanted: Wanted, found: list[Caution]) -> tuple[str, ...]:
             f"{int(wanted.lengths.tokens.max()):,}: cut them, or compute activations again (--recompute yes)"
         )
     if wanted.global_batch is None:
-        said.append("without --global-batch every step is an update, and the ways make different numbers of them")
+        samples = ways[0].summary.samples_per_update
+        said.append(
+            f"without --global-batch each step of online batches is an update, of {samples:,.0f} samples; other ways are "
+            "compared at the same"
+        )
     if (judged := wanted.judged_samples) is not None:
         said.append(f"judged by {judged:,} samples drawn from {len(wanted.lengths):,}")
     return tuple(dict.fromkeys(said))

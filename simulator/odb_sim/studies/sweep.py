@@ -22,6 +22,7 @@ from odb_sim.inputs.conditions import STEADY, Conditions
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
+from odb_sim.studies.bands import Band, estimate, is_quick
 from odb_sim.studies.cells import Answer, Cell, Failed, Point, Store, compute_key, run_cells
 from odb_sim.studies.fitted import describe_fit, fit_batches
 from odb_sim.studies.runs import JOIN_ALL, Run, has_window, run
@@ -134,6 +135,21 @@ def simulate_run(what: Run, point: Point) -> Answer:
         raise InvariantError(error.invariant, f"{point}: {error.detail}") from None
     first_step_s = result.rows[0].data_wait_s / point.ranks if result.rows else 0.0
     return Answer(point, result.summary, first_step_s, (*result.cautions, *describe_fit(what, fitted)))
+
+
+def find_fastest(answers: Sequence[Answer]) -> tuple[Answer, dict[Answer, float]]:
+    """Returns the fastest setting, and what each trains on: tokens a second, of a rank where their numbers differ."""
+    # More ranks are faster: of settings with different numbers of them, it is the rate of a rank that tells.
+    has_worlds = len({answer.point.ranks for answer in answers}) > 1
+    rates = {answer: answer.rate / (answer.point.ranks if has_worlds else 1) for answer in answers}
+    return max(answers, key=rates.__getitem__), rates
+
+
+def estimate_answer(grid: Grid, answer: Answer) -> Band | None:
+    """Returns how sure the time of a setting is; None where that would take long to know."""
+    point = answer.point
+    what = fit_batches(grid.build_run(point, grid.study.build_workload(point.ranks, point.samples)))
+    return estimate(what, answer.summary) if is_quick(what) else None
 
 
 def run_grid(

@@ -63,10 +63,16 @@ _SUITES: Final = (
         tests=("tests/core", "tests/spec/test_r", "tests/spec/test_invariants.py", "tests/spec/test_properties.py"),
     ),
     _Suite(
+        name="magnitudes",
+        property="AS-JUDGED",
+        says="the checker accepts worlds of all magnitudes and their rests: to 100 ranks, 12 limits, round 65,536",
+        tests=("tests/spec/test_magnitudes.py",),
+    ),
+    _Suite(
         name="second",
         property="AS-SPECIFIED",
         says="a second implementation, written from the spec alone, makes the same batches in random worlds",
-        tests=("tests/spec/test_second_implementation.py",),
+        tests=("tests/spec/test_second_implementation.py", "tests/spec/test_second_updates.py"),
     ),
     _Suite(
         name="differential",

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import os
+import builtins
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Final
 
 from odb_sim.inputs.rules import OWN
 
 OUTSIDE: Final = "takes an answer from outside: "
+ALLOWED: Final = (
+    "__future__", "abc", "bisect", "collections", "dataclasses", "decimal", "enum", "fractions", "functools", "heapq",
+    "itertools", "math", "numbers", "numpy", "odb_ref", "operator", "statistics", "typing",
+)  # fmt: skip
+"""Modules that tell of nothing outside. Of all others, and of modules that these have imported, a rule may use nothing."""
 
 
 class OutsideError(Exception):
@@ -19,27 +24,21 @@ class OutsideError(Exception):
 
 
 class Guard:
-    """Notes what a rule asks of the world outside: files, the network, other processes, modules, the environment, arguments.
+    """Notes what a rule uses of modules that are not `ALLOWED`, and what it opens.
 
-    While it is loaded a rule may import; while it is asked it may not even do that. What it catches and hides from us is noted
-    all the same. Only code in the rule's own file is looked at, and all that runs while the rule is asked.
+    The rule's own files get views of the modules that they import, which note what is taken from them; the library itself is
+    left as it is. What a rule catches and hides from us is noted all the same, while it is loaded and when it is asked.
     """
 
     def __init__(self, name: str) -> None:
         module_name = name.rpartition(OWN)[0]
-        self._module = f"_odb_rule_{Path(module_name).stem}" if module_name.endswith(".py") else module_name
-        self._is_asked = False
+        self._folder = str(Path(module_name).resolve().parent) if module_name.endswith(".py") else ""
+        self._package = module_name.partition(".")[0]
         self._noted = ""
-        sys.addaudithook(self._hear)
-        vars(os)["environ"] = _Watched(os.environ, self)  # for who asks `os`, not for the processes it starts
-        sys.argv = _WatchedList(sys.argv, self)
-        sys.orig_argv = _WatchedList(sys.orig_argv, self)
-
-    def __enter__(self) -> None:
-        self._is_asked = True
-
-    def __exit__(self, *rest: object) -> None:
-        self._is_asked = False
+        self._import = builtins.__import__
+        if module_name:
+            builtins.__import__ = self._give
+            sys.addaudithook(self._hear)
 
     def raise_noted(self) -> None:
         """Raises: OutsideError when something was noted since this was asked last."""
@@ -48,89 +47,61 @@ class Guard:
             raise OutsideError(noted)
 
     def note(self, what: str) -> None:
-        """Notes what was asked for, when it was by a rule."""
-        if not self._noted and (self._is_asked or self._is_of_rule(sys._getframe(2))):
-            self._noted = what
+        """Notes what is used; the first is enough."""
+        self._noted = self._noted or what[:200]
+
+    def _give(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """Imports a module as ever, and gives the rule a view of it, where it is the rule that asks."""
+        module = self._import(name, globals, locals, fromlist or (), level)
+        return self.view(module) if globals is not None and self._is_own(globals) else module
+
+    def view(self, module: ModuleType) -> ModuleType:
+        """Returns what a rule sees of a module: one of its own as it is."""
+        return module if self._is_own(vars(module)) else _View(module, self)
+
+    def _is_own(self, names: Mapping[str, object]) -> bool:
+        """Returns True when these are the names of a module of the rule: of its file's folder, or of its package."""
+        if self._folder:
+            return str(Path(str(names.get("__file__", "/"))).resolve().parent) == self._folder
+        return str(names.get("__name__", "")).partition(".")[0] == self._package
 
     def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
-        if event in _AUDITED and (self._is_asked or (event != "import" and self._is_of_rule(sys._getframe(1)))):
-            self._noted = self._noted or f"{event} {arguments[0] if arguments else ''!r}"[:200]
+        if event == "open" and self._is_by_rule(sys._getframe(1)):
+            self.note(f"open {arguments[0]!r}")
 
-    def _is_of_rule(self, frame: FrameType | None) -> bool:
-        """Returns True when the frame is in the rule's own file, or in the library on its behalf, and nothing is imported."""
+    def _is_by_rule(self, frame: FrameType | None) -> bool:
+        """Returns True when the rule opens something, or something does so on its behalf, but for an import."""
         while frame is not None:
-            if frame.f_globals.get("__name__") == self._module:
-                return True
-            if "importlib" in frame.f_code.co_filename or frame.f_globals.get("__name__") == "__main__":
+            if "importlib" in frame.f_code.co_filename:
                 return False
+            if self._is_own(frame.f_globals):
+                return True
             frame = frame.f_back
         return False
 
 
-_AUDITED: Final = frozenset(
-    {
-        "open", "import", "os.listdir", "os.scandir", "os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen",
-        "socket.__new__", "socket.connect", "socket.getaddrinfo", "ctypes.dlopen", "mmap.__new__", "sqlite3.connect",
-    }
-)  # fmt: skip
-"""What CPython says of itself when code reaches outside (PEP 578)."""
+class _View(ModuleType):
+    """A module as a rule sees it. What is set on it is set on nothing else."""
 
+    def __init__(self, module: ModuleType, guard: Guard) -> None:
+        super().__init__(module.__name__)
+        self.__dict__["_module"], self.__dict__["_guard"] = module, guard
 
-class _Watched(dict[str, str]):
-    """The environment, for a rule that looks into it."""
-
-    def __init__(self, values: Mapping[str, str], guard: Guard) -> None:
-        super().__init__(values)
-        self._guard = guard
-
-    def __getitem__(self, key: str) -> str:
-        self._guard.note(f"the environment's {key}")
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
-        self._guard.note(f"the environment's {key}")
-        return super().get(key, default)
-
-    def __contains__(self, key: object) -> bool:
-        self._guard.note(f"the environment's {key}")
-        return super().__contains__(key)
-
-    def __iter__(self) -> Iterator[str]:
-        self._guard.note("the environment")
-        return super().__iter__()
-
-    def items(self):  # type: ignore[no-untyped-def]
-        self._guard.note("the environment")
-        return super().items()
-
-    def keys(self):  # type: ignore[no-untyped-def]
-        self._guard.note("the environment")
-        return super().keys()
-
-    def values(self):  # type: ignore[no-untyped-def]
-        self._guard.note("the environment")
-        return super().values()
-
-
-class _WatchedList(list[str]):
-    """The arguments of the command, for a rule that looks at them."""
-
-    def __init__(self, values: Sequence[str], guard: Guard) -> None:
-        super().__init__(values)
-        self._guard = guard
-
-    def __getitem__(self, place):  # type: ignore[no-untyped-def]
-        self._guard.note("sys.argv")
-        return super().__getitem__(place)
-
-    def __contains__(self, item: object) -> bool:
-        self._guard.note("sys.argv")
-        return super().__contains__(item)
-
-    def __iter__(self) -> Iterator[str]:
-        self._guard.note("sys.argv")
-        return super().__iter__()
-
-    def __len__(self) -> int:
-        self._guard.note("sys.argv")
-        return super().__len__()
+    def __getattr__(self, name: str) -> object:
+        module, guard = self.__dict__["_module"], self.__dict__["_guard"]
+        if module.__name__.partition(".")[0] not in ALLOWED and not name.startswith("__"):
+            guard.note(f"{module.__name__}.{name}")
+        try:
+            found: object = getattr(module, name)
+        except AttributeError:
+            found = sys.modules.get(f"{module.__name__}.{name}")
+            if found is None:
+                raise
+        return guard.view(found) if isinstance(found, ModuleType) else found

@@ -3,22 +3,21 @@
 It loads the rule, says what it found, and answers questions, one line of JSON each, over the two pipes. Whatever the rule
 does to its process (ends it, prints, loops) happens here. `rule_client` is the other end.
 
-Every rank's process has another rank number, host name, hash seed and clock, as the processes of a job may have.
+Every rank's process has another hash seed and other addresses, as the processes of a job have; of what else may differ among
+them, the clock, the host, the environment and files, a rule may use nothing (`guard`).
 """
 
 from __future__ import annotations
 
 import ast
-import datetime
 import inspect
 import json
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import IO, TYPE_CHECKING, Final
@@ -28,14 +27,12 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
 from odb_sim.inputs.rules import OWN, describe_error, load_rule
 from odb_sim.verify.guard import OUTSIDE, Guard, OutsideError
-from odb_sim.verify.variants import iterate_others
+from odb_sim.verify.variants import iterate_options, iterate_others
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
 
 Json = None | bool | int | str | Sequence["Json"] | dict[str, "Json"]
-CLOCK_SHIFT_S: Final = 34_500_803.7
-"""How much later it is in the process of each rank than in that of the rank before: another hour, day, month and year."""
 _MOST_BYTES: Final = 8 * 2**30
 _BALLAST: Final[list[bytes]] = []
 """What lies in memory before the rule is loaded, more on each rank: its objects then have other addresses."""
@@ -49,59 +46,6 @@ class _TooLongError(BaseException):
 
 def _raise_too_long(number: int, frame: FrameType | None) -> None:
     raise _TooLongError
-
-
-def _shift_clocks(seconds: float) -> None:
-    """Lets ``time`` and ``datetime`` tell another time."""
-    for name in ("time", "monotonic", "perf_counter", "process_time"):
-        original: Callable[[], float] = getattr(time, name)
-        setattr(time, name, lambda original=original: original() + seconds)
-        in_ns: Callable[[], int] = getattr(time, f"{name}_ns")
-        setattr(time, f"{name}_ns", lambda in_ns=in_ns: in_ns() + int(seconds * 1e9))
-    of_clock, of_clock_ns = time.clock_gettime, time.clock_gettime_ns
-    time.clock_gettime = lambda clock: of_clock(clock) + seconds
-    time.clock_gettime_ns = lambda clock: of_clock_ns(clock) + int(seconds * 1e9)
-    now = time.time
-    for name in ("localtime", "gmtime", "ctime"):
-        tell: Callable[[float], object] = getattr(time, name)
-        setattr(time, name, lambda at=None, tell=tell: tell(now() if at is None else at))
-    write, local = time.strftime, time.localtime
-    setattr(time, "strftime", lambda form, at=None: write(form, local() if at is None else at))  # noqa: B010
-    shift = datetime.timedelta(seconds=seconds)
-    today = datetime.date.today
-
-    class ShiftedDate(datetime.date):
-        @classmethod
-        def today(cls) -> ShiftedDate:
-            now = today() + shift
-            return cls(now.year, now.month, now.day)
-
-    class Shifted(datetime.datetime):
-        @classmethod
-        def today(cls) -> Shifted:
-            return cls.now()
-
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> Shifted:
-            return super().now(tz) + shift
-
-        @classmethod
-        def utcnow(cls) -> Shifted:
-            return super().now() + shift
-
-    datetime.datetime = Shifted  # type: ignore[misc]
-    datetime.date = ShiftedDate  # type: ignore[misc]
-
-
-def _be_rank(rank: int) -> None:
-    """Lets this process look like that of ``rank``: another host, another clock."""
-    name = f"host-{rank}"
-    socket.gethostname = lambda: name
-    system = os.uname()
-    os.uname = lambda: os.uname_result((system[0], name, *system[2:]))
-    os.cpu_count = lambda: rank + 1
-    _shift_clocks(CLOCK_SHIFT_S * rank)
-    _BALLAST.extend(bytes(17 * i % 401) for i in range(1_009 * rank))
 
 
 class Lines:
@@ -180,8 +124,7 @@ class Server:
         if is_traced:
             sys.settrace(self._lines.trace)
         try:
-            with self._guard:
-                target: object = rule.compute_target(agreement)
+            target: object = rule.compute_target(agreement)
             self._guard.raise_noted()
         except OutsideError as error:
             return f"{OUTSIDE}{error}"
@@ -230,10 +173,17 @@ class Server:
             return
         words = self._list_words()
         given = {name: getattr(self.rule, name) for name in parameters if hasattr(self.rule, name)}
+        yield from self._make_otherwise(kind, words)
         for name, parameter in parameters.items():
-            if name == "name" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            if name == "name":
                 continue
             has_made = False
+            if parameter.kind is parameter.VAR_KEYWORD:
+                for options in iterate_options(words):
+                    variant = _make(kind, {**given, **options}) or _make(kind, options)
+                    if variant is not None:
+                        has_made = True
+                        yield name, repr(options), variant
             for other in iterate_others(given.get(name, parameter.default), words):
                 variant = _make(kind, {**given, name: other}) or _make(kind, {name: other})
                 if variant is not None:
@@ -241,6 +191,18 @@ class Server:
                     yield name, repr(other), variant
             if not has_made:
                 unvaried.append(name)
+
+    def _make_otherwise(self, kind: type, words: list[str]) -> Iterator[tuple[str, str, TargetRule]]:
+        """Yields the rule as its other constructors make it: each parameter of these of one value."""
+        for name, member in vars(kind).items():
+            if not isinstance(member, classmethod | staticmethod):
+                continue
+            make = getattr(kind, name)
+            for value in iterate_others(None, words):
+                with suppress(Exception):
+                    made: object = make(*[value] * len(inspect.signature(make).parameters))
+                    if isinstance(made, TargetRule):
+                        yield f"{name}()", repr(value), made
 
     def _list_words(self) -> list[str]:
         """Returns the texts in the rule's file: what a parameter that is a text may be meant to be."""
@@ -252,7 +214,7 @@ class Server:
         )
 
 
-def _make(kind: type, values: dict[str, object]) -> TargetRule | None:
+def _make(kind: type, values: Mapping[str, object]) -> TargetRule | None:
     """Returns the rule with these parameters; None where it does not take them."""
     try:
         made: object = kind(**values)
@@ -278,7 +240,7 @@ def main(arguments: Sequence[str]) -> int:
 
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     signal.signal(signal.SIGALRM, _raise_too_long)
-    _be_rank(rank)
+    _BALLAST.extend(bytes(17 * i % 401) for i in range(1_009 * rank))
 
     def say(value: Json) -> None:
         answers.write(json.dumps(value) + "\n")

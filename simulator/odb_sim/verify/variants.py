@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 
 def iterate_others(value: object, words: Sequence[str]) -> Iterator[object]:
@@ -21,6 +21,7 @@ def iterate_others(value: object, words: Sequence[str]) -> Iterator[object]:
             yield from (word for word in (*words, f"{value}x", "") if word != value)
         case None:
             yield from (1, 1_000, 0.5, True, "x", ())
+            yield from iterate_options(words)
         case tuple() | list() | set() | frozenset():
             items = list(value)
             yield type(value)()
@@ -36,3 +37,11 @@ def iterate_others(value: object, words: Sequence[str]) -> Iterator[object]:
                 yield from ({**value, key: other} for other in iterate_others(item, words))
         case _:
             return
+
+
+def iterate_options(words: Sequence[str]) -> Iterator[Mapping[str, object]]:
+    """Yields options by name, for what takes any: each of the words may be meant to be one."""
+    for word in words:
+        if word.isidentifier():
+            for value in (1, 1_000, True, "x"):
+                yield {word: value}

@@ -103,11 +103,11 @@ def run_command(options: argparse.Namespace) -> int:
     ):
         plan = make_plan(choose(wanted), executor, on_done, store=store)
     if options.json is not None:
-        write_json(options.json, encode(plan))
+        write_json(options.json, encode(plan, options.data))
     if options.write_costs is not None:
         write_costs(options.write_costs, replace(plan.wanted.costs, ranges=compute_ranges(plan.wanted)))
     if options.html is not None:
-        write_plan_report(Path(options.html), plan, build_source(options, [options.data]))
+        write_plan_report(Path(options.html), plan, options.data, build_source(options, [options.data]))
     print(describe_plan(plan))
     print_table("", HEADER, build_rows(plan))
     print(*list_commands(plan, options.data), sep="\n")
@@ -137,7 +137,7 @@ def _read(options: argparse.Namespace) -> Lengths:
     return make_lengths(options.data, read_lengths(options))
 
 
-def encode(plan: Plan) -> dict[str, object]:
+def encode(plan: Plan, data: str) -> dict[str, object]:
     """Returns all figures of a plan."""
     wanted, job = plan.wanted, plan.wanted.job
     memory = job.compute_memory(job.values)
@@ -170,6 +170,6 @@ def encode(plan: Plan) -> dict[str, object]:
         "costs": asdict(wanted.costs),
         "samples": wanted.samples,
         "ways": ways,
-        "commands": list_commands(plan, wanted.lengths.name),
+        "commands": list_commands(plan, data),
         "cautions": list(plan.cautions),
     }

@@ -1,0 +1,71 @@
+"""Bands hold what they promise: of runs that nothing was fitted to, as many lie within as is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from odb_sim.cli.demo import find_script
+from odb_sim.inputs.conditions import Conditions
+from odb_sim.inputs.costs import Costs, GpuCost
+from odb_sim.inputs.workload import Sharding
+from odb_sim.recorded.calibrate import calibrate
+from odb_sim.recorded.replay import replay
+from odb_sim.recorded.runs import RecordedRun, load_runs
+from odb_sim.studies.bands import scale_steps
+
+from tests.simulator_answers.helpers import record
+
+PROMISED, ENOUGH = 0.9, 0.8
+
+
+def count_inside(fitted: list[RecordedRun], held: list[RecordedRun], workers: int) -> list[bool]:
+    costs = calibrate(fitted, workers=workers).costs
+    inside = []
+    for recorded in held:
+        timing = replay(recorded, costs=costs, workers=workers).timing
+        assert timing is not None
+        assert timing.low_s < timing.predicted_s < timing.high_s
+        inside.append(timing.low_s <= timing.measured_s <= timing.high_s)
+    return inside
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("drift", "jitter"), [(0.03, 0.05), (0.1, 0.1)])
+def test_runs_of_a_machine_whose_speed_drifts_lie_within_the_bands(drift: float, jitter: float, tmp_path: Path) -> None:
+    random, costs = np.random.default_rng(7), Costs(gpu=GpuCost(fixed_s=0.1, per_token_s=3e-4, per_token2_s=0))
+    runs = []
+    for number in range(24):
+        paced = scale_steps(costs, float(random.lognormal(0, drift)))
+        path = record(
+            tmp_path / f"{number}.ndjson",
+            sharding=Sharding.EVEN,
+            samples=300,
+            costs=paced,
+            conditions=Conditions(jitter=jitter),
+        )
+        runs += load_runs([path])
+    inside = [one for begin in (0, 6, 12, 18) for one in count_inside(runs[begin : begin + 6], runs[:begin], 4)]
+    assert len(inside) == 36
+    assert np.mean(inside) >= ENOUGH
+    narrow = [calibrate(runs[begin : begin + 6], workers=4).costs.ranges.rows[-1] for begin in (0, 6, 12, 18)]
+    assert all(high < 1 + 4 * drift + jitter for _, _, high in narrow), "no wider than the drift makes them"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_real_runs_that_nothing_was_fitted_to_lie_within_the_bands(tmp_path: Path) -> None:
+    """Twelve runs that train on processors; four ways to fit to half of them, and the other half is predicted."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(find_script()), "--out", str(tmp_path), "--runs", "12", "--samples", "400"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    runs = load_runs(sorted(map(str, tmp_path.glob("run*.ndjson"))))
+    assert len(runs) == 12
+    halves = [(runs[:6], runs[6:]), (runs[6:], runs[:6]), (runs[::2], runs[1::2]), (runs[1::2], runs[::2])]
+    inside = [one for fitted, held in halves for one in count_inside(fitted, held, 0)]
+    assert np.mean(inside) >= ENOUGH
