@@ -1,6 +1,6 @@
 """What the code blocks of the documents run on where they do not run on yours: 480 made-up texts and a small model.
 
-from examples.toy import collate, dataset, model, optimizer
+    from examples.toy import collate, dataset, model, optimizer
 """
 
 from __future__ import annotations
@@ -11,16 +11,23 @@ from typing import Final
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
 
 VOCABULARY: Final = 128
 
 lengths = [20 + (number * 7919 % 500) ** 2 // 1_250 for number in range(480)]
 """In tokens: from 20 to 219, the short ones in the majority."""
 
-dataset = [
-    {"input_ids": (ids := torch.arange(number, number + length) % VOCABULARY), "labels": ids}
-    for number, length in enumerate(lengths)
-]
+
+class Texts(Dataset[dict[str, torch.Tensor]]):
+    """Each text is supervised in all its tokens."""
+
+    def __len__(self) -> int:
+        return len(lengths)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = torch.arange(index, index + lengths[index]) % VOCABULARY
+        return {"input_ids": ids, "labels": ids}
 
 
 def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -45,6 +52,7 @@ class Model(nn.Module):
         return SimpleNamespace(loss=loss, logits=logits)
 
 
+dataset = Texts()
 torch.manual_seed(0)
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
