@@ -172,8 +172,8 @@ def find_lost_tests(text: str) -> list[str]:
 def test_there_are_tests_to_find() -> None:
     """And what is not one is lost."""
     assert sum(len(FILE.findall(page.read_text())) for page in PAGES) > 50
-    assert sum(len(NAME.findall(page.read_text())) for page in PAGES) > 10
-    here, there = "tests/repo/test_docs.py", "tests/repo/test_threads.py"
+    assert sum(len(NAME.findall(page.read_text())) for page in PAGES) > 2
+    here, there = "tests/repo/test_docs.py", "tests/repo/test_style.py"
     assert find_lost_tests(f"{here}, `test_there_are_tests_to_find`; {here}::test_there_are_tests_to_find") == []
     assert find_lost_tests(f"{there}, `test_there_are_tests_to_find`") == ["test_there_are_tests_to_find"]
     assert find_lost_tests(f"{there}::test_nothing, `test_nothing_else`") == ["test_nothing", "test_nothing_else"]

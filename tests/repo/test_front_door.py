@@ -157,7 +157,7 @@ def test_the_example_of_the_readme_passes_mypy(tmp_path: Path) -> None:
     examples = [block for block in blocks if "ODBDataLoader(" in block]
     assert examples
     for example in examples:
-        out = check_types(tmp_path / "example.py", GIVEN + example)
+        out = check_types(tmp_path / "example.py", example)
         assert "Success" in out, out
 
 

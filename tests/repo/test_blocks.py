@@ -1,0 +1,51 @@
+"""Every Python block of the documents runs as pasted: each page's in order, in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.repo.test_docs import PAGES, ROOT
+
+BLOCK: Final = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+OTHERS: Final = re.compile(r"\b(MPI|ray|multihost_utils)\.")
+"""Blocks for packages that nothing else here needs."""
+RUN_EACH: Final = """
+import os, runpy, sys, traceback
+import odb_ref.torch
+failed = []
+for name in sys.argv[1:]:
+    if not (child := os.fork()):
+        try:
+            runpy.run_path(name, run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failed.append(name)
+sys.exit(" ".join(failed) or None)
+"""
+"""Runs scripts one by one, each in a process that nothing has happened in but the import of torch, which takes the most time."""
+
+
+def test_the_blocks_of_each_page_run_as_pasted(tmp_path: Path) -> None:
+    for page in PAGES:
+        if blocks := [block for block in BLOCK.findall(page.read_text()) if not OTHERS.search(block)]:
+            (tmp_path / f"{page.stem}.py").write_text("\n".join(blocks))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) > 12
+    ran = subprocess.run(
+        [sys.executable, "-c", RUN_EACH, *names],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-6000:]
