@@ -1,6 +1,6 @@
 """What the code blocks of the documents run on where they do not run on yours: 480 made-up texts and a small model.
 
-    from examples.toy import collate, dataset, model, optimizer
+from examples.toy import collate, dataset, model, optimizer
 """
 
 from __future__ import annotations

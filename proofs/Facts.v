@@ -32,7 +32,7 @@ Proof. intros. constructor; auto. exists []. rewrite app_nil_r. reflexivity. Qed
 Lemma transition_same : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> same s t.
 Proof.
   intros c r d s e t NG E. destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> _]]; [|apply same_refl].
-  assert (N : exists x, taken s = taken s ++ x) by (exists []; symmetry; apply app_nil_r). destruct e as [xs en full| |x| | |cause|]; try (constructor; simpl; auto; fail).
+  assert (Same : exists x, taken s = taken s ++ x) by (exists []; symmetry; apply app_nil_r). destruct e as [xs en full| |x| | |cause|]; try (constructor; simpl; auto; fail).
   - constructor; simpl; auto. intros Wa. destruct G. contradiction.
   - destruct G as [x [q [Q _]]]. constructor; simpl; eauto.
     change (steps_of (deliver d (set_taken (taken s ++ firstn 1 (queue s)) (set_queue (tl (queue s)) s))) = steps_of s). rewrite (proj1 (deliver_steps d _)).

@@ -30,7 +30,7 @@ for name in sys.argv[1:]:
         failed.append(name)
 sys.exit(" ".join(failed) or None)
 """
-"""Runs scripts one by one, each in a process that nothing has happened in but the import of torch, which takes the most time."""
+"""Runs scripts one by one, each in a process of its own that has imported torch, which takes the most time."""
 
 
 def test_the_blocks_of_each_page_run_as_pasted(tmp_path: Path) -> None:
