@@ -271,10 +271,10 @@ Lemma finish_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> n
   (outbox s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)) ->
   tight depth (finish_when_drained s).
 Proof.
-  intros c c0 rank inp h depth s K Na P Q O. assert (N : forall x r, outbox s = x :: r -> s_number x = length (taken s) + length (queue s)).
+  intros c c0 rank inp h depth s K Na P Q O. assert (Next : forall x r, outbox s = x :: r -> s_number x = length (taken s) + length (queue s)).
   { intros x r E. apply (step_number c c0 rank inp h s _ x K Na). unfold steps_of. rewrite E.
     rewrite nth_error_app2 by lia. rewrite nth_error_app2 by lia. replace (_ - _) with 0 by lia. reflexivity. }
-  unfold finish_when_drained, is_drained. rewrite P. destruct (outbox s) as [|x r] eqn:E; [constructor; simpl; rewrite ?E; auto; discriminate|]. specialize (N x r eq_refl).
+  unfold finish_when_drained, is_drained. rewrite P. destruct (outbox s) as [|x r] eqn:E; [constructor; simpl; rewrite ?E; auto; discriminate|]. specialize (Next x r eq_refl).
   destruct (below (limit s) (s_number x)) eqn:B; constructor; simpl; rewrite ?E; auto; try discriminate.
   - intros _. split; [discriminate|]. intros l L. rewrite L in B. simpl in B. apply Nat.ltb_lt in B. lia.
   - intros _. right. unfold below in B. destruct (limit s) as [l|]; [|discriminate]. apply Nat.ltb_ge in B. exists l. split; [reflexivity|lia].

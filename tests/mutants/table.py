@@ -524,7 +524,7 @@ def align(
     Mutant(
         name="quota mode idles",
         module="rounds",
-        old="return min(target, agreement.samples_min) if config.mode is Mode.QUOTA and not is_update else target",
+        old="return min(target, agreement.samples_min) if config.mode is Mode.QUOTA else target",
         new="return target",
         property="QUOTA",
         bounds=DRY,

@@ -119,6 +119,16 @@ COMMANDS = {
 }
 
 
+def write_data(command: str, arguments: list[str], folder: Path) -> None:
+    """Gives a command that reads data a file of them."""
+    if command == "lengths":
+        (folder / "data.json").write_text(json.dumps([{"input_ids": list(range(n))} for n in range(1, 30)]))
+        arguments.append(str(folder / "data.json"))
+    if command == "plan":
+        arguments[0] = str(folder / "lengths.csv")
+        Path(arguments[0]).write_text("total_tokens\n" + "".join(f"{50 + 7 * n}\n" for n in range(160)))
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_a_command_prints_and_writes_has_a_formula(
     name: str, headings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,12 +136,7 @@ def test_what_a_command_prints_and_writes_has_a_formula(
     command, arguments = name.split(maxsplit=1)[0], list(COMMANDS[name])
     if command in ("replay", "calibrate"):
         arguments += [str(record(tmp_path / f"{number}.ndjson", samples=900)) for number in range(2)]
-    if command == "lengths":
-        (tmp_path / "data.json").write_text(json.dumps([{"input_ids": list(range(n))} for n in range(1, 30)]))
-        arguments.append(str(tmp_path / "data.json"))
-    if command == "plan":
-        arguments[0] = str(tmp_path / "lengths.csv")
-        Path(arguments[0]).write_text("total_tokens\n" + "".join(f"{50 + 7 * n}\n" for n in range(160)))
+    write_data(command, arguments, tmp_path)
     if command == "published":
         comparisons = compare_published(Local(), ROWS[:1], samples=160)
         monkeypatch.setattr("odb_sim.cli.published.compare_published", lambda executor: comparisons)

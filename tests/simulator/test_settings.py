@@ -46,7 +46,6 @@ def ask(what: Run) -> dict[str, tuple[int, float]]:
 CASES = [
     ("--window", build("llamafactory_demos", 46_184, window_samples=8)),
     ("--window", build("gsm8k", 4096, window_samples=256)),
-    ("--ramp", build("sgd_dialogues", 8416, ranks=64, window_samples=256)),
     ("--depth", build("gsm8k", 4096, window_samples=160, ramp_rounds=0, depth_steps=1, costs=FAR)),
     ("--max-age", build("azure_llm_2023_code", 30_000, window_samples=64, max_age_rounds=1)),
 ]

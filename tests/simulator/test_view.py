@@ -140,7 +140,7 @@ def test_the_reason_for_the_number_of_steps_is_what_of_the_agreement_equals_it(w
             assert int(found[3]) == parts[0].target
     assert any("would emit" in text for text in texts)
     assert texts[-1] == "nobody holds a sample, so the epoch ends"
-    assert "has" in " ".join(read_story([write("paper")]).explain_target(1).split()[2:3])
+    assert "has" in " ".join(read_story([write("paper")]).explain_target(3).split()[2:3])
 
 
 def test_an_idle_batch_is_explained(write: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:

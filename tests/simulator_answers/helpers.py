@@ -33,6 +33,7 @@ def record(
     costs: Costs | None = None,
     conditions: Conditions = STEADY,
     budget_schedule: BudgetSchedule | None = None,
+    ramp_rounds: int | None = None,
 ) -> Path:
     what = Run(
         workload=build_workload(make_lengths(samples), ranks=ranks, sharding=sharding),
@@ -45,6 +46,7 @@ def record(
         costs=costs or Costs(),
         conditions=conditions,
         budget_schedule=budget_schedule,
+        ramp_rounds=ramp_rounds,
     )
     with TraceWriter(path, what.build_config(), driver="simulator") as writer:
         run(what, observer=writer.record)

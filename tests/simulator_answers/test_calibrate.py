@@ -240,7 +240,10 @@ def test_too_few_spans_are_not_fitted_and_it_says_so() -> None:
 
 def test_a_table_follows_a_device_that_no_line_describes(tmp_path: Path) -> None:
     steps = StepTable(rows=((100, 0.1), (1000, 0.12), (1500, 0.5), (2100, 0.52)))
-    path = record_timed(tmp_path / "t.ndjson", replace(COSTS, step_table=steps))
+    costs = replace(COSTS, step_table=steps)
+    path = record(
+        tmp_path / "t.ndjson", policy="paper", sharding=Sharding.EVEN, samples=900, costs=costs
+    )  # of any size
     calibration = calibrate(load_runs([path]), has_table=True)
     formula, table = calibration.fits[:2]
     assert table.component == "step table"

@@ -114,7 +114,7 @@ def test_a_record_that_breaks_off_anywhere_replays_equal(tmp_path: Path) -> None
 
 
 def test_the_first_difference_names_round_step_and_rank(tmp_path: Path) -> None:
-    path = record(tmp_path / "t.ndjson")
+    path = record(tmp_path / "t.ndjson", ramp_rounds=0)
 
     def swap(lines: list[Line]) -> None:
         steps = find_steps(lines, rank=1, round_=2)

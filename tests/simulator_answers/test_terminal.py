@@ -25,7 +25,7 @@ from odb_sim.studies.processes import Local
 from odb_sim.studies.published import ROWS, compare_published
 from rich.cells import cell_len
 
-from tests.simulator.test_glossary import COMMANDS, QUALITIES, run_demo
+from tests.simulator.test_glossary import COMMANDS, QUALITIES, run_demo, write_data
 from tests.simulator_answers.helpers import record
 
 MODULES = [module for module in map(load_command, EXAMPLES) if module is not None]
@@ -92,6 +92,7 @@ def test_no_command_s_table_is_cut_at_80_columns(
     arguments += ["--workers", "1"] if name == "sweep wide" else []
     if command in ("replay", "calibrate"):
         arguments += [str(record(tmp_path / f"{number}.ndjson", samples=900)) for number in range(2)]
+    write_data(command, arguments, tmp_path)
     if command == "published":
         comparisons = compare_published(Local(), ROWS, samples=160)
         monkeypatch.setattr("odb_sim.cli.published.compare_published", lambda executor: comparisons)
@@ -148,7 +149,11 @@ def test_verify_s_words_fit_the_terminal(capsys: pytest.CaptureFixture[str], mon
 
 def test_every_command_that_prints_a_table_is_tried_here() -> None:
     names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo", "verify", "bench_scale"}
-    assert {module.__name__.split(".")[-1] for module in MODULES if hasattr(module, "print_table")} <= names
+    assert {
+        module.__name__.split(".")[-1].replace("_batches", "-batches")
+        for module in MODULES
+        if hasattr(module, "print_table")
+    } <= names
 
 
 @settings(max_examples=150, deadline=None)
@@ -251,7 +256,7 @@ def test_tune_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.05)
     arguments = ["tune", "gsm8k", "--ranks", "2", "--memory-tokens", "2048", "--samples", "2000", "--processes", "1"]
     assert main([*arguments, "--window-max", "64"]) == 0
-    assert re.search(r"^tune gsm8k: \d+ of about 100 done, 0 s$", capsys.readouterr().err, flags=re.MULTILINE)
+    assert re.search(r"^tune gsm8k: \d+ of about 250 done, 0 s$", capsys.readouterr().err, flags=re.MULTILINE)
 
 
 def test_the_module_is_the_only_one_that_makes_tables() -> None:

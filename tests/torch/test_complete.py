@@ -109,7 +109,7 @@ def test_a_worker_init_fn_that_stops_is_an_error() -> None:
 
 def read_on_ranks(rank: int) -> None:
     data = Stopping(0, COUNT) if rank else Numbers(0, COUNT)
-    with ODBDataLoader(data, **nested(shard="given", **SETTINGS)) as loader:
+    with ODBDataLoader(data, **nested(shard="given", name="one", **SETTINGS)) as loader:
         for batch in loader:
             pop_step_info(batch)
 

@@ -135,7 +135,9 @@ class Blocking(Numbers):
 
 def read_blocking(rank: int, num_workers: int) -> None:
     dataset: Numbers = Blocking(400, 12) if rank == 0 else Raising(400, 12, "Panic")
-    with ODBDataLoader(dataset, **nested(num_workers=num_workers, collate_fn=collate, **SETTINGS)) as loader:
+    with ODBDataLoader(
+        dataset, **nested(num_workers=num_workers, collate_fn=collate, name="one", **SETTINGS)
+    ) as loader:
         list(loader)
 
 

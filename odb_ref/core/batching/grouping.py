@@ -33,13 +33,13 @@ _REACH: Final = 64
 def compute_groups(
     samples: Iterable[Sample], budget_tokens: int, limits: tuple[int, ...] = (), most_padding: int | None = None
 ) -> tuple[Group, ...]:
-    """Returns the samples as groups of at most ``budget_tokens`` padded tokens, ``most_padding`` of them padding, that use no
-    more of any resource than ``limits`` say.
+    """Returns the samples as groups of at most ``budget_tokens`` padded tokens that use no more of any resource than ``limits``
+    say; in updates ``most_padding`` of the tokens are padding, at most (R16.3).
 
     A sample that exceeds one of these by itself is a group of its own. Groups come shortest first; inside a group the
     longest sample is first. Ties in length fall to the position.
 
-    Spec: R2.1, R2.2, R16.3. Preserves: BUDGET, FEWEST where padding is not bounded.
+    Spec: R2.1, R2.2. Preserves: BUDGET, FEWEST where padding is not bounded.
     """
     groups: list[Group] = []
     begin = held = 0

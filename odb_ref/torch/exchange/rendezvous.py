@@ -94,7 +94,12 @@ def _meet(meeting: _Meeting, name: str, roster: Roster) -> ReduceTransport:
         meeting.forget()
         return transport
     except BaseException as error:
-        end = meeting.give_up() if isinstance(error, _GaveUpError | TimeoutError) else meeting.find_end()
+        if isinstance(error, _GaveUpError | TimeoutError):
+            end = meeting.give_up()
+        elif isinstance(error, dist.DistError):  # the store is gone
+            end = meeting.missed
+        else:
+            end = meeting.find_end()
         if transport is not None:
             if end is not None:
                 transport.end(End(end))
@@ -175,12 +180,17 @@ class _Meeting:
         )
         self._own = _Arrival(endpoint=endpoint, loader=identity)
         self._links: dict[int, Link] = {}
+        self.missed: PeerLost | None = None
+        """Why others have given up that waited for this rank; of an earlier generation, if they come yet."""
 
     def connect(self) -> Links:
         """Returns the links to parent and children.
 
         Raises: TimeoutError, _GaveUpError.
         """
+        if self._store.check(["end"]):
+            rank, cause, _ = json.loads(self._store.get("end"))
+            self.missed = PeerLost(rank, cause) if rank == self._roster.rank else None
         self._store.set(str(self._place), self._own.encode())
         self._begun.set(self._job_rank, f"it waits in {self._own.loader}")
         try:
@@ -294,6 +304,8 @@ class _Meeting:
         if end is not None:
             return end
         missing = self._find_missing()
+        if missing and self.missed is not None:
+            return self.missed
         cause = f"the ranks could not connect to each other within {self._timeout_s:g} s"
         if not missing and self._parent is not None and self._parent not in self._links:
             cause += f": {self._roster.name_process(self._parent)} is not reached where it said that it listens"

@@ -126,7 +126,8 @@ class Teller:
             return None
         budget, limits = self.config.compute_round_bounds(part.agreed_tokens)
         window, order, layout = tuple(part.window), self.config.order, self.config.layout
-        groups = order.compute_groups(window, layout, budget, limits, sizes=self.config.sizes)
+        padding = self.config.compute_most_padding(budget)
+        groups = order.compute_groups(window, layout, budget, limits, sizes=self.config.sizes, most_padding=padding)
         places = {sample.position: place for place, sample in enumerate(window)}
         found = [[places[sample.position] for sample in group] for group in groups]
         return found if len(found) == part.offer.groups_max else None
@@ -278,6 +279,10 @@ class Story:
         target = max(part.target for _, part in parts)
         if not target:
             return "nobody holds a sample, so the epoch ends" if not agreement.samples_max else "the epoch ends"
+        ramp = self.header.config.get("ramp_rounds")
+        is_free = self.header.config.get("update_samples") is None and agreement.groups_min != NONE
+        if isinstance(ramp, int) and agreement.round_min < ramp and is_free and target != agreement.due_max:
+            return "the first windows are small: one in four of the steps is formed, and the rest is carried"
         reasons = {
             "groups_min": "rank {} would emit {}, the fewest of those that read on",
             "due_max": "rank {} has {} that may not be carried again",
@@ -291,8 +296,6 @@ class Story:
                 who = next((rank for rank, part in parts if getattr(part.offer, name) == target), None)
                 what = "sample" if name == "samples_min" else "group"
                 return told.format("?" if who is None else who, f"{target} {what}{'' if target == 1 else 's'}")
-        if target == 2 * agreement.groups_max:
-            return f"an update is small: twice the {agreement.groups_max} groups of the rank that has most"
         return f"so the rule {self.header.config.get('rule')!s} says"
 
     def explain_idle(self, round_: int, rank: int) -> str:

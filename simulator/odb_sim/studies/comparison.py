@@ -171,8 +171,8 @@ def compare(
     report = None if on_done is None else _shift(on_done, before)
     fitted = []
     for number, what in enumerate(runs):
-        found, _ = split_failed(own[number * len(policies) : (number + 1) * len(policies)])
-        most = max(answer.summary.samples_per_update for answer in found)
+        answers, _ = split_failed(own[number * len(policies) : (number + 1) * len(policies)])
+        most = max(answer.summary.samples_per_update for answer in answers)
         fitted.append(replace(what, global_batch=GlobalBatch(samples=ceil(max(1.0, most)))))
     at = [what if what.global_batch.goal is not None else fitted[number] for number, what in enumerate(runs)]
     todo = [replace(what, policy=policy) for what in at for policy in policies]
@@ -180,11 +180,12 @@ def compare(
     compared = []
     for number, what in enumerate(at):
         part = slice(number * len(policies), (number + 1) * len(policies))
-        pairs = [
-            (first, second)
-            for first, second in zip(own[part], accumulated[part], strict=True)
+        found = {
+            policy: (first, second)
+            for policy, first, second in zip(policies, own[part], accumulated[part], strict=True)
             if isinstance(first, Answer) and isinstance(second, Answer)
-        ]
+        }
+        pairs = list(found.values())
         if not pairs:
             raise UsageError(f"{what.workload.name}: every policy has failed")
         cautions = [
@@ -197,7 +198,7 @@ def compare(
         ]
         summaries = tuple(first.summary for first, _ in pairs)
         ends = tuple(second.summary for _, second in pairs)
-        runs_at = [fit_batches(replace(what, policy=one.policy)) for one in summaries]
+        runs_at = [fit_batches(replace(what, policy=policy)) for policy in found]
         is_asked = has_bands or all(map(is_quick, runs_at))
         bands = compute_bands(runs_at, list_uncertain(what.costs), executor=executor) if is_asked else None
         compared.append(Compared(what, summaries, ends, tuple(cautions), bands))
