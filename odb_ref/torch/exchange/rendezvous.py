@@ -94,6 +94,7 @@ def _meet(meeting: _Meeting, name: str, roster: Roster) -> ReduceTransport:
         meeting.forget()
         return transport
     except BaseException as error:
+        end: PeerLost | None
         if isinstance(error, _GaveUpError | TimeoutError):
             end = meeting.give_up()
         elif isinstance(error, dist.DistError):  # the store is gone
