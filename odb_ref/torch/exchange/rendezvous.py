@@ -189,9 +189,9 @@ class _Meeting:
 
         Raises: TimeoutError, _GaveUpError.
         """
-        if self._store.check(["end"]):
-            rank, cause, _ = json.loads(self._store.get("end"))
-            self.missed = PeerLost(rank, cause) if rank == self._roster.rank else None
+        if (said := self._read_end()) is not None:
+            end, _ = said
+            self.missed = end if end.rank == self._roster.rank else None
         self._store.set(str(self._place), self._own.encode())
         self._begun.set(self._job_rank, f"it waits in {self._own.loader}")
         try:
@@ -324,10 +324,17 @@ class _Meeting:
 
     def find_end(self) -> PeerLost | None:
         """Returns what a rank that gave up has said to this one; None when none has."""
+        if (said := self._read_end()) is None:
+            return None
+        end, come = said
+        return end if self._own.endpoint.secret in come else None
+
+    def _read_end(self) -> tuple[PeerLost, list[str]] | None:
+        """Returns what the store holds of why ranks did not meet, and the secrets of those whom it was said to; or None."""
         if not self._store.check(["end"]):
             return None
         rank, cause, come = json.loads(self._store.get("end"))
-        return PeerLost(rank, cause) if self._own.endpoint.secret in come else None
+        return PeerLost(rank, cause), come
 
     def forget(self) -> None:
         """Removes this process's entries once all have met: a key that goes between a look and a read would be waited for."""
