@@ -7,7 +7,7 @@ import html
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, reduce
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,7 @@ from odb_sim.reports.document import Source, compute_digest
 from odb_sim.reports.page import Page
 
 from odb_ref import __version__
-from tests.helpers.browser import Tab, find_browser, open_browser
+from tests.helpers.browser import Tab
 from tests.simulator_answers.helpers import make_lengths, record
 
 SMALL = "--ranks 6 --samples 700 --token-budget 4096"
@@ -60,14 +60,6 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return page
 
     return write
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    if find_browser() is None:
-        pytest.skip("there is no Chromium here")
-    with open_browser(tmp_path_factory.mktemp("browser")) as browser:
-        yield browser.make_tab()
 
 
 def read_charts(page: Path) -> list[dict[str, Any]]:

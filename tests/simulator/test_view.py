@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -25,7 +25,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
-from tests.helpers.browser import Tab, find_browser, open_browser
+from tests.helpers.browser import Tab
 
 BASE = Run(
     workload=build_workload(load_lengths("gsm8k"), ranks=4, samples=600, sharding=Sharding.UNEVEN),
@@ -70,14 +70,6 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return trace
 
     return write
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    if find_browser() is None:
-        pytest.skip("there is no Chromium here")
-    with open_browser(tmp_path_factory.mktemp("browser")) as browser:
-        yield browser.make_tab()
 
 
 def view(trace: Path, *options: str) -> Path:

@@ -1,0 +1,18 @@
+"""What several tests of the pages need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers.browser import Tab, find_browser, open_browser
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """A tab of a browser that all tests of a file share."""
+    if find_browser() is None:
+        pytest.skip("there is no Chromium here")
+    with open_browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser.make_tab()
