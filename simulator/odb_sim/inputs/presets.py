@@ -40,11 +40,6 @@ class Constant:
     source: str
     date: str = ""
 
-    @property
-    def is_certain(self) -> bool:
-        """True where there is nothing to be wrong about."""
-        return self.low == self.high
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
