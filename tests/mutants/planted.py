@@ -173,8 +173,8 @@ PLANTED = (
     _torch(
         "why an earlier generation ended is told to the next",
         "exchange/rendezvous",
-        "PeerLost(rank, cause) if self._own.endpoint.secret in come else None",
-        "PeerLost(rank, cause) if come else None",
+        "return end if self._own.endpoint.secret in come else None",
+        "return end if come else None",
     ),
     _torch("a part of the job is taken for all of it", "exchange/roster", "if size < job_size:", "if size < 1:"),
     _torch(
