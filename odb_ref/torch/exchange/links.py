@@ -79,8 +79,8 @@ class Links:
         self.bytes = 0
         """Their size."""
         _open.add(self)
-        self._thread = threading.Thread(target=self._keep_alive, name="odb-links", daemon=True)
-        self._thread.start()
+        if self._links:  # a process alone has nobody to keep in touch with
+            threading.Thread(target=self._keep_alive, name="odb-links", daemon=True).start()
 
     # Messages --------------------------------------------------------------------------------------------------------
 
