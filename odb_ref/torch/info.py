@@ -160,13 +160,15 @@ class Reminders:
     """What a loader warns of only once: above all, of a trainer that never asks what belongs to its batches."""
 
     def __init__(self) -> None:
+        self.info: StepInfo | None = None
+        """What belongs to the step that was handed out last in this epoch."""
         self._is_asked = False
         self._is_reminded = False
         self._told: set[str] = set()
 
     def begin(self) -> None:
         """Starts an epoch."""
-        self._is_asked = False
+        self._is_asked, self.info = False, None
 
     def note_use(self) -> None:
         """The trainer has asked what belongs to a step."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Generic, NoReturn, Self, SupportsIndex, cast
 
 from odb_ref.core.errors import UsageError
@@ -13,16 +12,9 @@ from odb_ref.torch.epoch.cleanup import CLEANUP
 from odb_ref.torch.epoch.delivery import Delivery, Taken
 from odb_ref.torch.epoch.session import LEAVE_S
 from odb_ref.torch.info import KEPT_BATCHES, TABLE, Reminders, StepInfo, Weighting
-from odb_ref.torch.plan.order import Beginning
+from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.quarantine import BadSampleWarning
-
-
-@dataclass(slots=True)
-class LastStep:
-    """What belongs to the step that an epoch's iterator has handed out last; the loader shows it too."""
-
-    info: StepInfo | None = None
 
 
 class _Unique:
@@ -45,16 +37,14 @@ class EpochIterator(_Unique, Generic[Batch]):
         self,
         loader: object,
         delivery: Delivery,
-        beginning: Beginning,
+        start: EpochStart,
         *,
         world_size: int,
         weighting: Weighting,
         on_idle: OnIdle,
         len_bound: int | None,
         reminders: Reminders,
-        last: LastStep,
     ) -> None:
-        self._last = last
         self._reminders = reminders
         self._loader: object = loader
         self._is_over = False
@@ -64,7 +54,7 @@ class EpochIterator(_Unique, Generic[Batch]):
         """Which step was taken and never handed out, if any."""
         self._scaled_steps = 0
         self._delivery = delivery
-        self._beginning = beginning
+        self._start = start
         self._world_size = world_size
         self._weighting = weighting
         self._kept = max(KEPT_BATCHES, 2 * weighting.accumulation_steps)
@@ -124,14 +114,14 @@ class EpochIterator(_Unique, Generic[Batch]):
                 break
             if taken.step.is_idle and self._on_idle is OnIdle.SKIP:
                 continue
-            info = self._last.info = self._make_info(taken)
+            info = self._reminders.info = self._make_info(taken)
             # What collate_fn has made; None only with on_idle="none", which the caller's type must then allow.
             return cast(Batch, taken.batch), info
         raise StopIteration
 
     def _warn(self, taken: Taken | None) -> None:
         """Warns on the training thread, at most once an epoch for each kind."""
-        epoch = self._beginning.start.epoch
+        epoch = self._start.epoch
         if what := self._delivery.driver.quarantine.take_warning():
             warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=4)
         while self._delivery.driver.warnings:
@@ -146,13 +136,13 @@ class EpochIterator(_Unique, Generic[Batch]):
 
     def _make_info(self, taken: Taken) -> StepInfo:
         step, counts = taken.step, taken.step.global_counts
-        emitted = self._beginning.emitted_before + taken.emitted_samples
-        total = self._beginning.total_samples
+        emitted = self._start.emitted_before + taken.emitted_samples
+        total = self._start.total_samples
         return StepInfo(
             loss_scale=self._weighting.compute_scale(taken.local, taken.window, self._world_size),
             step=step.number,
             round=step.round,
-            epoch=self._beginning.start.epoch,
+            epoch=self._start.epoch,
             is_idle=step.is_idle,
             is_last=taken.is_last,
             is_update_end=taken.is_update_end,
