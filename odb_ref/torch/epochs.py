@@ -32,7 +32,7 @@ from odb_ref.torch.iterator import EpochIterator, StepIterator
 from odb_ref.torch.options import claim_trace, compute_trace_path, release_traces
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.plan.schedule import Schedule
-from odb_ref.torch.plan.seal import check_states, seal
+from odb_ref.torch.plan.seal import seal
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import StateDict
 from odb_ref.torch.reading.costs import Resources
@@ -208,8 +208,8 @@ class Epochs(Generic[Batch]):
             self._ranks.find_rank_and_size() if exchange is None else (exchange.rank, exchange.world_size)
         )
         progress = None if delivery is None or delivery.is_exhausted else delivery.driver.compute_progress()
-        state = self._schedule.compute_state(rank, world_size, progress).to_dict()
-        return seal(state | {"steps": self._count_steps(), "accepted_tokens": self._accepted_tokens})
+        state = self._schedule.compute_state(rank, world_size, progress)
+        return seal(replace(state, steps=self._count_steps(), accepted_tokens=self._accepted_tokens).to_dict())
 
     def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
         """Goes on from a saved state with the next iteration; the epoch under way, if any, is left, as by a ``break``.
@@ -219,11 +219,10 @@ class Epochs(Generic[Batch]):
 
         Raises: UsageError when this is no such state, or a damaged one (R10.5); whether it fits is known at the next iteration.
         """
-        states = check_states(state)
-        self._schedule.load(states)
+        states = self._schedule.load(state)
         self._session.end_epoch(self._timeout_s, LOADED)
-        self._steps_before, self._is_loaded = max(_get_integer(one, "steps") or 0 for one in states), True
-        accepted = [tokens for one in states if (tokens := _get_integer(one, "accepted_tokens")) is not None]
+        self._steps_before, self._is_loaded = max(one.steps for one in states), True
+        accepted = [one.accepted_tokens for one in states if one.accepted_tokens is not None]
         self._accepted_tokens = min(accepted, default=None)
 
     def _begin(self, roster: Roster, identity: LoaderIdentity, run: str) -> EpochStart:
@@ -373,9 +372,3 @@ class Epochs(Generic[Batch]):
             accumulation_steps=self._weighting.accumulation_steps,
         )
         return Delivery(config, driver, started_s=start.started_s, log_wait_s=self._timeout_s / 2)
-
-
-def _get_integer(state: Mapping[str, object], key: str) -> int | None:
-    """Returns what a saved state has at ``key``; None where it has nothing, as states of earlier versions."""
-    value = state.get(key)
-    return value if type(value) is int and value >= 0 else None

@@ -29,8 +29,8 @@ from odb_ref.torch.epoch.driver import EpochDriver  # noqa: E402
 from odb_ref.torch.exchange.collectives import Transport  # noqa: E402
 from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
 from odb_ref.torch.exchange.identity import LoaderIdentity  # noqa: E402
-from odb_ref.torch.exchange.process_table import find_children, read_status  # noqa: E402
 from odb_ref.torch.exchange.links import Links  # noqa: E402
+from odb_ref.torch.exchange.process_table import find_children, read_status  # noqa: E402
 from odb_ref.torch.exchange.roster import Roster  # noqa: E402
 from odb_ref.torch.plan.start import EpochStart  # noqa: E402
 from odb_ref.torch.reading.collate_workers import Pipe  # noqa: E402

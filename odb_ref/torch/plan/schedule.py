@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.order import Order
+from odb_ref.torch.plan.seal import check_states
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import START, EpochProgress, EpochState, join_states
 from odb_ref.torch.plan.updates import begin_inside
@@ -42,15 +43,16 @@ class Schedule:
         self._digest = ""
         """Of the keys of the epoch under way, once it has been asked for: listing them again takes time."""
 
-    def load(self, states: Sequence[Mapping[str, object]]) -> None:
-        """Goes on from this rank's saved state, or from those of all ranks, when the next epoch begins.
+    def load(self, given: object) -> tuple[EpochState, ...]:
+        """Goes on from this rank's saved state, or from those of all ranks, when the next epoch begins; returns these.
 
         Raises: UsageError when these are no such states.
         """
+        states = tuple(map(EpochState.from_dict, check_states(given)))
         if not states:
             raise UsageError("load_state_dict: no state")
-        self._loaded = tuple(map(EpochState.from_dict, states))
-        self.epoch = self._loaded[0].epoch
+        self._loaded, self.epoch = states, states[0].epoch
+        return states
 
     def _get_loaded(self) -> tuple[EpochState, ...]:
         """Returns the states to go on from; none when another epoch was chosen since."""
