@@ -89,7 +89,7 @@ class Transport:
 
     def _gather(self, payload: bytes) -> list[bytes]:
         """Returns what all processes give, in order."""
-        parts = {self.roster.place: payload}
+        parts = {self.roster.index: payload}
         for child in self._tree.children:
             parts |= _split(self.links.receive(child, MessageKind.GATHER))
         if self._tree.parent is not None:
