@@ -159,9 +159,9 @@ PLANTED = (
         "self.budget_tokens",
     ),
     _torch(
-        "loaders of one line are told apart by the types of their data",
+        "loaders of one line are not told apart by what they read",
         "exchange/identity",
-        "facts = list_facts(self._data) if is_told else {}",
+        "facts = list_facts(self._data, is_sized=is_common) if is_told else {}",
         "facts: dict[str, str] = {}",
     ),
     _torch(

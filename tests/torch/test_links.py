@@ -36,7 +36,7 @@ from odb_ref.torch.exchange.roster import Roster  # noqa: E402
 pytestmark = pytest.mark.torch
 
 SECRET = bytes(range(16))
-IDENTITY = LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, data="", is_common=False)
+IDENTITY = LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, is_common=False)
 T = TypeVar("T")
 HEADER = struct.Struct("!BI")
 

@@ -262,7 +262,7 @@ class Wire(Exchange):
     def __init__(self) -> None:
         super().__init__(
             Transport(Links(0, {}, 60.0), Roster()),
-            LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, data="", is_common=False),
+            LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, is_common=False),
         )
         self.posts: list[Any] = []
 
