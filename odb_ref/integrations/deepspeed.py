@@ -9,7 +9,7 @@
         engine.step()
 
 An engine divides each loss by the ``gradient_accumulation_steps`` of its configuration, and counts to that number to know when
-to step. It would carry the rest of an epoch that does not fill a window into the next one. `backward` tells it where a window
+to step. It would carry the rest of an epoch that does not fill an update into the next one. `backward` tells it where an update
 ends, and has it divide nothing. ``train_batch_size`` and ``train_micro_batch_size_per_gpu`` mean nothing to these batches:
 DeepSpeed wants them to fit together, and reckons its own throughput by them.
 
@@ -35,7 +35,7 @@ class Engine(Protocol):
         """Returns what its configuration says."""
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool, /) -> None:
-        """Has the next backward pass end a window, or not."""
+        """Has the next backward pass end an update, or not."""
 
     def backward(self, loss: Tensor, *, scale_wrt_gas: bool) -> Tensor | None:
         """Runs the backward pass."""
@@ -46,7 +46,7 @@ def backward(engine: Engine, loss: Tensor, info: StepInfo, logits: Tensor | None
 
     ``logits`` are for `StepInfo.scale`. Preserves: WEIGHT.
 
-    Raises: UsageError when the engine's windows, or its ranks, are not the loader's.
+    Raises: UsageError when the engine's updates, or its ranks, are not the loader's.
     """
     steps, wanted = engine.gradient_accumulation_steps(), info.weighting.accumulation_steps
     if steps not in (1, wanted):

@@ -21,7 +21,7 @@ LEARNING_RATE = 0.3
 BUDGET_TOKENS = 60
 OPTIONS: dict[str, Any] = {"window": 7, "ramp_rounds": 3, "timeout_s": 20}
 STEPS = 11
-"""Of an epoch: odd, so that its last accumulation window of two is not full."""
+"""Of an epoch: odd, so that its last update of two is not full."""
 PROMPT = 5
 """This sample is too long to share a batch, and has no supervised token: the mean loss of its batch is 0/0."""
 

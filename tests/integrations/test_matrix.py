@@ -61,7 +61,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrappe
 AT = 4
 """Updates before the checkpoint: in the middle of the first of two epochs."""
 STEPS = 2
-"""Of an accumulation window."""
+"""Of an update."""
 
 
 @dataclass
@@ -194,8 +194,8 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = scale_loss(self, self.model(batch["input_ids"], batch["labels"])["loss"])
-        # Lightning is about to divide by the steps of the window.
-        self.noted.note(batch, self.trainer.train_dataloader.step_info, loss.detach() / STEPS)
+        # Lightning is about to divide by the steps of the update.
+        self.noted.note(batch, self.trainer.train_dataloader._info, loss.detach() / STEPS)
         return loss
 
     def configure_optimizers(self) -> Any:

@@ -117,12 +117,11 @@ optimizer: torch.optim.Optimizer
 """
 
 INFERRED = """
-from odb_ref import ODBDataLoader, StepInfo, pop_step_info
+from odb_ref import ODBDataLoader, StepInfo
 loader = ODBDataLoader(dataset, token_budget=64, collate_fn=collate)
 reveal_type(loader)
 for batch in loader:
     reveal_type(batch)
-    reveal_type(pop_step_info(batch))
 for batch, info in loader.steps():
     reveal_type(batch)
     reveal_type(info)
@@ -134,7 +133,6 @@ for item in plain:
 REVEALED = [
     "odb_ref.torch.loader.ODBDataLoader[dict[str, torch._tensor.Tensor]]",
     "dict[str, torch._tensor.Tensor]",
-    "odb_ref.torch.info.StepInfo",
     "dict[str, torch._tensor.Tensor]",
     "odb_ref.torch.info.StepInfo",
     "list[int]",

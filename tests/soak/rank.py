@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
-from odb_ref.torch import ODBDataLoader, pop_step_info
+from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.exchange.process_table import find_children, read_status
 from tests.helpers.options import nested
 from tests.soak.case import SHORT_TIMEOUT_S, WAITED_FOR, Case, Fault, Victim
@@ -225,8 +225,7 @@ class Rank:
 
     def _train(self, loader: ODBDataLoader[Any], case: Case, found: Found) -> None:
         is_mine = self.rank == case.culprit
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             found.numbers += [] if info.is_idle else batch["numbers"]
             found.steps += 1
             if info.step == case.step and (is_mine or case.fault is Fault.LEAVE_ALL) and not self._strike(case):

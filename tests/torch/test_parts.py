@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from odb_ref.core.types import StepCounts  # noqa: E402
-from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply, pop_step_info  # noqa: E402
+from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply  # noqa: E402
 from odb_ref.torch.info import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.torch.options import compute_trace_path  # noqa: E402
 from odb_ref.torch.reading.collator import Collator, OnIdle  # noqa: E402
@@ -220,8 +220,7 @@ def test_a_data_loader_is_taken_over_whole(make: Any) -> None:
     loader = apply(make(Numbers(0, 31)), token_budget=60, batching=Batching(window=8))
     numbers = []
     with loader:
-        for batch in loader:
-            pop_step_info(batch)
+        for batch, _ in loader.steps():
             numbers += batch["numbers"]
     assert sorted(numbers) == list(range(31))
 

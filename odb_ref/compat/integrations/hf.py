@@ -52,7 +52,7 @@ class ODBTrainerBridge:
     @property
     def state(self) -> ODBTrainerBridgeState:
         """How far it has come: the Trainer itself counts."""
-        progress, step = self.trainer.progress, self.trainer.step_info
+        progress, step = self.trainer.progress, self.trainer._info
         info = None if step is None else ODBStepInfo(step.global_samples, step.loss_scale, step)
         samples = 0 if progress is None else progress.samples
         return ODBTrainerBridgeState(samples, self.trainer.state.global_step, info)
@@ -277,8 +277,8 @@ def enable_odb(
 class ODBTrainerMixin:
     """For Trainers that take what belongs to a batch out of it on their own: ``class Mine(ODBTrainerMixin, Trainer)``.
 
-    With `configure_trainer` or `enable_odb` gradients are exact over accumulation windows. Over a loader of one's own, which
-    knows of no window, they are the mean over the micro-steps' exact ones.
+    With `configure_trainer` or `enable_odb` gradients are exact over an update. Over your own loader, which
+    knows nothing of updates, they are the mean over the micro-steps' exact ones.
     """
 
     odb_loss_scaling: LossScalingMode = "auto"
@@ -293,7 +293,7 @@ class ODBTrainerMixin:
     def get_batch_samples(
         self, epoch_iterator: object, num_batches: int, device: torch.device
     ) -> tuple[list[object], object]:
-        """Returns the batches of a window, and no token count of the Trainer's where they carry their own."""
+        """Returns the batches of an update, and no token count of the Trainer's where they carry their own."""
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
         return batches, None if any(map(carries_step, batches)) else count
 

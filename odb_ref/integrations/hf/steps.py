@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT, get_sampling
 from odb_ref.integrations.progress import Intervals
-from odb_ref.integrations.steps import read_windows
+from odb_ref.integrations.steps import read_updates
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.loop import MemoryFit
 from odb_ref.torch.settings import arrange, check_spelling, spread
@@ -172,14 +172,14 @@ def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODB
 
 
 class TrainerSteps:
-    """The train loader as the Trainer iterates it: mappings that carry their `StepInfo`, in whole accumulation windows."""
+    """The train loader as the Trainer iterates it: mappings that carry their `StepInfo`, in whole updates."""
 
     def __init__(self, loader: ODBDataLoader, accumulation_steps: int) -> None:
         self.loader = loader
         self.first_epoch = loader.epoch
         """The epoch in which training starts: not 0 when it goes on from a checkpoint."""
         self.newest: StepInfo | None = None
-        """What belongs to the batch that was handed out last; the Trainer takes the batches of a window together."""
+        """What belongs to the batch that was handed out last; the Trainer takes the batches of an update together."""
         self.batches: int | None = None
         """More than an epoch has, for a Trainer before 5.3, which asks."""
         self._accumulation_steps = accumulation_steps
@@ -196,7 +196,7 @@ class TrainerSteps:
     def __iter__(self) -> Iterator[MutableMapping[str, object]]:
         k = self._accumulation_steps
         is_first = True
-        for batch, info in read_windows(self.loader, k):
+        for batch, info in read_updates(self.loader, k):
             if not isinstance(batch, MutableMapping):
                 raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
             if is_first and info.step % k:

@@ -29,7 +29,7 @@ from transformers import TrainingArguments
 from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.deepspeed import backward
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
-from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info
+from odb_ref.torch import ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.integrations.common import (
     BUDGET_TOKENS,
@@ -130,8 +130,7 @@ def train_accelerate(stage: int, *, is_exact: bool = False) -> Any:
     engine, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
     log = Log()
     with make_loader(is_exact=is_exact, steps=2) as loader:
-        for batch in accelerator.prepare(loader):
-            info = pop_step_info(batch)
+        for batch, info in accelerator.prepare(loader).steps():
             with accumulate(accelerator, engine, info):
                 loss = info.scale(engine(batch["input_ids"], batch["labels"])["loss"])
                 accelerator.backward(loss)
