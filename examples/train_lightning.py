@@ -66,7 +66,7 @@ class Tiny(pl.LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser(description="A Lightning Trainer on an ODBDataLoader.")
     parser.add_argument("--out", default="lightning-run", help="folder for checkpoints")
-    parser.add_argument("--ranks", type=int, default=1, help="as many as torchrun starts")
+    parser.add_argument("--ranks", type=int, default=1, help="the number that torchrun starts")
     args = parser.parse_args()
 
     torch.set_num_threads(1)

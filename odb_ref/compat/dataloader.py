@@ -189,7 +189,7 @@ def apply(
     config: ODBConfig | None = None,
     **options: object,
 ) -> ODBHandle:
-    """Makes an `ODBDataLoader` of a DataLoader, in place: whoever holds it iterates over batches under the budget from now on.
+    """Makes an `ODBDataLoader` of a DataLoader, in place: all that hold it iterate over batches under the budget from now on.
 
     A plain one is a `torch.utils.data.DataLoader` no longer, which is what keeps frameworks from taking it apart to make one
     of their own of it, with batches of one sample.

@@ -53,7 +53,7 @@ class ODBStepInfo:
 
 
 def mark(batch: object, info: StepInfo) -> None:
-    """Has a batch carry what belongs to it, where it is a mapping."""
+    """Puts what belongs to a batch into it, where it is a mapping."""
     if not isinstance(batch, MutableMapping):
         return
     batch[ODB_STEP_INFO_KEY] = Carrier(info)

@@ -35,14 +35,14 @@ class Engine(Protocol):
         """Returns what its configuration says."""
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool, /) -> None:
-        """Has the next backward pass end an update, or not."""
+        """Sets whether the next backward pass ends an update."""
 
     def backward(self, loss: Tensor, *, scale_wrt_gas: bool) -> Tensor | None:
         """Runs the backward pass."""
 
 
 def backward(engine: Engine, loss: Tensor, info: StepInfo, logits: Tensor | None = None) -> None:
-    """Runs the backward pass of a step, its loss weighed once, whoever was told to divide; then call ``engine.step()``.
+    """Runs the backward pass of a step, its loss weighed once, even where the engine divides; then call ``engine.step()``.
 
     ``logits`` are for `StepInfo.scale`. Preserves: WEIGHT.
 

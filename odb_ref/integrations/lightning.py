@@ -44,7 +44,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, Unpack
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar, TQDMProgressBar
@@ -55,7 +55,7 @@ from odb_ref.integrations.progress import Intervals, Progress
 from odb_ref.integrations.steps import read_updates
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.gathering import gather_objects
-from odb_ref.torch.settings import Loss, check_spelling, spread
+from odb_ref.torch.settings import LoaderArguments, Loss, check_spelling, spread
 
 _RANKS: Final = "ranks"
 _PROGRESS: Final = "progress"
@@ -78,21 +78,17 @@ class LightningLoader:
         dataset: Dataset[object],
         *,
         token_budget: int,
-        loss: Loss = Loss(),  # noqa: B008 - frozen
         intervals: Intervals | None = None,
-        **options: object,
+        **options: Unpack[LoaderArguments],
     ) -> None:
         check_spelling(options)
+        loss = options.get("loss", Loss())
         if loss.is_divided_by_trainer:
             raise UsageError("LightningLoader: is_divided_by_trainer is not to be given: Lightning always divides")
         if "on_idle" in spread(options):
             raise UsageError("LightningLoader: Lightning needs a batch in every step, so on_idle must be 'replay'")
-        self.loader = ODBDataLoader(
-            dataset,
-            token_budget=token_budget,
-            loss=replace(loss, is_divided_by_trainer=options.get("update_samples") is None),
-            **options,  # type: ignore[arg-type]
-        )
+        options["loss"] = replace(loss, is_divided_by_trainer=options.get("update_samples") is None)
+        self.loader = ODBDataLoader(dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]
         self.accumulation_steps = loss.accumulation_steps
         """Into so many parts Lightning divides the loss of a batch; with ``update_samples`` chosen for each."""
         self.intervals = Intervals() if intervals is None else intervals
@@ -211,7 +207,7 @@ class LightningLoader:
         return {_RANKS: [by_rank[rank] for rank in sorted(by_rank)], _PROGRESS: self.progress.state_dict()}
 
     def load_gathered_state(self, state: Mapping[str, object]) -> None:
-        """Goes on from a saved state with the next iteration, on as many ranks as there are now.
+        """Goes on from a saved state with the next iteration, on the ranks there are now.
 
         Raises: UsageError when this is no such state.
         """
@@ -305,7 +301,7 @@ class IntervalCheckpoint(Checkpoint):  # type: ignore[misc]
 
 
 def _show_total(trainer: Trainer, total: int | None) -> None:
-    """Has Lightning's bars count towards so many batches: it asks for a length only once an epoch, and there is none then."""
+    """Sets the batches that Lightning's bars count towards: it asks for a length only once an epoch, and there is none then."""
     match trainer.progress_bar_callback:
         case TQDMProgressBar() as bar if bar.is_enabled:
             bar.train_progress_bar.total = total

@@ -1,7 +1,7 @@
 """How far training has come, in epochs, samples and tokens: what schedules, progress bars and logs of every framework go by,
 and when to evaluate and to save.
 
-In a loop of one's own, as under Accelerate::
+In your own loop, as under Accelerate::
 
     progress = Progress(loader.estimate_steps())
     intervals = Intervals(save_samples=100_000, evaluate_tokens=50_000_000)
@@ -99,7 +99,7 @@ class Progress:
         return {name: getattr(self, name) for name in _SAVED}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Goes on from there, on as many ranks as there are now.
+        """Goes on from there, on the ranks there are now.
 
         Raises: UsageError when this is no such state.
         """

@@ -141,7 +141,7 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
     ) as loader:
         steps_of_loader = loader.steps()
         first_round = next(steps_of_loader)[1].round
-        # What the imports have left would be looked through once, for a tenth of a second, by whoever allocates next.
+        # What the imports have left would be looked through once, for a tenth of a second, by the next allocation.
         gc.collect()
         threads_before, waited_before = _read_threads(), loader.metrics()["odb/data_wait_s"]
         threads = dict(threads_before)

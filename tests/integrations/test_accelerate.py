@@ -168,7 +168,7 @@ def schedule(rank: int, world_size: int, settings: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
-    """A rate that falls as many times too fast as there are ranks, and below 0 where it is linear."""
+    """A rate that falls too fast by the number of ranks, and below 0 where it is linear."""
     shared_out = {"dataloader_config": DataLoaderConfiguration(split_batches=True)}
     for settings, is_said in (
         ({}, world_size > 1),

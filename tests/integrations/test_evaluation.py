@@ -67,7 +67,7 @@ def check(runs: list[Any]) -> None:
         assert loss == pytest.approx(alone, rel=1e-12)
 
 
-# Loops of one's own -------------------------------------------------------------------------------------------------------
+# Your own loops -------------------------------------------------------------------------------------------------------
 
 
 def loop(model: nn.Module, rank: int, reduce: Any) -> Any:
@@ -131,7 +131,7 @@ def test_one_process_gathers_what_it_has() -> None:
 
 
 class Speaking(Model):
-    """Says which samples it has seen, as a model says its logits; takes a token count, as the models of transformers do."""
+    """Shows the samples that it has seen, as a model says its logits; takes a token count, as the models of transformers do."""
 
     accepts_loss_kwargs = True
 

@@ -68,7 +68,7 @@ class Module(pl.LightningModule):
 
 
 def make_loader(rank: int | None, steps: int, **options: Any) -> LightningLoader:
-    """Of this rank's shard, or, without a rank, of all samples, which the loader shares out."""
+    """Samples of this rank's shard, or, without a rank, of all samples, which the loader shares out."""
     dataset = Samples(range(sum(SIZES))) if rank is None else make_shard(rank)
     shard = {} if rank is None else {"shard": "given"}
     return LightningLoader(

@@ -89,7 +89,7 @@ def train_plain(rank: int, kind: str, steps: int) -> Any:
 
 
 def pretend() -> None:
-    """Has Accelerate believe that the processors are accelerators."""
+    """Makes Accelerate believe that the processors are accelerators."""
     PartialState._shared_state |= {"distributed_type": DistributedType.MULTI_GPU, "device": CPU}
 
 

@@ -1,6 +1,6 @@
 """Attacks on the proofs and their guard: each must break the build or the audit. `python -m tests.proofs.mutants` tries all.
 
-A mutant is what a careless or a hostile change could be: a proof that is none, a statement that says less, an assumption
+A mutant is what a careless or a hostile change could be: a false proof, a statement that says less, an assumption
 that says more, a definition that means something else, a part that is gone together with every mention of it.
 """
 
@@ -50,7 +50,7 @@ _NO_RANK = _LAST_ASSUMPTION.replace(" }.", ";\n  no_rank : W = 0 }.")
 _REVIEWED = "is not what was reviewed"
 
 MUTANTS = (
-    # Proofs that are none.
+    # False proofs.
     _add("an axiom", "Weight.v", "Axiom easy : False.", "Axiom has no place"),
     _add("an axiom by another name", "Weight.v", "Conjecture easy : False.", "Conjecture has no place"),
     _add("an axiom behind a comment", "Weight.v", "(* (* *) *) Parameter easy : False.", "Parameter has no place"),

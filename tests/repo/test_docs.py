@@ -73,7 +73,7 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize(("page", "command"), sorted(set(iterate_commands())))
 def test_a_command_of_the_documents_exists(page: str, command: str) -> None:
-    """Its options too, where it is ours. What it prints is for whoever reads the page to see."""
+    """Its options too, where it is ours. What it prints is for the page's reader to see."""
     program, *arguments = shlex.split(command)
     match program:
         case "odb-ref":

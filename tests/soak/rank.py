@@ -138,7 +138,7 @@ class Found:
     """What came of a rank in a case."""
 
     numbers: list[int] = field(default_factory=list)
-    """Of the samples trained on."""
+    """Numbers of the samples trained on."""
     steps: int = 0
     error: str = ""
     text: str = ""
@@ -305,7 +305,7 @@ def find_left(case: Case, before: int) -> str:
 
 
 def _describe_socket(number: int) -> str:
-    """Of what kind, and between whom: an exchange's, the trainer's, or a loader process's."""
+    """The kind of a link, and its ends: an exchange's, the trainer's, or a loader process's."""
     with socket.socket(fileno=os.dup(number)) as found:
         try:
             return f" {found.family.name} {found.getsockname()} {found.getpeername()}"

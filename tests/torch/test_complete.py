@@ -24,7 +24,7 @@ COUNT = 40
 
 
 class Stopping(Numbers):
-    """Has an end of its own."""
+    """Ends by itself."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 20:

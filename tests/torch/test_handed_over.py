@@ -308,7 +308,7 @@ def test_an_epoch_that_a_sampler_does_not_show_is_noticed(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [Private, Wrapped, Unset, make_sampler])
 def test_a_sampler_set_back_to_the_epoch_before_is_noticed(make: Any) -> None:
-    """Whoever wants the same order in each epoch got another, without a word."""
+    """A caller that wants the same order in each epoch got another, without a word."""
     sampler = make()
     with make_loader(sampler=sampler, order="sampler") as loader:
         sampler.set_epoch(0)

@@ -168,7 +168,7 @@ def test_a_pair_counts_once() -> None:
 
 
 def test_labels_of_another_length_than_the_input_are_those_of_a_decoder() -> None:
-    """Spec: R1.1. Whoever says so has them counted; else the error says what to say."""
+    """Spec: R1.1. A caller that says so has them counted; else the error says what to say."""
     for kind in (list, torch.tensor):
         sample = {"input_ids": kind([1, 2]), "labels": kind([3, 4, -100])}
         assert SupervisedCounter(get_length, is_shifted=False)(sample) == 2

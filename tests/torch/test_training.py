@@ -185,7 +185,7 @@ def compute_own_mean(logits: torch.Tensor, batch: dict[str, Any]) -> torch.Tenso
 
 
 def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> Any:
-    """Of each step: whether its loss was NaN, its samples and the gradient."""
+    """For each step, whether its loss was NaN, its samples and the gradient."""
     settings = dict(options)
     own_mean = settings.pop("own_mean", False)
     dataset = Prompts(100 * rank, 12 if rank == 0 else 4, masked[rank])
@@ -213,7 +213,7 @@ def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> A
 def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exact(
     masked: list[str], options: dict[str, Any]
 ) -> None:
-    """Checks: WEIGHT. Of idle replays and of real batches alike; their mean loss is 0/0."""
+    """Checks: WEIGHT. Idle replays and real batches alike; their mean loss is 0/0."""
     # https://github.com/instructlab/training/issues/547
     results = run_ranks(2, train_on_prompts, masked, options)
     assert not any(result.error for result in results), results

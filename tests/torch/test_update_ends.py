@@ -132,7 +132,7 @@ def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
 
 
 def test_an_update_that_failed_is_over() -> None:
-    """Preserves: WEIGHT. Whoever goes on all the same does so with the update after it."""
+    """Preserves: WEIGHT. A caller that continues all the same does so with the update after it."""
     first, second = run_ranks(2, go_on_after_a_failure)
     assert (first.error, second.error) == ("", ""), (first, second)
     assert (first.value[1], second.value[1]) == (["JobError"], ["ValueError"])

@@ -58,7 +58,7 @@ class ODBTrainerBridge:
         return ODBTrainerBridgeState(samples, self.trainer.state.global_step, info)
 
     def consume_step(self, info: ODBStepInfo) -> None:
-        """Does nothing: the Trainer counts each step once, whoever takes what belongs to it out of the batch."""
+        """Does nothing: the Trainer counts each step once, whatever is taken out of its batch."""
 
 
 class _Schedule(Protocol):
@@ -144,7 +144,7 @@ def configure_trainer(
 ) -> ODBTrainerBridge:
     """Makes an `odb_ref.integrations.hf.ODBTrainer` of a Trainer, over the data of ``dataloader`` or its own.
 
-    Training ends after ``sample_budget`` samples, in as many epochs as they take, or after ``max_optimizer_steps`` updates. The
+    Training ends after ``sample_budget`` samples, in the epochs that these take, or after ``max_optimizer_steps`` updates. The
     Trainer's loader is replaced in any case: ``replace_train_dataloader`` says nothing here.
 
     Raises: UsageError when settings contradict each other, and as `ODBDataLoader`.
@@ -161,7 +161,7 @@ def configure_trainer(
             token_budget=config.token_budget,
             max_samples=sample_budget,
             follows_samples=scheduler_progress == "samples",
-            loader=arrange({name: value for name, value in options.items() if name != "token_budget"}),
+            loader=arrange({name: value for name, value in options.items() if name != "token_budget"}),  # type: ignore[arg-type]
         ),
     )
     enabled.takes_step_info = wrap_compute_loss

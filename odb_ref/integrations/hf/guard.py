@@ -180,9 +180,9 @@ class SteppingTrainer(EvaluatingTrainer):
     # Budget --------------------------------------------------------------------------------------------------------------
 
     def accept_budget(self, tokens: int) -> None:
-        """Says what this rank accepts as its token budget from now on; the least of all ranks' holds, from the same step on.
+        """Sets what this rank accepts as its token budget from now on; the least of all ranks' holds, from the same step on.
 
-        For callbacks of one's own, on any rank: see `ODBDataLoader.accept_budget`. A budget that was lowered for want of memory
+        For your own callbacks, on any rank: see `ODBDataLoader.accept_budget`. A budget that was lowered for want of memory
         is not raised by it. Spec: R15.2.
 
         Raises: UsageError as that does.

@@ -75,7 +75,7 @@ _UNBOUNDED: Final = 2**40
 class ODBTrainer(SteppingTrainer):
     """A Trainer whose train loader is an `ODBDataLoader`; every other argument is the Trainer's.
 
-    It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. A ``compute_loss`` of one's own calls this one's;
+    It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. Your own ``compute_loss`` calls this one's;
     or, with ``takes_step_info = False`` in its class, it takes ``inputs.pop(STEP_INFO)`` and has that ``scale`` the mean loss
     over the batch's supervised tokens. A ``compute_loss_func`` is called without ``num_items_in_batch`` and returns that mean.
     Preserves: WEIGHT.

@@ -19,7 +19,7 @@ from odb_ref.integrations.hf.steps import STEP_INFO, Inputs
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 
 PLAIN: Final = "plain"
-"""To `ODBOptions.update_samples`: as many as ``TrainingArguments`` say."""
+"""For `ODBOptions.update_samples`: the number that ``TrainingArguments`` say."""
 
 
 class UpdateBatch(dict[str, object]):
@@ -44,7 +44,7 @@ def cut_rows(part: Inputs) -> Inputs:
 class PlainOrder(Sampler[object]):
     """The order in which a prepared loader's ranks would have read the data set, all together: the same on every rank.
 
-    Where that loader gives each rank as many batches as the others, the order goes on from its beginning until it does.
+    Where that loader gives each rank the same number of batches, the order goes on from its beginning until it does.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PlainOrder(Sampler[object]):
         else:
             self._samples = -(-samples // batch) * batch if is_even and world_size > 1 else samples
         self.batches = -(-self._samples // batch)
-        """Of each rank, in an epoch."""
+        """The batches of each rank, in an epoch."""
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that is listed next."""
