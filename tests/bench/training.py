@@ -1,8 +1,8 @@
 """Training on real text, two ranks of uneven shards: packed rows beside padded batches, fixed batches and the peer.
 
 All train the same small transformer on the docstrings of Python's standard library, under the same largest batch. Attention
-is computed sample by sample in a row, as variable-length kernels do, so that a row costs what its samples cost. The
-first steps of ours are then compared with those of one process that is given the samples of a step one by one: their losses are equal.
+is computed sample by sample in a row, as variable-length kernels do, so that a row costs what its samples cost. Our
+first steps are then compared with those of one process that is given the samples of a step one by one: losses are equal.
 """
 
 from __future__ import annotations
