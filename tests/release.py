@@ -1,6 +1,6 @@
 """A release, checked: ``python -m tests.release dist`` for who makes one (`make release`).
 
-The changelog has an entry of the version. The installed wheel passes in a folder that holds nothing of the repository but tests:
+The changelog has an entry of the version. The installed wheel passes in a folder that holds nothing else but tests:
 without an extra it names the one that is missing and checks traces, with [sim] it passes those of core and traces, with [torch]
 those of the loader.
 """
