@@ -109,7 +109,7 @@ def _read_source(_: Sphinx, name: str, content: list[str]) -> None:
 
 def _tabulate(_: Sphinx, what: str, name: str, kind: type, options: object, lines: list[str]) -> None:
     """Makes a table of the parameters that a class lists below "Args:", each with its type."""
-    if what != "class" or "Args:" not in lines:
+    if what != "class" or "Args:" not in lines or not kind.__module__.startswith("odb_ref.torch"):
         return
     begin = lines.index("Args:")
     end = lines.index("", begin)
@@ -124,7 +124,8 @@ def _tabulate(_: Sphinx, what: str, name: str, kind: type, options: object, line
 
 def _shorten(_: Sphinx, what: str, name: str, kind: object, *__: object) -> tuple[str, None] | None:
     """Returns a signature without the parameters that are in a table."""
-    return ("(...)", None) if what == "class" and "Args:" in (getdoc(kind) or "") else None
+    is_listed = what == "class" and name.startswith("odb_ref.torch") and "Args:" in (getdoc(kind) or "")
+    return ("(...)", None) if is_listed else None
 
 
 def setup(app: Sphinx) -> None:

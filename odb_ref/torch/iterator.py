@@ -123,12 +123,12 @@ class EpochIterator(_Unique, Generic[Batch]):
         """Warns on the training thread, at most once an epoch for each kind."""
         epoch = self._beginning.start.epoch
         if what := self._delivery.driver.quarantine.take_warning():
-            warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=4)
+            warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=5)
         while self._delivery.driver.warnings:
-            self._warn_once(self._delivery.driver.warnings.popleft(), stacklevel=5)
+            self._warn_once(self._delivery.driver.warnings.popleft(), stacklevel=6)
         if taken is not None and taken.step.number == self._len_bound:
             what = f"epoch {epoch} has more than the {self._len_bound} steps of len_bound"
-            warnings.warn(what, RuntimeWarning, stacklevel=4)
+            warnings.warn(what, RuntimeWarning, stacklevel=5)
 
     def _warn_once(self, what: str, *, stacklevel: int = 3) -> None:
         if what not in self._told:
