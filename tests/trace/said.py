@@ -62,7 +62,9 @@ def compute_digest(lines: list[str]) -> str:
 def check_said(name: str, lines: list[str]) -> None:
     """Checks that this is what has always been said of the trace or lie called ``name``."""
     text = "\n".join(lines)
-    assert json.loads(KEPT.read_text())[name] == compute_digest(lines), f"now: {text}\nIf wanted: python -m tests.trace.said"
+    assert json.loads(KEPT.read_text())[name] == compute_digest(lines), (
+        f"now: {text}\nIf wanted: python -m tests.trace.said"
+    )
 
 
 def main() -> None:
