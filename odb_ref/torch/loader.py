@@ -199,7 +199,7 @@ class ODBDataLoader(Epochs[Batch]):
             rank=0,
             world_size=1,
             budget_tokens=self.token_budget,
-            # A step comes with the counts of its accumulation window, and whether it is the last: all of these must fit.
+            # A step comes with the counts of its update, and whether it is the last: all of these must fit.
             depth_steps=max(check_integer(batching.depth, "depth", 1), self._weighting.accumulation_steps + 1),
             rule=get_rule(protocol.policy) if isinstance(protocol.policy, str) else protocol.policy,
             window_samples=window,

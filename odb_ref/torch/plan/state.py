@@ -106,8 +106,8 @@ class EpochProgress:
     """Where one rank stands in an epoch: at its beginning, or after a step."""
 
     checkpoint: Checkpoint | None = None
-    window: StepCounts = ZERO_COUNTS
-    """Global counts of what was taken of the accumulation window that the checkpoint lies in."""
+    update_counts: StepCounts = ZERO_COUNTS
+    """Global counts of what was taken of the update that the checkpoint lies in."""
     bad: tuple[int, ...] = ()
     """The places set aside among the ``known`` ones, with updates those of the one that the checkpoint lies in."""
     known: int = 0
@@ -126,7 +126,7 @@ class EpochProgress:
     @property
     def is_between_updates(self) -> bool:
         """True where no update was begun that is not complete: only round and steps count of what is saved. Spec: R16.6."""
-        return self.checkpoint is None or not (self.checkpoint.taken_steps or self.window.samples)
+        return self.checkpoint is None or not (self.checkpoint.taken_steps or self.update_counts.samples)
 
     @property
     def steps(self) -> int:
