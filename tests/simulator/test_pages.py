@@ -206,6 +206,8 @@ def test_the_library_is_that_of_its_package_unchanged() -> None:
     assert b'"6.1.0"' in (assets / "echarts.min.js").read_bytes()
     for name in ("ECHARTS-LICENSE", "ECHARTS-LICENSE-d3", "ECHARTS-NOTICE"):
         assert (assets / name).is_file()
+    # Said once: the licence of the project is that of the library.
+    assert "Apache License" in (Path(__file__).parents[2] / "LICENSE").read_text()
 
 
 SLIDE = """(() => {
