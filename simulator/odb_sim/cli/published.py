@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 
+from odb_sim.cli.options import add_processes
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.terminal import print_table, show_progress
 from odb_sim.studies.processes import make_executor
@@ -20,13 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "hangs on each input that the paper does not give.",
     )
     parser.add_argument("--json", metavar="FILE", help="write both tables and every input")
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="simulations at a time, each a process (one for each processor)",
-    )
+    add_processes(parser, "simulations at a time, each a process")
     parser.set_defaults(run=run_command)
 
 

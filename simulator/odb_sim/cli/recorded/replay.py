@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import PAGE_HELP, build_source
+from odb_sim.cli.options import PAGE_HELP, add_number, build_source
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
@@ -30,13 +30,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
     parser.add_argument("--cost-model", metavar="FILE", help="predict times with it, as odb-ref calibrate writes it")
-    parser.add_argument("--depth", type=int, metavar="D", help="steps between loader and trainer (else: the most seen)")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="W",
-        help="loader workers of a rank, of a trace that does not say it (the cost model's)",
-    )
+    add_number(parser, "--depth", "D", "steps between loader and trainer (else: the most seen)")
+    add_number(parser, "--workers", "W", "loader workers of a rank, of a trace that does not say it (the cost model's)")
     parser.add_argument("--json", metavar="FILE", help="write the comparison")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
