@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.bench.scale import measure_apart
 from odb_sim.studies.runs import Driver
+
+from tests.bench.scale import measure_apart
 
 
 @pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])

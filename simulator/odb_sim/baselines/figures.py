@@ -16,7 +16,7 @@ from odb_ref.core.types import Mode
 from odb_sim.baselines.plans import RankPlan
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import Workers
-from odb_sim.engine.metrics import StepRow, Totals, compute_totals, sum_moves
+from odb_sim.engine.metrics import Record, StepRow, sum_moves
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import EVERY_STEP, Accumulation, GlobalBatch, compute_mean
 from odb_sim.inputs.conditions import STEADY, Conditions
@@ -86,8 +86,8 @@ def simulate_plan(
     timeline: Timeline | None = None,
     fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> tuple[list[StepRow], Totals]:
-    """Returns the steps of a plan, and their sums.
+) -> Record:
+    """Returns the steps of a plan.
 
     Each rank has a plain DataLoader, as `odb_sim.engine.loading` describes it.
     """
@@ -147,8 +147,8 @@ def simulate_plan(
         )
         for step in range(steps)
     ]
-    return rows, compute_totals(
-        rows,
+    return Record(
+        rows=rows,
         rank_tokens=batches.real[:, :steps].sum(axis=1),
         samples_unique=_count_unique(workload, plans, steps),
         moved_places=sum(_sum_moves(workload, plan, steps) for plan in plans),

@@ -33,7 +33,7 @@ from odb_ref.core.state import State
 from odb_ref.core.types import Mode
 from odb_sim.engine.blocks import Block, Figures, merge_figures
 from odb_sim.engine.fill import Fill
-from odb_sim.engine.metrics import StepRow, Totals, compute_totals
+from odb_sim.engine.metrics import Record, StepRow
 from odb_sim.engine.updates import EVERY_STEP, Accumulation, Booleans, GlobalBatch, compute_mean
 from odb_sim.inputs.conditions import STEADY, Conditions
 from odb_sim.inputs.costs import Costs, Seconds
@@ -185,8 +185,8 @@ def simulate_rounds(
     fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
     block_samples: int = _BLOCK_SAMPLES,
-) -> tuple[list[StepRow], Totals]:
-    """Returns the steps of an epoch that ends complete, and their sums.
+) -> Record:
+    """Returns the steps of an epoch that ends complete.
 
     Raises: as the world does, where the target rule leaves its bounds or a property of the protocol does not hold.
     """
@@ -241,14 +241,13 @@ def simulate_rounds(
         if on_progress is not None:
             on_progress(global_samples)
     clock.end_update()
-    rows = _build_rows(rounds, clock, first_round=start.round, ranks=workload.ranks)
     carried = sum(block.held_samples for block in blocks)
     if config.mode is Mode.JOIN and carried:
         raise InvariantError("COVER", f"the epoch is over, and {carried} samples are not emitted")
     ids = np.zeros(workload.samples_total, dtype=np.bool_)
     ids[workload.ids[seen]] = True
-    return rows, compute_totals(
-        rows,
+    return Record(
+        rows=_build_rows(rounds, clock, first_round=start.round, ranks=workload.ranks),
         rank_tokens=np.concatenate([block.rank_tokens for block in blocks]),
         samples_unique=int(ids.sum()),
         moved_places=sum(block.moved_places for block in blocks),

@@ -79,7 +79,9 @@ class Assumption:
     def move(self, inputs: Inputs) -> tuple[Inputs, Inputs]:
         """Returns the inputs with this one moved down, and up."""
         assumed = getattr(inputs, self.field)
-        ends = [type(assumed)(assumed * end) if self.is_factor else end for end in (self.low, self.high)]
+        ends = [getattr(self, name) for name in ("low", "high")]
+        if self.is_factor:
+            ends = [type(assumed)(assumed * end) for end in ends]
         low, high = (replace(inputs, **{self.field: end}) for end in ends)
         return low, high
 

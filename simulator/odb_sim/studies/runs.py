@@ -269,7 +269,7 @@ def run(
         policy = config.rule.name
         driver = str(_choose_driver(what, is_watched=observer is not None or timeline is not None))
     if driver == Driver.ROUNDS:
-        rows, totals = simulate_rounds(
+        record = simulate_rounds(
             config,
             what.workload,
             what.costs,
@@ -297,15 +297,15 @@ def run(
             on_progress=on_progress,
         )
         outcome = world.run()
-        rows, totals, abort_s = world.recorder.rows, world.recorder.compute_totals(), world.stage.abort_s
-        fault_s, ended_s = world.stage.fault_s, world.stage.ended_s
-        missed = tuple([fault for fault in what.conditions.faults if fault not in world.stage.acted])
+        record, stage = world.recorder.end(), world.stage
+        fault_s, abort_s, ended_s = stage.fault_s, stage.abort_s, stage.ended_s
+        missed = tuple([fault for fault in what.conditions.faults if fault not in stage.acted])
         if outcome.kind is OutcomeKind.COMPLETE:
-            harmless = tuple([fault for fault in what.conditions.faults if fault in world.stage.acted])
+            harmless = tuple([fault for fault in what.conditions.faults if fault in stage.acted])
     else:
         if what.policy in FIXED_SIZE:
             batch_size = compute_batch_size(what.workload, _choose_planned_tokens(what))
-        rows, totals = simulate_plan(
+        record = simulate_plan(
             what.workload,
             _plan(what),
             what.costs,
@@ -342,7 +342,7 @@ def run(
     wall_time_s = time.perf_counter() - begin_s
     summary = compute_summary(
         settings,
-        totals,
+        record,
         wall_time_s=wall_time_s,
         driver=driver,
         expected_samples=what.expected_samples,
@@ -360,7 +360,7 @@ def run(
         missed=missed,
         harmless=harmless,
     )
-    return Result(summary, rows, cautions)
+    return Result(summary, record.rows, cautions)
 
 
 def _choose_driver(what: Run, *, is_watched: bool) -> Driver:
