@@ -30,6 +30,9 @@ TRAINING_FIGURES: Final = {
     "cpu_s": ".1f",
 }
 _MOST_STEPS: Final = 400
+REPLAYED: Final = ["run", "driver", "outcome", "ranks", "rounds", "groups", "steps measured", "predicted", "decisions"]
+TIMES: Final = ["run", "steps", "measured s", "predicted s", "from", "to", "error", "median error of a step"]
+SIMULATED: Final = ["simulated", "steps", "samples an update", "efficiency", "excess", "padding", "idle steps", "speed"]
 
 
 def draw_recorded(recorded: RecordedRun, label: str) -> FillMap:
@@ -91,19 +94,7 @@ def write_replay_report(
     page.add_maps([(item.name, _draw_pair(recorded)) for recorded, item in zip(runs, replays, strict=True)])
     if timed:
         page.add_heading("Times")
-        page.add_table(
-            ["run", "measured s", "predicted s", "error", "median error of a step"],
-            [
-                [
-                    item.name,
-                    f"{timing.measured_s:,.3f}",
-                    f"{timing.predicted_s:,.3f}",
-                    f"{timing.total_error:+.1%}",
-                    f"{timing.step_error:.1%}",
-                ]
-                for item, timing in timed
-            ],
-        )
+        page.add_table(TIMES, list_time_rows(replays))
         for item, timing in timed[:1]:
             page.add_chart(
                 Lines(
@@ -123,23 +114,52 @@ def write_replay_report(
                 f"{item.name}: seconds from one step taken to the next, on rank 0.",
             )
     page.add_heading("Runs")
-    page.add_table(
-        ["run", "driver", "outcome", "ranks", "rounds", "groups", "steps measured", "predicted", "decisions"],
-        [
-            [
-                item.name,
-                item.driver,
-                item.outcome,
-                *(
-                    f"{value:,}"
-                    for value in (item.ranks, item.rounds, item.decisions, item.measured_steps, item.predicted_steps)
-                ),
-                "equal" if item.is_equal else "differ",
-            ]
-            for item in replays
-        ],
-    )
+    page.add_table(REPLAYED, list_replay_rows(replays))
     page.write(path, source)
+
+
+def list_replay_rows(replays: Sequence[Replay]) -> list[list[str]]:
+    """Returns a row for each run, under `REPLAYED`."""
+    return [
+        [
+            *(item.name, item.driver, item.outcome),
+            *(f"{value:,}" for value in (item.ranks, item.rounds, item.decisions)),
+            *(f"{value:,}" for value in (item.measured_steps, item.predicted_steps)),
+            "equal" if item.is_equal else "differ",
+        ]
+        for item in replays
+    ]
+
+
+def list_time_rows(replays: Sequence[Replay], parts: Sequence[str] = ()) -> list[list[str]]:
+    """Returns a row for each run with times, under `TIMES`; ``parts`` says what part each had in the cost model, and
+    is its last column.
+    """
+    rows = []
+    for number, item in enumerate(replays):
+        if (timing := item.timing) is None:
+            continue
+        seconds = (timing.measured_s, timing.predicted_s, timing.low_s, timing.high_s)
+        errors = f"{timing.total_error:+.1%}", f"{timing.step_error:.1%}"
+        row = [item.name, f"{timing.steps:,}", *(f"{value:,.3f}" for value in seconds), *errors]
+        rows.append([*row, *parts[number : number + 1]])
+    return rows
+
+
+def list_simulated_rows(summaries: Sequence[Summary]) -> list[list[str]]:
+    """Returns a row for each run of the demo, under `SIMULATED`: the last is the time of fixed batches over its own."""
+    fixed = {summary.ranks: summary.sim_time_s for summary in summaries if summary.policy == "standard"}
+    return [
+        [
+            f"{summary.policy}, {summary.ranks} ranks",
+            f"{summary.steps:,}",
+            f"{summary.samples_per_update:,.0f}",
+            *(f"{share:.3f}" for share in (summary.efficiency, summary.excess, summary.padding_ratio)),
+            f"{summary.idle_steps:,}",
+            f"{fixed[summary.ranks] / summary.sim_time_s:.2f}x",
+        ]
+        for summary in summaries
+    ]
 
 
 def _draw_pair(recorded: RecordedRun) -> list[FillMap]:
@@ -187,22 +207,7 @@ def write_demo_report(
     ]
     chart = Bars(names=[f"{size} ranks" for size in sizes], series=bars, is_percent=True)
     page.add_chart(chart, "Efficiency: 100 % is the limit.")
-    page.add_table(
-        ["policy", "ranks", "steps", "efficiency", "excess", "padding", "idle", "sim s"],
-        [
-            [
-                item.policy,
-                str(item.ranks),
-                f"{item.steps:,}",
-                f"{item.efficiency:.3f}",
-                f"{item.excess:.3f}",
-                f"{item.padding_ratio:.3f}",
-                f"{item.idle_steps:,}",
-                f"{item.sim_time_s:,.0f}",
-            ]
-            for item in summaries
-        ],
-    )
+    page.add_table(SIMULATED, list_simulated_rows(summaries))
     page.add_heading("Training")
     page.add_text(
         f"{train.get('ranks')} processes over gloo train a small model on real text with uneven shards; budget "

@@ -15,7 +15,13 @@ from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.recorded.replay import Replay, describe_inline, replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
 from odb_sim.reports.document import Source
-from odb_sim.reports.recorded_report import write_replay_report
+from odb_sim.reports.recorded_report import (
+    REPLAYED,
+    TIMES,
+    list_replay_rows,
+    list_time_rows,
+    write_replay_report,
+)
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 
 
@@ -99,50 +105,8 @@ def print_replays(replays: list[Replay], *, is_priced: bool, parts: Sequence[str
     for item in replays:
         if item.difference:
             print(f"{item.name}: {item.difference}")
-    header = ["run", "driver", "outcome", "ranks", "rounds", "groups", "steps measured", "predicted", "decisions"]
-    rows = [
-        [
-            item.name,
-            item.driver,
-            item.outcome,
-            *(f"{value:,}" for value in (item.ranks, item.rounds, item.decisions)),
-            f"{item.measured_steps:,}",
-            f"{item.predicted_steps:,}",
-            "equal" if item.is_equal else "differ",
-        ]
-        for item in replays
-    ]
-    print_table("Recorded against simulated", header, rows)
-    labels = parts or [""] * len(replays)
-    times = [
-        (item.name, item.timing, part) for item, part in zip(replays, labels, strict=True) if item.timing is not None
-    ]
+    print_table("Recorded against simulated", REPLAYED, list_replay_rows(replays))
+    times = list_time_rows(replays, parts)
     if is_priced and times:
-        print_table(
-            "Times, from the first step taken to the last",
-            [
-                "run",
-                "steps",
-                "measured s",
-                "predicted s",
-                "from",
-                "to",
-                "error",
-                "median error of a step",
-                "cost model" if parts else "",
-            ],
-            [
-                [
-                    name,
-                    f"{timing.steps:,}",
-                    f"{timing.measured_s:,.3f}",
-                    f"{timing.predicted_s:,.3f}",
-                    f"{timing.low_s:,.3f}",
-                    f"{timing.high_s:,.3f}",
-                    f"{timing.total_error:+.1%}",
-                    f"{timing.step_error:.1%}",
-                    part,
-                ]
-                for name, timing, part in times
-            ],
-        )
+        header = [*TIMES, *(["cost model"] if parts else [])]
+        print_table("Times, from the first step taken to the last", header, times)
