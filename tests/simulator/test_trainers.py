@@ -81,7 +81,7 @@ def record(what: Run, *, is_each: bool) -> History:
     def observe(rank: int, event: Event | None, effects: Sequence[Effect], time_s: float) -> None:
         history[rank].append((event, tuple(effects), time_s))
 
-    world = World(what.build_config(), what.workload, what.costs, observer=observe)
+    world = World(what, what.build_config(), observer=observe)
     if is_each:
         world.trainers = TrainerEach(world)  # type: ignore[assignment]
     world.run()
@@ -127,7 +127,7 @@ def build_world() -> World:
     tokens = np.arange(1, 41)
     workload = build_workload(Lengths("test", tokens, tokens), ranks=2)
     what = Run(workload=workload, policy="odb", budget_tokens=80, window_samples=8)
-    return World(what.build_config(), workload, what.costs)
+    return World(what, what.build_config())
 
 
 def test_a_world_in_which_nothing_can_happen_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,9 +75,7 @@ def test_a_plan_accumulates_as_said(policy: str) -> None:
         ),
     )
     plans = PLANNERS[policy](what.workload, what.budget_tokens, 0)
-    record = simulate_plan(
-        what.workload, plans, costs, budget_tokens=what.budget_tokens, global_batch=GlobalBatch(samples=50)
-    )
+    record = simulate_plan(replace(what, costs=costs, global_batch=GlobalBatch(samples=50)), plans)
     rows = record.rows
     # The same, rank by rank and batch by batch.
     free_s, loaders, trained, updates = [0.0] * 4, [Workers(costs.loader) for _ in plans], 0, 0

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from odb_ref.core.types import Mode
 from odb_sim.baselines.plans import RankPlan
+from odb_sim.engine.epoch import Epoch
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import Workers
 from odb_sim.engine.metrics import Record, StepRow, sum_moves
 from odb_sim.engine.timeline import Timeline
-from odb_sim.engine.updates import EVERY_STEP, Accumulation, GlobalBatch, compute_mean
-from odb_sim.inputs.conditions import STEADY, Conditions
-from odb_sim.inputs.costs import Costs, Seconds
+from odb_sim.engine.updates import Accumulation, compute_mean
+from odb_sim.inputs.costs import Seconds
 from odb_sim.inputs.lengths import Integers
 from odb_sim.inputs.workload import Workload
 
@@ -73,16 +73,9 @@ def _count_steps(batches: _Batches, mode: Mode, quota_samples: int | None) -> in
 
 
 def simulate_plan(
-    workload: Workload,
+    epoch: Epoch,
     plans: list[RankPlan],
-    costs: Costs,
     *,
-    budget_tokens: int,
-    conditions: Conditions = STEADY,
-    seed: int = 0,
-    mode: Mode = Mode.JOIN,
-    quota_samples: int | None = None,
-    global_batch: GlobalBatch = EVERY_STEP,
     timeline: Timeline | None = None,
     fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
@@ -91,8 +84,9 @@ def simulate_plan(
 
     Each rank has a plain DataLoader, as `odb_sim.engine.loading` describes it.
     """
+    workload, costs, conditions, seed = epoch.workload, epoch.costs, epoch.conditions, epoch.seed
     batches = _measure(workload, plans)
-    steps, ranks = _count_steps(batches, mode, quota_samples), len(plans)
+    steps, ranks = _count_steps(batches, epoch.mode, epoch.quota_samples), len(plans)
     compute_s = costs.compute_steps_s(batches.padded, batches.row_pairs)
     compute_s = _stretch(compute_s, conditions.slow_ranks, conditions.jitter, seed)
     load_s = costs.loader.compute_plain_s(batches.samples, batches.real, batches.padded)
@@ -101,7 +95,7 @@ def simulate_plan(
     sync_s = costs.collective.compute_s(ranks)
     loaded_s, taken_s = np.zeros((ranks, steps)), np.zeros((ranks, steps))
     taken = batches.samples[:, :steps].sum(axis=0), batches.real[:, :steps].sum(axis=0)
-    ends_update = Accumulation(global_batch).find_ends(*taken)
+    ends_update = Accumulation(epoch.global_batch).find_ends(*taken)
     ends_update[-1:] = True
     begun_s, done_s = np.zeros((ranks, steps)), np.zeros((ranks, steps))
     ended_s = np.zeros((ranks, steps))
@@ -138,7 +132,7 @@ def simulate_plan(
         _build_row(
             batches,
             step,
-            budget_tokens,
+            epoch.budget_tokens,
             span_s=(compute_mean(begun_s[:, step]), compute_mean(ended_s[:, step])),
             queued_steps=int(queued[step]),
             data_wait_s=float((taken_s[:, step] - begun_s[:, step]).sum()),

@@ -68,17 +68,17 @@ class Rank:
     ) -> None:
         self._stage = stage
         self._post = post
-        self._acceptance = Acceptance(budget_tokens=machine.config.budget_tokens, schedule=stage.budget_schedule)
+        self._acceptance = Acceptance(budget_tokens=machine.config.budget_tokens, schedule=stage.epoch.budget_schedule)
         self._notice = notice
         self._read_samples = self._reads = 0
-        self._full_reads = stage.full_reads[machine.config.rank] if stage.full_reads else {}
+        self._full_reads = stage.epoch.full_reads[machine.config.rank] if stage.epoch.full_reads else {}
         self._posted_s = 0.0
         self.machine = machine
         self.number = machine.config.rank
         self._slowness = dict(stage.conditions.slow_loaders).get(self.number, 1.0)
         self._receiving = 0
         """Samples that are read while the next batches are collated."""
-        first = stage.starts[self.number].read_samples if stage.starts else 0
+        first = stage.epoch.starts[self.number].read_samples if stage.epoch.starts else 0
         shard = stage.workload.compute_span(self.number, first, stage.workload.samples_total)
         loader, window = stage.costs.loader, machine.config.window_samples
         self._reader = WindowReader(loader, stage.workload.tokens[shard], window)
@@ -95,12 +95,12 @@ class Rank:
 
     def begin(self) -> None:
         """Starts the epoch, or resumes it."""
-        if not self._stage.starts:
+        if not self._stage.epoch.starts:
             agreed_tokens, accepted_tokens = self._acceptance.compute_first()
             first = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
             self._perform(self.machine.begin(None if first == RoundStart() else first))
             return
-        start, workload = self._stage.starts[self.number], self._stage.workload
+        start, workload = self._stage.epoch.starts[self.number], self._stage.workload
         self._acceptance = self._acceptance.begin(start.accepted_tokens)
         self._read_samples = start.read_samples
         carried = [workload.read_samples(self.number, position, 1) for position in start.carried]

@@ -3,56 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import simpy
 
-from odb_ref.core.batching.budgets import BudgetSchedule
-from odb_ref.core.resume import RoundStart
 from odb_sim.engine.batches import Shelf
+from odb_sim.engine.epoch import Epoch
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.timeline import Timeline
-from odb_sim.inputs.conditions import Conditions, Fault
-from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.conditions import Fault
 from odb_sim.inputs.lengths import Integers
-from odb_sim.inputs.workload import Workload
 
 
 class Stage:
     """Holds what ranks and trainers share; it knows neither."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        costs: Costs,
-        conditions: Conditions,
-        *,
-        recorder: Recorder,
-        seed: int,
-        starts: Sequence[RoundStart],
-        full_reads: Sequence[Mapping[int, int]],
-        budget_schedule: BudgetSchedule | None,
-        timeline: Timeline | None,
-        fill: Fill | None,
-    ) -> None:
+    def __init__(self, epoch: Epoch, *, recorder: Recorder, timeline: Timeline | None, fill: Fill | None) -> None:
         self.env = simpy.Environment(initial_time=0.0)
-        self.workload = workload
-        self.costs = costs
-        self.conditions = conditions
+        self.epoch = epoch
+        self.workload = epoch.workload
+        self.costs = epoch.costs
+        self.conditions = epoch.conditions
         self.recorder = recorder
-        self.shelf = Shelf(workload.ranks)
+        self.shelf = Shelf(epoch.workload.ranks)
         self.timeline = timeline
         self.fill = fill
         self._lengths: Integers | None = None
         """Of each sample, by id."""
-        self.starts = starts
-        """Where each rank resumes a saved epoch; empty for one from its beginning."""
-        self.full_reads = full_reads
-        """How many samples a read of each rank finds before the window is full, by the read's number; empty: no bound."""
-        self.budget_schedule = budget_schedule
-        self._random = random.Random(seed)
+        self._random = random.Random(epoch.seed)
         self.acted: set[Fault] = set()
         """The faults that have happened."""
         self.fault_s: float | None = None

@@ -103,7 +103,7 @@ class Trainers:
         self._leaving = [fault for fault in stage.conditions.faults if fault.kind in (FaultKind.STOP, FaultKind.KILL)]
         self._departed: set[int] = set()
         """Ranks whose trainer is gone: no update can end any more."""
-        self._next = [stage.starts[0].planned_steps if stage.starts else 0] * count
+        self._next = [stage.epoch.starts[0].planned_steps if stage.epoch.starts else 0] * count
         """The step that each rank takes next."""
         self._free_s = [0.0] * count
         """When it has done the one before."""
