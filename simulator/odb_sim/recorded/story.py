@@ -104,7 +104,7 @@ class Teller:
     _troubles: list[str] = field(default_factory=list)
     _times_s: dict[str, float] = field(default_factory=dict)
     _agreed_tokens: int = NONE
-    _has_delivered: bool = False
+    _delivered_steps: int = 0
     _is_told: bool = False
     """True once it is known here that another has left: that this consumer leaves too is not worth telling."""
 
@@ -136,6 +136,8 @@ class Teller:
         """Says that the trace ends here."""
         if self.finish is None:
             self._troubles.append("its trace ends here")
+        elif self.finish.kind == "complete" and self.taken_steps < self._delivered_steps and not self._is_told:
+            self._troubles.append(f"its consumer has taken {self.taken_steps} of {self._delivered_steps} steps")
         self._tell_troubles()
 
     def _mark(self, name: str, now_s: float | None) -> None:
@@ -180,6 +182,7 @@ class Teller:
                 self._is_told = True
             case "consumer_stopped" if not self._is_told:
                 self._troubles.append(f"its consumer leaves after {self.taken_steps} steps")
+                self._is_told = True
             case _:
                 pass
 
@@ -193,8 +196,9 @@ class Teller:
                 self.parts[-1].target = len(get_counts(effect, 3 + self.limits))
             case "collate" if self.parts:
                 self._form_steps(effect)
-            case "deliver" if not self._has_delivered:
-                self.first_step, self._has_delivered = get_integer(effect, "number"), True
+            case "deliver":
+                self.first_step = self.first_step if self._delivered_steps else get_integer(effect, "number")
+                self._delivered_steps += 1
             case "finish":
                 self.finish = decode_finish(effect)
             case _:
