@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from odb_ref.core.types import Mode
 from odb_sim.baselines.plans import RankPlan
-from odb_sim.engine.epoch import Epoch
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import Workers
 from odb_sim.engine.metrics import Record, StepRow, sum_moves
+from odb_sim.engine.stage import Epoch
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import Accumulation, compute_mean
 from odb_sim.inputs.costs import Seconds

@@ -32,9 +32,9 @@ from odb_ref.core.rounds import compute_round_target, count_planned_steps, is_qu
 from odb_ref.core.state import State
 from odb_ref.core.types import Mode
 from odb_sim.engine.blocks import Block, Figures, merge_figures
-from odb_sim.engine.epoch import Epoch
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import Record, StepRow
+from odb_sim.engine.stage import Epoch
 from odb_sim.engine.updates import Accumulation, Booleans, compute_mean
 from odb_sim.inputs.costs import Seconds
 from odb_sim.inputs.workload import Workload

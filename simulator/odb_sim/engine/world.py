@@ -34,12 +34,11 @@ from odb_ref.core.events import Event
 from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Resumed
-from odb_sim.engine.epoch import Epoch
 from odb_sim.engine.exchange import Exchange
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.rank import Rank
-from odb_sim.engine.stage import Stage
+from odb_sim.engine.stage import Epoch, Stage
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.trainers import Trainers
 from odb_sim.inputs.rules import get_instance

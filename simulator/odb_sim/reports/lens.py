@@ -195,4 +195,7 @@ def _make_headline(story: Story) -> str:
     if outcome is not None and outcome.kind != "complete":
         ended = html.escape(outcome.outcome[0].upper() + outcome.outcome[1:])
         said = f"<strong>{ended}</strong>, after {steps:,} planned steps"
+    elif struck := [teller for teller in story.ranks if teller.incidents]:
+        first = min(struck, key=lambda teller: teller.taken_steps)
+        said = f"<strong>Rank {first.rank}: {html.escape(first.incidents[0].text)}</strong>, of {steps:,} planned steps"
     return said

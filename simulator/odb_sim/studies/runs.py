@@ -25,10 +25,10 @@ from odb_sim.baselines.figures import simulate_plan
 from odb_sim.baselines.peer import plan_peer
 from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankPlan, compute_batch_size
 from odb_sim.engine.cautions import Caution, list_cautions
-from odb_sim.engine.epoch import Epoch
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import COMPLETE, Settings, StepRow, Summary, compute_summary
 from odb_sim.engine.rounds import simulate_rounds
+from odb_sim.engine.stage import Epoch
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.engine.world import TimedObserver, World

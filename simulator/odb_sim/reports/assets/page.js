@@ -16,7 +16,7 @@ function show(value, percent) {
 }
 
 /** Returns the same for an axis, where no digit stands that says nothing. */
-const tick = (value, percent) => (percent ? Number((100 * value).toPrecision(3)) + "%" : Number(value.toPrecision(4)).toLocaleString("en"));
+const tick = (value, percent) => (percent ? Number((100 * value).toPrecision(3)) + "%" : Number(value.toPrecision(4)).toLocaleString("en", {maximumFractionDigits: 12}));
 
 const text = () => ({color: colour("soft"), fontSize: 12, fontFamily: getComputedStyle(document.body).fontFamily});
 const tip = () => ({
