@@ -36,8 +36,10 @@ $(DEMO_READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
 demo: $(DEMO_READY) ## Simulate a real trace, train two ranks on real text, check both, write demo-out/report.html
 	$(BIN)/odb-ref demo --out $(DEMO_OUT)
 
+# As many processes as cores run already.
+quick test: export OMP_NUM_THREADS = 1
 quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in under a minute
-	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
+	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal --slice -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
 
 test: $(READY) ## The tests, of a few long tables of cases a slice: those that can on all cores, the others two by two or one by one
 	$(BIN)/pytest --slice --part together -n logical --maxprocesses 8 --dist worksteal --durations 15; together=$$?; \
