@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odb_ref.core.types import Mode
-from odb_sim.baselines.plans import RankPlan
+from odb_sim.baselines.plans import RankBatches
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import Workers
-from odb_sim.engine.metrics import Record, StepRow, sum_moves
+from odb_sim.engine.metrics import RunRecord, StepRow, sum_moves
 from odb_sim.engine.stage import Epoch
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import Accumulation, compute_mean
@@ -36,7 +36,7 @@ class _Batches:
     """Sum of the squared lengths of the rows, padding included: what attention costs."""
 
 
-def _measure(workload: Workload, plans: list[RankPlan]) -> _Batches:
+def _measure(workload: Workload, plans: list[RankBatches]) -> _Batches:
     steps = max(len(plan.starts) for plan in plans)
     shape = (len(plans), steps)
     samples, real, padded = (np.zeros(shape, dtype=np.int64) for _ in range(3))
@@ -74,12 +74,12 @@ def _count_steps(batches: _Batches, mode: Mode, quota_samples: int | None) -> in
 
 def simulate_plan(
     epoch: Epoch,
-    plans: list[RankPlan],
+    plans: list[RankBatches],
     *,
     timeline: Timeline | None = None,
     fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> Record:
+) -> RunRecord:
     """Returns the steps of a plan.
 
     Each rank has a plain DataLoader, as `odb_sim.engine.loading` describes it.
@@ -141,7 +141,7 @@ def simulate_plan(
         )
         for step in range(steps)
     ]
-    return Record(
+    return RunRecord(
         rows=rows,
         rank_tokens=batches.real[:, :steps].sum(axis=1),
         samples_unique=_count_unique(workload, plans, steps),
@@ -224,7 +224,7 @@ def _add_spans(
         before_s = moments_s[1][:, step]
 
 
-def _sum_moves(workload: Workload, plan: RankPlan, steps: int) -> int:
+def _sum_moves(workload: Workload, plan: RankBatches, steps: int) -> int:
     """Returns by how many places a rank's samples are moved from where they stand in the shard they come from."""
     starts = np.append(plan.starts, len(plan.order))[: steps + 1]
     order = plan.order[: starts[-1]]
@@ -232,7 +232,7 @@ def _sum_moves(workload: Workload, plan: RankPlan, steps: int) -> int:
     return sum_moves(starts[:-1], np.diff(starts), order - workload.offsets[shards])
 
 
-def _count_unique(workload: Workload, plans: list[RankPlan], steps: int) -> int:
+def _count_unique(workload: Workload, plans: list[RankBatches], steps: int) -> int:
     seen = np.zeros(workload.samples_total, dtype=np.bool_)
     for plan in plans:
         stop = int(plan.starts[steps]) if steps < len(plan.starts) else len(plan.order)

@@ -19,12 +19,12 @@ from odb_ref.core.types import Mode
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, parse_factor
 from odb_sim.inputs.cost_files import load_costs
-from odb_sim.inputs.costs import Costs, Transport
+from odb_sim.inputs.costs import Costs, PricedTransport
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.reports.document import Source
+from odb_sim.reports.document import PageSource
 from odb_sim.reports.terminal import show_progress
-from odb_sim.studies.cells import Failed, Store
+from odb_sim.studies.cells import CellFailure, Store
 from odb_sim.studies.clusters import ADDRESSES, open_executor
 from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
 
@@ -112,7 +112,7 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
     add_number(parser, "--workers", "W", "loader workers of a rank (4)")
     add_number(parser, "--prefetch-factor", "P", "items that a rank's loader fetches ahead for each worker (2)")
     text = "how the exchange is priced: reduce (default) grows with the logarithm of the ranks, gather with the ranks"
-    add_choice(parser, "--transport", Transport, text)
+    add_choice(parser, "--transport", PricedTransport, text)
     add_number(parser, "--jitter", "S", "spread of every duration, as standard deviation of its ln", 0.0, kind=float)
     add_repeated(parser, "--slow-rank", "RANK:F", "this rank computes F times as long")
     add_repeated(parser, "--slow-loader", "RANK:F", "this rank loads F times as long")
@@ -282,13 +282,13 @@ def build_costs(options: argparse.Namespace) -> Costs:
     if options.prefetch_factor is not None:
         costs = replace(costs, loader=replace(costs.loader, prefetch_factor=options.prefetch_factor))
     if options.transport is not None:
-        costs = replace(costs, network=replace(costs.network, transport=Transport(options.transport)))
+        costs = replace(costs, network=replace(costs.network, transport=PricedTransport(options.transport)))
     return costs
 
 
-def build_source(options: argparse.Namespace, data: Sequence[str]) -> Source:
+def build_source(options: argparse.Namespace, data: Sequence[str]) -> PageSource:
     """Returns what the foot of a page says: the command as it was given, and the data."""
-    return Source(command=getattr(options, "said", f"odb-ref {options.command}"), data=data)
+    return PageSource(command=getattr(options, "said", f"odb-ref {options.command}"), data=data)
 
 
 def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
@@ -303,7 +303,7 @@ def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
         )
 
 
-def complain(failed: Sequence[Failed], total: int) -> int:
+def complain(failed: Sequence[CellFailure], total: int) -> int:
     """Says which simulations have failed, of so many in ``total``; returns the exit status: 0 when none has, else 2."""
     if not failed:
         return 0

@@ -30,7 +30,7 @@ from odb_sim.reports.answers_report import write_sweep_report
 from odb_sim.reports.run_report import describe_band
 from odb_sim.reports.tables import HEADER, SETTINGS, build_row
 from odb_sim.reports.terminal import print_cautions, print_table
-from odb_sim.studies.cells import Answer, split_failed
+from odb_sim.studies.cells import CellAnswer, split_failed
 from odb_sim.studies.runs import POLICIES
 from odb_sim.studies.sweep import Grid, Study, build_points, estimate_answer, find_fastest, run_grid
 
@@ -119,7 +119,7 @@ def run_command(options: argparse.Namespace) -> int:
     return complain(failed, len(grid.points))
 
 
-def _print_answers(title: str, answers: list[Answer]) -> None:
+def _print_answers(title: str, answers: list[CellAnswer]) -> None:
     """Settings that are the same in every row go into the title: a table has room for little."""
     rows = [build_row(answer) for answer in answers]
     same = [column for column in range(SETTINGS) if len({row[column] for row in rows}) == 1]

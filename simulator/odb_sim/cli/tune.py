@@ -16,7 +16,7 @@ from odb_sim.reports.answers_report import write_tune_report
 from odb_sim.reports.run_report import describe_band
 from odb_sim.reports.tables import TUNE_HEADER, TUNE_NOTE, build_tune_row, describe_beside
 from odb_sim.reports.terminal import print_cautions, print_table
-from odb_sim.studies.cells import Answer
+from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.search import compute_host_tokens
 from odb_sim.studies.sweep import estimate_answer
 from odb_sim.studies.tune import LARGEST_WINDOW, NAMES, Question, Tuning, tune
@@ -144,7 +144,7 @@ def _encode(tuning: Tuning, mebibytes: float) -> dict[str, object]:
     }
 
 
-def _encode_answer(answer: Answer) -> dict[str, str | int | float | None]:
+def _encode_answer(answer: CellAnswer) -> dict[str, str | int | float | None]:
     point = answer.point
     own = {"host_tokens": compute_host_tokens(answer), "ramp": point.ramp_rounds, "max_age": point.max_age_rounds}
     return answer.to_json() | own

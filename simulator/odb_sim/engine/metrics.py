@@ -46,7 +46,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """What was asked for: the part of a summary that is not measured."""
 
     lengths: str
@@ -70,7 +70,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary(Settings):
+class Summary(RunSettings):
     """The figures of one run: the keys of ``--json``."""
 
     samples_emitted: int
@@ -187,12 +187,12 @@ class Recorder:
             )
         )
 
-    def end(self) -> Record:
+    def end(self) -> RunRecord:
         """Returns what the run is judged by.
 
         Raises: InvariantError when the steps do not add up to what the ranks took.
         """
-        record = Record(
+        record = RunRecord(
             rows=self.rows,
             rank_tokens=self._rank_tokens,
             samples_unique=int(self._seen.sum()),
@@ -207,7 +207,7 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class RunRecord:
     """What the trainers have taken: each step, and what the steps by themselves do not say."""
 
     rows: list[StepRow]
@@ -221,8 +221,8 @@ class Record:
 
 
 def compute_summary(
-    settings: Settings,
-    record: Record,
+    settings: RunSettings,
+    record: RunRecord,
     *,
     wall_time_s: float,
     driver: str,

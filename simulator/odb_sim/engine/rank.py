@@ -29,8 +29,8 @@ from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Step
 from odb_sim.engine.batches import count_batches
 from odb_sim.engine.exchange import Process
-from odb_sim.engine.loading import DrawReader, WindowReader
-from odb_sim.engine.stage import Stage
+from odb_sim.engine.loading import OrderReader, WindowReader
+from odb_sim.engine.stage import EpochStage
 from odb_sim.inputs.conditions import Fault, FaultKind
 
 
@@ -64,7 +64,7 @@ class Rank:
     )
 
     def __init__(
-        self, stage: Stage, machine: Machine, *, post: Callable[[int, Post], None], notice: Callable[[int], None]
+        self, stage: EpochStage, machine: Machine, *, post: Callable[[int, Post], None], notice: Callable[[int], None]
     ) -> None:
         self._stage = stage
         self._post = post
@@ -83,7 +83,7 @@ class Rank:
         loader, window = stage.costs.loader, machine.config.window_samples
         self._reader = WindowReader(loader, stage.workload.tokens[shard], window)
         self._is_drawing = machine.config.shared_samples is not None
-        self._draw_reader = DrawReader(loader, stage.workload.tokens, ranks=1)
+        self._draw_reader = OrderReader(loader, stage.workload.tokens, ranks=1)
         """Reads what is drawn of a common order: one of the two is used."""
         self._read_fault = stage.conditions.find_fault(FaultKind.READ, self.number)
         self._collate_fault = stage.conditions.find_fault(FaultKind.COLLATE, self.number)

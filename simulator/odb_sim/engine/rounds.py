@@ -33,7 +33,7 @@ from odb_ref.core.state import State
 from odb_ref.core.types import Mode
 from odb_sim.engine.blocks import Block, Figures, merge_figures
 from odb_sim.engine.fill import Fill
-from odb_sim.engine.metrics import Record, StepRow
+from odb_sim.engine.metrics import RunRecord, StepRow
 from odb_sim.engine.stage import Epoch
 from odb_sim.engine.updates import Accumulation, Booleans, compute_mean
 from odb_sim.inputs.costs import Seconds
@@ -180,7 +180,7 @@ def simulate_rounds(
     fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
     block_samples: int = _BLOCK_SAMPLES,
-) -> Record:
+) -> RunRecord:
     """Returns the steps of an epoch that ends complete.
 
     Raises: as the world does, where the target rule leaves its bounds or a property of the protocol does not hold.
@@ -242,7 +242,7 @@ def simulate_rounds(
         raise InvariantError("COVER", f"the epoch is over, and {carried} samples are not emitted")
     ids = np.zeros(workload.samples_total, dtype=np.bool_)
     ids[workload.ids[seen]] = True
-    return Record(
+    return RunRecord(
         rows=_build_rows(rounds, clock, first_round=start.round, ranks=workload.ranks),
         rank_tokens=np.concatenate([block.rank_tokens for block in blocks]),
         samples_unique=int(ids.sum()),

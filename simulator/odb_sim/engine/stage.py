@@ -47,7 +47,7 @@ class Epoch(Terms):
     """What every rank accepts as its token budget, by the steps planned. Spec: R15.4."""
 
 
-class Stage:
+class EpochStage:
     """Holds what ranks and trainers share; it knows neither."""
 
     def __init__(self, epoch: Epoch, *, recorder: Recorder, timeline: Timeline | None, fill: Fill | None) -> None:

@@ -15,7 +15,7 @@ from odb_ref.core.types import Step
 from odb_sim.engine.batches import Batches
 from odb_sim.engine.exchange import Process
 from odb_sim.engine.rank import Rank
-from odb_sim.engine.stage import Stage
+from odb_sim.engine.stage import EpochStage
 from odb_sim.engine.updates import EVERY_STEP, Accumulation, GlobalBatch, compute_mean
 from odb_sim.inputs.conditions import Fault, FaultKind
 from odb_sim.inputs.costs import Seconds
@@ -89,7 +89,7 @@ class Trainers:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: EpochStage,
         ranks: Sequence[Rank],
         on_progress: Callable[[int], None] | None,
         global_batch: GlobalBatch = EVERY_STEP,

@@ -3,7 +3,7 @@
 How a run goes
 --------------
 Each rank has a `Machine`. Its effects become SimPy processes: a read or a collation takes as long as the cost model says
-and ends in the event that answers it; posts meet in the `Exchange`; delivered steps lie in the rank's bounded queue.
+and ends in the event that answers it; posts meet in the `SimulatedExchange`; delivered steps lie in the rank's bounded queue.
 Trainers take one step after the other, and each step ends in a collective of all ranks.
 
 Because of that collective all trainers are in the same update, so one SimPy process drives them all: it lets every rank
@@ -34,11 +34,11 @@ from odb_ref.core.events import Event
 from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Resumed
-from odb_sim.engine.exchange import Exchange
+from odb_sim.engine.exchange import SimulatedExchange
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.rank import Rank
-from odb_sim.engine.stage import Epoch, Stage
+from odb_sim.engine.stage import Epoch, EpochStage
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.trainers import Trainers
 from odb_sim.inputs.rules import get_instance
@@ -47,7 +47,7 @@ TimedObserver = Callable[[int, Event | Resumed | None, Sequence[Effect], float],
 """Rank, event, effects, simulated seconds; `odb_ref.trace.writing.TraceWriter.record` fits."""
 
 
-class World:
+class SimulatedWorld:
     """One simulated epoch. Build it, `run` it once, read the ``recorder``."""
 
     def __init__(
@@ -67,8 +67,8 @@ class World:
             budget_tokens=config.budget_tokens,
             emitted=[start.read_samples - len(start.carried) for start in epoch.starts],
         )
-        self.stage = Stage(epoch, recorder=self.recorder, timeline=timeline, fill=fill)
-        self.exchange = Exchange(
+        self.stage = EpochStage(epoch, recorder=self.recorder, timeline=timeline, fill=fill)
+        self.exchange = SimulatedExchange(
             self.stage.env,
             epoch.costs.network,
             ranks,

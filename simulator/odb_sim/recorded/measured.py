@@ -22,7 +22,7 @@ from odb_sim.recorded.fitting import (
     Fit,
     Matrix,
     Range,
-    Spans,
+    TimedSpans,
     compute_paced_errors,
     compute_ranges,
     compute_run_error,
@@ -87,7 +87,7 @@ def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
     return Calibration(costs, (fit,), held_back)
 
 
-def _leave_out(spans: Spans) -> Matrix:
+def _leave_out(spans: TimedSpans) -> Matrix:
     """Returns the error of each measurement by a fit to those of other sizes."""
     errors = np.zeros(len(spans))
     _, groups = np.unique(spans.columns, axis=0, return_inverse=True)
@@ -98,7 +98,7 @@ def _leave_out(spans: Spans) -> Matrix:
     return errors
 
 
-def _read(path: Path) -> tuple[Spans, bool]:
+def _read(path: Path) -> tuple[TimedSpans, bool]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -114,7 +114,7 @@ def _read(path: Path) -> tuple[Spans, bool]:
         raise UsageError(f"{path}: no measurement in it")
     tokens, pairs, seconds = (np.array(column, dtype=np.float64) for column in zip(*found, strict=True))
     columns = np.stack([np.ones(len(found)), tokens, pairs], axis=1)
-    return Spans(("fixed_s", "per_token_s", "per_token2_s"), columns, seconds), has_lengths
+    return TimedSpans(("fixed_s", "per_token_s", "per_token2_s"), columns, seconds), has_lengths
 
 
 def _read_row(where: str, row: Mapping[str, str | None], *, has_lengths: bool) -> tuple[float, float, float]:

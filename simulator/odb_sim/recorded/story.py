@@ -42,7 +42,7 @@ from odb_ref.trace.format import (
 
 
 @dataclass(slots=True)
-class Part:
+class RankRound:
     """What one rank does in one round."""
 
     window: list[Sample]
@@ -88,7 +88,7 @@ class Teller:
     rank: int
     config: Config | None
     limits: int
-    parts: list[Part] = field(default_factory=list)
+    parts: list[RankRound] = field(default_factory=list)
     taken_steps: int = 0
     taken_s: list[float] = field(default_factory=list)
     """When each was, where the trace has times."""
@@ -120,7 +120,7 @@ class Teller:
         for effect in record.effects:
             self._note_effect(effect, record.time_s)
 
-    def find_groups(self, part: Part) -> list[list[int]] | None:
+    def find_groups(self, part: RankRound) -> list[list[int]] | None:
         """Returns the groups of a window, its places in each; None where they are not as many as were offered, or not known."""
         if self.config is None:
             return None
@@ -206,7 +206,7 @@ class Teller:
 
     def _begin_round(self, offer: Offer, now_s: float | None) -> None:
         window = sorted([*self._held, *self._arrived], key=lambda sample: sample.position)
-        part = Part(window, len(self._held), offer, self.is_ended, self._agreed_tokens, times_s=self._times_s)
+        part = RankRound(window, len(self._held), offer, self.is_ended, self._agreed_tokens, times_s=self._times_s)
         self.parts.append(part)
         self._held, self._arrived, self._times_s = window, [], {}
         self._mark("posted", now_s)
@@ -257,7 +257,7 @@ class Story:
         """What went wrong, in the order of rounds."""
         return sorted([item for rank in self.ranks for item in rank.incidents], key=lambda item: item.round)
 
-    def list_parts(self, round_: int) -> list[tuple[int, Part]]:
+    def list_parts(self, round_: int) -> list[tuple[int, RankRound]]:
         """Returns what each rank does in a round, counted from the first of the trace, with its number."""
         return [(rank.rank, rank.parts[round_]) for rank in self.ranks if round_ < len(rank.parts)]
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from odb_sim.engine.fill import MOST_CELLS, FillMap
 from odb_sim.reports.charts import Chart, JsonChart, Sliders, Struck, describe_map, encode_chart, encode_map
-from odb_sim.reports.document import Source, write_document
+from odb_sim.reports.document import PageSource, write_document
 
 _NAME: Final = re.compile(r"`([^`]+)`")
 _STRONG: Final = re.compile(r"\*\*(.+?)\*\*")
@@ -127,7 +127,7 @@ class Page:
             f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
 
-    def write(self, path: Path, source: Source) -> None:
+    def write(self, path: Path, source: PageSource) -> None:
         """Writes the page."""
         body = "\n".join([*self._parts, self._list_glossary()])
         scripts = ("echarts.min.js", "page.js") if self._charts else ()

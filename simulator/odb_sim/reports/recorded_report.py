@@ -9,12 +9,12 @@ from typing import Final
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.trace.check import Status, Verdict
 from odb_ref.trace.format import Json
-from odb_sim.engine.fill import MOST_CELLS, Cell, Column, FillMap, choose_ranks, choose_steps, list_longest
+from odb_sim.engine.fill import MOST_CELLS, Column, FilledBatch, FillMap, choose_ranks, choose_steps, list_longest
 from odb_sim.engine.metrics import Summary
 from odb_sim.recorded.replay import Replay, build_run
 from odb_sim.recorded.runs import RankRecord, RecordedRun, load_runs
-from odb_sim.reports.charts import Bars, Lines, Series, choose_colours
-from odb_sim.reports.document import Source
+from odb_sim.reports.charts import Bars, LineChart, Series, choose_colours
+from odb_sim.reports.document import PageSource
 from odb_sim.reports.page import Page
 from odb_sim.reports.run_report import draw_fixed
 
@@ -62,19 +62,19 @@ def draw_recorded(recorded: RecordedRun, label: str) -> FillMap:
     )
 
 
-def _list_cells(record: RankRecord, rounds: int, kept: Sequence[int], *, is_packed: bool) -> list[Cell]:
+def _list_cells(record: RankRecord, rounds: int, kept: Sequence[int], *, is_packed: bool) -> list[FilledBatch]:
     steps = [step for steps in record.rounds[:rounds] for step in steps]
     cells = []
     for place in kept:
         lengths = [record.samples[position].length for position in steps[place].positions]
         real = sum(lengths)
         padded = real if is_packed else len(lengths) * max(lengths, default=0)
-        cells.append(Cell(samples=len(lengths), real=real, padded=padded, lengths=list_longest(lengths)))
+        cells.append(FilledBatch(samples=len(lengths), real=real, padded=padded, lengths=list_longest(lengths)))
     return cells
 
 
 def write_replay_report(
-    path: Path, runs: Sequence[RecordedRun], replays: Sequence[Replay], source: Source, *, is_priced: bool
+    path: Path, runs: Sequence[RecordedRun], replays: Sequence[Replay], source: PageSource, *, is_priced: bool
 ) -> None:
     """Writes the page of a replay: whether every decision is equal, what the ranks trained on, and where it ``is_priced`` by a
     cost model of the user's, times beside predictions.
@@ -97,7 +97,7 @@ def write_replay_report(
         page.add_table(TIMES, list_time_rows(replays))
         for item, timing in timed[:1]:
             page.add_chart(
-                Lines(
+                LineChart(
                     x_name="step",
                     x=list(range(len(timing.seconds[:_MOST_STEPS]))),
                     series=[
@@ -177,7 +177,7 @@ def write_demo_report(
     train: Mapping[str, Json],
     train_traces: Sequence[Path],
     verdict: Verdict,
-    source: Source,
+    source: PageSource,
 ) -> None:
     """Writes the demo's page: what was simulated, trained and checked."""
     ours, fixed = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from odb_sim.engine.metrics import UPDATE_COLUMNS, describe_update, list_update_values
-from odb_sim.studies.cells import Answer
+from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.runs import has_window
 from odb_sim.studies.search import compute_host_tokens
 from odb_sim.studies.tune import Tuning
@@ -29,7 +29,7 @@ SETTINGS: Final = 5
 """So many columns say what was simulated."""
 
 
-def build_row(answer: Answer) -> list[str]:
+def build_row(answer: CellAnswer) -> list[str]:
     """Returns a table row under `HEADER`."""
     point, summary = answer.point, answer.summary
     return [
@@ -81,7 +81,7 @@ def describe_beside(tuning: Tuning) -> list[str]:
     ]
 
 
-def build_tune_row(answer: Answer, tuning: Tuning) -> list[str]:
+def build_tune_row(answer: CellAnswer, tuning: Tuning) -> list[str]:
     """Returns a table row under `TUNE_HEADER`."""
     point, summary = answer.point, answer.summary
     names = [name for name, other in (("recommended", tuning.recommended), ("best", tuning.best)) if other is answer]

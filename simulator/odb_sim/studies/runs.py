@@ -23,15 +23,15 @@ from odb_ref.trace.origin import Origin, OwnedLot, make_lot, place_lot
 from odb_ref.trace.writing import TraceWriter
 from odb_sim.baselines.figures import simulate_plan
 from odb_sim.baselines.peer import plan_peer
-from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankPlan, compute_batch_size
+from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankBatches, compute_batch_size
 from odb_sim.engine.cautions import Caution, list_cautions
 from odb_sim.engine.fill import Fill
-from odb_sim.engine.metrics import COMPLETE, Settings, StepRow, Summary, compute_summary
+from odb_sim.engine.metrics import COMPLETE, RunSettings, StepRow, Summary, compute_summary
 from odb_sim.engine.rounds import simulate_rounds
 from odb_sim.engine.stage import Epoch
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import GlobalBatch
-from odb_sim.engine.world import TimedObserver, World
+from odb_sim.engine.world import SimulatedWorld, TimedObserver
 from odb_sim.inputs.conditions import Fault
 from odb_sim.inputs.rules import OWN, load_policy_rule
 from odb_sim.inputs.workload import Sharding
@@ -201,7 +201,7 @@ JOIN_ALL: Final = Terms()
 """The defaults: every sample is trained on."""
 
 
-def _plan(what: Run) -> list[RankPlan]:
+def _plan(what: Run) -> list[RankBatches]:
     if what.policy == PEER:
         return plan_peer(what.workload, what.budget_tokens, what.window_samples, what.seed)
     return PLANNERS[what.policy](what.workload, _choose_planned_tokens(what), what.seed)
@@ -251,7 +251,7 @@ def run(
     if driver == Driver.ROUNDS:
         record = simulate_rounds(what, config, fill=fill, on_progress=on_progress)
     elif driver == Driver.EVENTS:
-        world = World(what, config, observer=observer, timeline=timeline, fill=fill, on_progress=on_progress)
+        world = SimulatedWorld(what, config, observer=observer, timeline=timeline, fill=fill, on_progress=on_progress)
         outcome = world.run()
         record, stage = world.recorder.end(), world.stage
         fault_s, abort_s, ended_s = stage.fault_s, stage.abort_s, stage.ended_s
@@ -262,7 +262,7 @@ def run(
         if what.policy in FIXED_SIZE:
             batch_size = compute_batch_size(what.workload, _choose_planned_tokens(what))
         record = simulate_plan(what, _plan(what), timeline=timeline, fill=fill, on_progress=on_progress)
-    settings = Settings(
+    settings = RunSettings(
         lengths=what.workload.name,
         policy=policy,
         mode=str(what.mode),

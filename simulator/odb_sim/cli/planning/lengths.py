@@ -19,7 +19,7 @@ from odb_sim.cli.options import add_number, add_processes, add_repeated
 from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.lengths import SUPERVISED_COLUMN, TOTAL_COLUMN, Integers, Lengths
 from odb_sim.inputs.texts import FORMATS, Row, count_rows, read_rows
-from odb_sim.inputs.tokens import CHATML, NO_TEMPLATE, Measured, Reading, load_tokenizer, measure
+from odb_sim.inputs.tokens import CHATML, NO_TEMPLATE, CountedRow, RowReading, load_tokenizer, measure
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.processes import make_executor
 
@@ -43,7 +43,7 @@ class Found:
     cut: int = 0
     approximate: int = 0
 
-    def add(self, parts: Sequence[Measured]) -> None:
+    def add(self, parts: Sequence[CountedRow]) -> None:
         """Adds the lengths of some rows."""
         self.total += [part.total for part in parts]
         self.supervised += [part.supervised for part in parts]
@@ -85,14 +85,14 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add_processes(parser, "that tokenize")
 
 
-def build_reading(options: argparse.Namespace) -> Reading:
+def build_reading(options: argparse.Namespace) -> RowReading:
     """Returns how the options say that rows are read.
 
     Raises: UsageError when they make no sense.
     """
     if options.max_length is not None and options.max_length < 1:
         raise UsageError(f"--max-length must be at least 1, got {options.max_length}")
-    return Reading(
+    return RowReading(
         tokenizer=options.tokenizer,
         template=options.template,
         columns=tuple(options.column),
@@ -152,10 +152,10 @@ def make_lengths(name: str, found: Found) -> Lengths:
 
 
 def _measure_all(
-    rows: Iterator[Numbered], reading: Reading, executor: Executor, processes: int
-) -> Iterator[tuple[list[Numbered], list[Measured]]]:
+    rows: Iterator[Numbered], reading: RowReading, executor: Executor, processes: int
+) -> Iterator[tuple[list[Numbered], list[CountedRow]]]:
     """Yields each chunk of rows with its lengths, in order; some chunks are under way at a time."""
-    waiting: deque[tuple[list[Numbered], Future[list[Measured]]]] = deque()
+    waiting: deque[tuple[list[Numbered], Future[list[CountedRow]]]] = deque()
     is_more = True
     while is_more or waiting:
         while is_more and len(waiting) < _AHEAD * processes:
@@ -168,7 +168,7 @@ def _measure_all(
             yield done, future.result()
 
 
-def measure_chunk(chunk: Sequence[Numbered], reading: Reading) -> list[Measured]:
+def measure_chunk(chunk: Sequence[Numbered], reading: RowReading) -> list[CountedRow]:
     """Returns the lengths of some rows: what a process does."""
     return [measure(where, row, reading) for where, row in chunk]
 

@@ -16,7 +16,7 @@ from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.reports.terminal import print_table, show_progress
-from odb_sim.studies.micro_batches import Outcome, choose_balance, divide
+from odb_sim.studies.micro_batches import WaysToDivide, choose_balance, divide
 
 _HEADER: Final = ["way", "micro-batches", "least", "fill", "wait", "step s", "wait s"]
 
@@ -87,7 +87,7 @@ def run_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_outcome(outcome: Outcome, name: str, options: argparse.Namespace, total: int) -> None:
+def _print_outcome(outcome: WaysToDivide, name: str, options: argparse.Namespace, total: int) -> None:
     rows = [
         [
             way.way,

@@ -20,13 +20,13 @@ from odb_sim.cli.options import (
 from odb_sim.cli.planning.lengths import add_reading_options, make_lengths, read_lengths
 from odb_sim.inputs.cost_files import load_costs, write_costs
 from odb_sim.inputs.files import check_writable, write_json
-from odb_sim.inputs.jobs import Job, build_job
+from odb_sim.inputs.jobs import TrainingJob, build_job
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.presets import list_names
 from odb_sim.inputs.texts import is_text_file
 from odb_sim.reports.plan_report import HEADER, build_rows, describe_plan, list_commands, write_plan_report
 from odb_sim.reports.terminal import print_cautions, print_table
-from odb_sim.studies.plan import Plan, Wanted, choose, compute_ranges, make_plan
+from odb_sim.studies.plan import RunPlan, Wanted, choose, compute_ranges, make_plan
 
 _USUAL_SIMULATIONS: Final = 120
 _NODE_GPUS: Final = 8
@@ -110,7 +110,7 @@ def run_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _build_jobs(options: argparse.Namespace) -> Iterator[Job]:
+def _build_jobs(options: argparse.Namespace) -> Iterator[TrainingJob]:
     """Yields the jobs to choose from: with activations kept, and computed again."""
     ways = {"yes": (True,), "no": (False,), "auto": (False, True)}[options.recompute]
     for recomputes in ways:
@@ -132,7 +132,7 @@ def _read(options: argparse.Namespace) -> Lengths:
     return make_lengths(options.data, read_lengths(options))
 
 
-def encode(plan: Plan, data: str) -> dict[str, object]:
+def encode(plan: RunPlan, data: str) -> dict[str, object]:
     """Returns all figures of a plan."""
     wanted, job = plan.wanted, plan.wanted.job
     memory = job.compute_memory(job.values)

@@ -10,7 +10,7 @@ from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import add_choice, add_number
 from odb_sim.cli.recorded.replay import print_replays, replay_all
 from odb_sim.inputs.cost_files import write_costs
-from odb_sim.inputs.costs import Transport
+from odb_sim.inputs.costs import PricedTransport
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back
 from odb_sim.recorded.measured import calibrate_table
@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "loader workers of a rank; 1: the loader as a whole; 0: the thread that trains reads and collates (what the traces "
         "say, or 1)",
     )
-    add_choice(parser, "--transport", Transport, "how the ranks exchanged", Transport.REDUCE)
+    add_choice(parser, "--transport", PricedTransport, "how the ranks exchanged", PricedTransport.REDUCE)
     parser.add_argument("--table", action="store_true", help="a measured table of step times beside the formula")
     add_number(parser, "--depth", "D", "steps between loader and trainer (else: the most seen)")
     add_number(parser, "--warm-up", "N", "leave out the first N steps of every run, in fit and error", 0)
@@ -67,7 +67,7 @@ def run_command(options: argparse.Namespace) -> int:
     if any(path.lower().endswith(".csv") for path in options.traces):
         return _calibrate_table(options)
     runs = load_runs(options.traces, depth_steps=options.depth)
-    transport = Transport(options.transport)
+    transport = PricedTransport(options.transport)
     workers = find_workers(runs) if options.workers is None else options.workers
     calibration = calibrate(
         runs, workers=workers, transport=transport, has_table=options.table, warm_up_steps=options.warm_up

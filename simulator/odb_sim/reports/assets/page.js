@@ -213,12 +213,12 @@ function render(element, option) {
   return chart;
 }
 
-const KINDS = {Lines: lines, Bars: bars, Spans: spans};
+const KINDS = {LineChart: lines, Bars: bars, SpanChart: spans};
 
 const HEIGHTS = {
-  Lines: () => 280,
+  LineChart: () => 280,
   Bars: chart => 62 + chart.names.length * Math.max(34, 24 * (chart.is_dots ? 1 : chart.series.length)),
-  Spans: chart => 90 + 20 * chart.lanes.length,
+  SpanChart: chart => 90 + 20 * chart.lanes.length,
 };
 
 /** Draws the maps of a group that has been chosen, or of the only one. */
