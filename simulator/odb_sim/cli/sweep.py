@@ -28,7 +28,7 @@ from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.workload import Sharding
 from odb_sim.reports.answers_report import write_sweep_report
 from odb_sim.reports.run_report import describe_band
-from odb_sim.reports.tables import HEADER, SETTINGS, build_row
+from odb_sim.reports.tables import SETTINGS, SWEEP, build_row
 from odb_sim.reports.terminal import print_cautions, print_table
 from odb_sim.studies.cells import CellAnswer, split_failed
 from odb_sim.studies.runs import POLICIES
@@ -121,14 +121,15 @@ def run_command(options: argparse.Namespace) -> int:
 
 def _print_answers(title: str, answers: list[CellAnswer]) -> None:
     """Settings that are the same in every row go into the title: a table has room for little."""
-    rows = [build_row(answer) for answer in answers]
-    same = [column for column in range(SETTINGS) if len({row[column] for row in rows}) == 1]
-    if len(same) == SETTINGS:
-        same.remove(HEADER.index("policy"))
-    kept = [column for column in range(len(HEADER)) if column not in same]
-    said = "".join(f", {HEADER[column]} {rows[0][column]}" for column in same)
+    header = list(SWEEP)
+    rows = [build_row(SWEEP, answer) for answer in answers]
+    same = [column for column in range(len(SETTINGS)) if len({row[column] for row in rows}) == 1]
+    if len(same) == len(SETTINGS):
+        same.remove(header.index("policy"))
+    kept = [column for column in range(len(header)) if column not in same]
+    said = "".join(f", {header[column]} {rows[0][column]}" for column in same)
     table = [[row[column] for column in kept] for row in rows]
-    print_table(title + said, [HEADER[column] for column in kept], table, keys=SETTINGS - len(same))
+    print_table(title + said, [header[column] for column in kept], table, keys=len(SETTINGS) - len(same))
 
 
 def _parse_words(option: str, text: str) -> list[str]:

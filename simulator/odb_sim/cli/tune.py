@@ -14,7 +14,7 @@ from odb_sim.engine.metrics import describe_update
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.answers_report import write_tune_report
 from odb_sim.reports.run_report import describe_band
-from odb_sim.reports.tables import TUNE_HEADER, TUNE_NOTE, build_tune_row, describe_beside
+from odb_sim.reports.tables import TUNE_NOTE, build_row, describe_beside, list_tune_columns
 from odb_sim.reports.terminal import print_cautions, print_table
 from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.search import compute_host_tokens
@@ -83,10 +83,11 @@ def run_command(options: argparse.Namespace) -> int:
             source=build_source(options, [options.lengths]),
             sure=sure,
         )
+    columns = list_tune_columns(tuning)
     for name, curve in tuning.curves.items():
         if len(curve) > 1:
-            rows = [build_tune_row(answer, tuning) for answer in curve]
-            print_table(f"{title}: by {NAMES[name][0]}", TUNE_HEADER, rows)
+            rows = [build_row(columns, answer) for answer in curve]
+            print_table(f"{title}: by {NAMES[name][0]}", list(columns), rows)
     print(TUNE_NOTE)
     print(lead, sure)
     for reason in tuning.reasons:

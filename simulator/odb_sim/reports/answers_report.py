@@ -15,7 +15,7 @@ from odb_sim.reports.charts import Bars, Dimension, PlottedMeasure, Series, Slid
 from odb_sim.reports.document import PageSource
 from odb_sim.reports.page import Page
 from odb_sim.reports.run_report import describe_seconds, draw_fixed, draw_run, split_percent
-from odb_sim.reports.tables import HEADER, TUNE_HEADER, TUNE_NOTE, build_row, build_tune_row, describe_beside
+from odb_sim.reports.tables import SWEEP, TUNE_NOTE, build_row, describe_beside, list_tune_columns
 from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.comparison import REFERENCE, Compared
 from odb_sim.studies.runs import Run, has_window
@@ -157,7 +157,7 @@ def write_sweep_report(
     what = grid.build_run(best.point, grid.study.build_workload(best.point.ranks, best.point.samples))
     page.add_maps([(title, _draw_pair(what, f"{best.point.policy}, the fastest setting"))])
     page.add_heading("All settings")
-    page.add_table(HEADER, [build_row(answer) for answer in answers], chosen=answers.index(best))
+    page.add_table(list(SWEEP), [build_row(SWEEP, answer) for answer in answers], chosen=answers.index(best))
     page.write(path, source)
 
 
@@ -199,7 +199,8 @@ def write_tune_report(
     page.add_heading("Everything that was tried")
     tried = sorted(tuning.tried, key=lambda answer: -answer.rate)
     page.add_text(TUNE_NOTE)
-    page.add_table(TUNE_HEADER, [build_tune_row(answer, tuning) for answer in tried], chosen=tried.index(chosen))
+    columns = list_tune_columns(tuning)
+    page.add_table(list(columns), [build_row(columns, answer) for answer in tried], chosen=tried.index(chosen))
     page.write(path, source)
 
 

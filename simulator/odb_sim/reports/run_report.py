@@ -12,7 +12,7 @@ import numpy as np
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.fill import Fill, FillMap, choose_ranks
 from odb_sim.engine.metrics import StepRow, Summary, describe_update
-from odb_sim.engine.timeline import TRACKS, Span, Timeline, choose_fault_span
+from odb_sim.engine.timeline import TRACKS, Span, Timeline, choose_fault_begin
 from odb_sim.inputs.conditions import Fault, FaultKind
 from odb_sim.reports.charts import LineChart, Mark, Series, SpanChart, Struck
 from odb_sim.reports.document import PageSource
@@ -236,7 +236,7 @@ def _describe_fault(summary: Summary) -> str:
 
 def _draw_fault(fault: Fault | None, summary: Summary, rows: Sequence[StepRow], spans: Sequence[Span]) -> SpanChart:
     fault_s, rank = summary.fault_s or 0.0, summary.outcome_rank
-    begin_s, _ = choose_fault_span(rows, fault_s)
+    begin_s = choose_fault_begin(rows, fault_s)
     ended_s = fault_s + (summary.abort_s or 0.0)
     shown = rows[: sum(row.start_s <= fault_s for row in rows) + _STEPS_AFTER]
     usual_s = max(_LEAST_S, fault_s - begin_s, *[row.end_s - begin_s for row in shown[-1:]])
