@@ -110,7 +110,7 @@ def list_commands(plan: RunPlan, data: str) -> list[str]:
         *tokenize,
         f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{option}"
         + (f" --window {best.window_samples}" if window else "")
-        + " --cost-model costs.json",
+        + " --cost-model costs.json  # as --write-costs of this command writes it",
     ]
 
 
