@@ -34,7 +34,7 @@ from odb_ref.torch.reading.pipeline import PipelineSpec
 from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
 from odb_ref.torch.workers import wire
-from odb_ref.torch.workers.serving import WATCH_S, LoaderProcessError, LoaderTask, Server, serve
+from odb_ref.torch.workers.serving import WATCH_S, LoaderProcessError, LoaderServer, LoaderTask, serve
 from odb_ref.torch.workers.watching import Silence
 
 P = ParamSpec("P")
@@ -98,7 +98,7 @@ class LoaderProcess:
             self._listener = listener if is_alive else None
         handled = _list_handled_signals()
         if is_alive:
-            self._call(Server.begin_epoch, self._epoch, plan, read_ahead, handled)
+            self._call(LoaderServer.begin_epoch, self._epoch, plan, read_ahead, handled)
             return
         self.close()  # what is left of one that was lost in an epoch, or died between two
         self._listener = listener
@@ -127,7 +127,7 @@ class LoaderProcess:
         self._receiver = threading.Thread(target=self._receive, args=(ours, process), name="odb-receive", daemon=True)
         self._receiver.start()
 
-    def _call(self, method: Callable[Concatenate[Server, P], None], *args: P.args, **options: P.kwargs) -> None:
+    def _call(self, method: Callable[Concatenate[LoaderServer, P], None], *args: P.args, **options: P.kwargs) -> None:
         """Has the process call a method of its own; does not wait."""
         pipe = self._pipe
         if pipe is not None:
@@ -135,15 +135,15 @@ class LoaderProcess:
 
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
         """Asks for samples."""
-        self._call(Server.read, count, held if self._spec.window_bytes is not None else None, end)
+        self._call(LoaderServer.read, count, held if self._spec.window_bytes is not None else None, end)
 
     def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
         """Asks for samples that were drawn."""
-        self._call(Server.draw, items, count, is_last=is_last)
+        self._call(LoaderServer.draw, items, count, is_last=is_last)
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
         """Asks for batches."""
-        self._call(Server.collate, requests)
+        self._call(LoaderServer.collate, requests)
 
     def describe(self) -> str:
         """Returns what the loader process is doing, by the last it has said."""
@@ -157,13 +157,13 @@ class LoaderProcess:
 
     def stop(self) -> None:
         """Asks for no more."""
-        self._call(Server.stop)
+        self._call(LoaderServer.stop)
 
     def end(self) -> None:
         """Ends the epoch, and the process unless its workers persist."""
         self._listener = None
         if self._is_persistent and not self._is_spoilt:
-            self._call(Server.end)
+            self._call(LoaderServer.end)
         else:
             self.close()
 

@@ -188,7 +188,7 @@ def serve(task: LoaderTask) -> None:
     init_fn = _WorkerInit(watch, spec.options.worker_init_fn)
     options = replace(spec.options, worker_init_fn=init_fn, collator_init_fn=watch)
     try:
-        server = Server(replace(spec, options=options), sender)
+        server = LoaderServer(replace(spec, options=options), sender)
     except BaseException as error:  # whatever a DataLoader refuses, or the data set's length raises
         _Reporter(sender, task.epoch).on_error(describe(error), error)
         sender.close()
@@ -229,7 +229,7 @@ def _do_nothing(number: int, frame: object) -> None:
     """Answers a signal."""
 
 
-class Server(ReadPipeline):
+class LoaderServer(ReadPipeline):
     """Does what the training process asks for, and looks after its workers."""
 
     def __init__(self, spec: PipelineSpec, sender: _Sender) -> None:
