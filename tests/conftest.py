@@ -70,6 +70,7 @@ SLICED: Final = {
     "test_a_module_without_its_package_names_the_command_that_installs_it": 4,
     "test_a_planted_planner_breaks_its_property_and_no_other": 4,
     "test_a_reduced_search_comes_to_the_same_verdict_and_the_same_ends": 4,
+    "test_a_tampered_trace_is_refused": 4,
     "test_any_chain_of_restarts_trains_each_update_whole": 4,
     "test_every_property_holds_in_every_interleaving": 4,
     "test_no_command_s_table_is_cut_at_80_columns": 4,
@@ -81,6 +82,7 @@ SLICED: Final = {
     "test_the_order_may_be_that_of_distributed_sampler": 4,
     "test_the_real_core_keeps_every_property_there": 4,
     "test_a_page_begins_with_its_answer_ends_with_where_it_comes_from_and_is_of_bounded_size": 3,
+    "test_a_rank_killed_on_any_host_is_named": 3,
     "test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exact": 3,
     "test_each_world_of_the_whole_graph_has_one_that_stands_for_it": 3,
     "test_every_property_holds_in_every_interleaving_of_large_worlds": 3,
@@ -92,8 +94,12 @@ SLICED: Final = {
     "test_the_peer_beside_it": 3,
     "test_the_verdict_and_the_ends_are_those_of_the_whole_graph": 3,
     "test_what_is_drawn_depends_on_no_worker_and_no_start_method": 3,
+    "test_what_is_no_exception_ends_every_rank": 3,
     "test_a_checkpoint_goes_on_as_the_plain_trainers": 2,
     "test_a_cluster_survives_likewise": 2,
+    "test_a_failure_is_what_the_table_says": 2,
+    "test_a_failure_on_one_rank_is_the_same_error_on_all": 2,
+    "test_a_rank_stopped_on_any_host_is_named": 2,
     "test_a_rank_that_waits_says_for_whom": 2,
     "test_a_worker_that_is_stopped_ends_every_rank": 2,
     "test_a_wrong_rule_is_refuted_in_under_a_minute_with_a_schedule": 2,
@@ -101,14 +107,18 @@ SLICED: Final = {
     "test_any_number_of_ranks_goes_on_after_any_step_of_any_other": 2,
     "test_batches_are_what_they_were": 2,
     "test_batches_that_do_not_fit_go_in_halves_and_change_no_weight": 2,
+    "test_control_c_ends_a_process_whose_data_set_blocks": 2,
     "test_no_process_outlives_the_training_process": 2,
     "test_pairs_that_do_not_fit_go_in_halves_and_change_no_weight": 2,
     "test_running_out_of_memory_changes_no_update": 2,
+    "test_the_formula_for_bytes_is_what_two_ranks_measure": 2,
     "test_the_log_and_the_weights_are_those_of_the_plain_trainer": 2,
 }
 """Tests of which ``make test`` runs one case in so many, always the same ones; ``make soak`` and a plain ``pytest`` run all."""
 
 DEEP: Final = {
+    "test_a_link_that_is_cut_for_long_names_who_is_behind_it",
+    "test_an_epoch_that_waits_for_its_workers_is_predicted_within_a_tenth",
     "test_real_runs_that_nothing_was_fitted_to_lie_within_the_bands",
     "test_more_tolerance_never_costs_more",
 }
