@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import networkx
-import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*ROOT.glob("odb_ref/**/*.py"), *ROOT.glob("simulator/**/*.py")])

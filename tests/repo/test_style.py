@@ -65,7 +65,7 @@ def test_a_spec_reference_names_a_rule_that_exists() -> None:
         re.findall(r"^\| (I\d+) \|", text, re.MULTILINE)
     )
     assert len(known) > 20
-    for path, reference in [(path, item) for path in SOURCES for item in SPEC.findall(path.read_text())]:
+    for path, reference in [(file, item) for file in SOURCES for item in SPEC.findall(file.read_text())]:
         ids = RULE.findall(reference)
         if path in SHIPPED:
             assert ids or set(re.findall(r"[A-Z]{3,}", reference)) & set(Property), f"{path}: no rule in '{reference}'"
@@ -127,7 +127,7 @@ NO_VERBS = {
 def test_the_docstring_of_a_function_that_answers_begins_with_a_verb() -> None:
     """ "Returns the groups", not "The groups"; what answers nothing may say what happens."""
     wrong = []
-    for path, (node, text) in [(path, item) for path in SHIPPED for item in list_functions(path)]:
+    for path, (node, text) in [(file, item) for file in SHIPPED for item in list_functions(file)]:
         is_silent = isinstance(node.returns, ast.Constant) and node.returns.value is None
         if not is_silent and text.split()[0].rstrip(".,:;") in NO_VERBS:
             wrong.append(f"{show(path)}:{node.lineno}: {text.splitlines()[0]}")
