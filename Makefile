@@ -59,10 +59,11 @@ soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, w
 	$(BIN)/python -m tests.proofs.mutants
 	$(BIN)/python -m tests.simulator_answers.brute
 
-lint: $(READY) ## Format, lint and types
+lint: $(READY) ## Format, lint, types and phrases
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.repo.prose
 
 audit: ## Have coqchk judge the proofs that are built, all of them (two minutes)
 	proofs/audit.py --here --whole

@@ -26,7 +26,7 @@ TRUTHS: dict[str, tuple[dict[str, Any], tuple[Fault, ...]]] = {
     "join": ({}, ()),
     "join with limits": ({"limits": (20, 5)}, ()),
     "attention": ({"cost": get_cost("attention/9")}, ()),
-    "a cost of one's own": ({"cost": Cost("squares", lambda tokens: tokens**2)}, ()),
+    "a user's cost": ({"cost": Cost("squares", lambda tokens: tokens**2)}, ()),
     "shared shards": ({"shared_samples": sum(map(len, SHARDS)), "max_age_rounds": 2}, ()),
     "quota": ({"mode": Mode.QUOTA, "quota_samples": 30}, ()),
     "quota without a number": ({"mode": Mode.QUOTA}, ()),
