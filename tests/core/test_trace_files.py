@@ -216,6 +216,7 @@ def test_what_is_not_a_time_is_refused(other: dict[str, object], tmp_path: Path)
         ({"kind": "samples_read", "samples": [[1, 2, 3]]}, "expected at least 4 integers, got [1, 2, 3]"),
         ({"kind": "counted", "counts": [[1, 2]]}, "expected at least 3 integers, got [1, 2]"),
         ({"kind": "agreed"}, "expected an object, got None"),
+        ({"kind": "agreed", "agreement": {}}, "expected a list of integers, got [None]"),
         ({"kind": "local_failed"}, "expected text in 'cause', got None"),
         ({"kind": "peer_lost", "rank": 1, "cause": 5}, "expected text in 'cause', got 5"),
         ({"kind": "reported", "reports": [5]}, "expected an object, got 5"),

@@ -35,7 +35,7 @@ def test_it_runs_from_its_first_cell_to_its_last(tmp_path: Path, monkeypatch: py
     program = tmp_path / "cells.py"
     program.write_text("\n\n".join("".join(cell["source"]) for cell in read_cells()))
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    out = run_program(program, folder=tmp_path)
+    out = run_program(program, folder=tmp_path, timeout_s=240)
     assert "samples trained on: 800 of 800" in out
     assert "exit status 0" in out
     steps = {line.split(": ")[1].split(" steps")[0] for line in out.splitlines() if line.startswith("rank ")}
