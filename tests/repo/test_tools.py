@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.conftest import DEEP
+
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS / "README.md").read_text()
 MAKEFILE = (TESTS.parent / "Makefile").read_text()
@@ -17,6 +19,13 @@ def read_table(section: str) -> dict[str, str]:
     rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", text, re.MULTILINE)
     assert len(dict(rows)) == len(rows)
     return dict(rows)
+
+
+def test_the_slowest_tests_are_there() -> None:
+    names = re.findall(r"^\| `(test_\w+)` \| \d+ \| .+ \|$", PAGE, re.MULTILINE)
+    texts = [path.read_text() for path in TESTS.rglob("test_*.py")]
+    assert len(names) == 15
+    assert [name for name in names if name in DEEP or not any(f"def {name}(" in text for text in texts)] == []
 
 
 def is_program(path: Path) -> bool:
