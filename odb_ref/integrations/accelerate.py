@@ -12,8 +12,8 @@
             optimizer.zero_grad()
 
 `Accelerator.prepare` leaves an `ODBDataLoader` as it is. `Accelerator.accumulate` does not know where such a loader's epoch
-ends, and would carry the rest of an epoch that does not fill a window into the next one; ``is_update_end`` does know. A
-prepared optimizer or scheduler may as well be told in every step, within the context: it steps where a window ends.
+ends, and would carry the rest of an epoch that does not fill an update into the next one; ``is_update_end`` does know. A
+prepared optimizer or scheduler may as well be told in every step, within the context: it steps where an update ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ASKED: Final = {
 
 
 def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> AbstractContextManager[None]:
-    """Forward and backward of a step go in this context: gradients are averaged over ranks at the end of a window only.
+    """Forward and backward of a step go in this context: gradients are averaged over ranks at the end of an update only.
 
     Preserves: WEIGHT.
 
@@ -91,7 +91,7 @@ def accumulating(accelerator: Accelerator, model: nn.Module, *, is_update_end: b
 class PlainOrder(Sampler[object]):
     """The order in which a prepared loader's ranks would have read the data set, all together: the same on every rank.
 
-    Where that loader gives each rank as many batches as the others, the order goes on from its beginning until it does.
+    Where that loader gives each rank the same number of batches, the order goes on from its beginning until it does.
     """
 
     def __init__(self, sampler: Sampler[object], batch: int, *, is_even: bool, drops_last: bool) -> None:
@@ -105,7 +105,7 @@ class PlainOrder(Sampler[object]):
         else:
             self._samples = -(-samples // batch) * batch if is_even else samples
         self.batches = -(-self._samples // batch)
-        """Of each rank, in an epoch."""
+        """The batches of each rank, in an epoch."""
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that is listed next."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -38,13 +39,17 @@ def test_an_example_trains_on_every_sample(
 
 def run_titan(folder: Path, kind: str, *arguments: str) -> list[list[tuple[str, list[int]]]]:
     """The updates of each rank: rate, loss and weights, and the samples of the rank."""
-    from tests.torch.test_examples import run_example
+    from tests.torch.test_examples import EXAMPLES, run_example
 
-    own, python = [], None
     if kind == "torchtitan":
-        own, python = ["--torchtitan"], os.environ["ODB_TORCHTITAN_PYTHON"]
-    lines = run_example(folder, "train_torchtitan.py", *own, *arguments, ranks=2, python=python).splitlines()
-    found = [re.split(": |, samples ", line) for line in lines if line.startswith("rank ")]
+        python = os.environ["ODB_TORCHTITAN_PYTHON"]
+        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        command += [str(EXAMPLES / "train_torchtitan.py"), "--torchtitan", *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+        out = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    else:
+        out = run_example(folder, "train_torchtitan.py", *arguments, ranks=2)
+    found = [re.split(": |, samples ", line) for line in out.splitlines() if line.startswith("rank ")]
     return [
         [(done, json.loads(numbers)) for name, done, numbers in found if name == f"rank {rank}"] for rank in range(2)
     ]

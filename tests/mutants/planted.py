@@ -84,9 +84,9 @@ def _trace(name: str, module: str, old: str, new: str) -> Planted:
 PLANTED = (
     _core("an invariant names the rank after", "invariants", "rank {config.rank} ", "rank {config.rank + 1} "),
     _core(
-        "a take may change the outbox as it likes",
+        "a take may change the released steps as it likes",
         "invariants",
-        "(after.outbox is before.outbox or after.outbox == before.outbox[delivered:])",
+        "(after.released is before.released or after.released == before.released[delivered:])",
         "delivered >= 0",
     ),
     _core(
@@ -180,8 +180,8 @@ PLANTED = (
     _torch(
         "the weight of an update is that of a micro-step",
         "epoch/cursor",
-        "self._sum_update(self._find_round(window.start).steps)",
-        "self._sum_update(self._find_round(window.start).steps[:1])",
+        "self._sum_update(self._find_round(update.start).steps)",
+        "self._sum_update(self._find_round(update.start).steps[:1])",
     ),
     _torch(
         "an update that is resumed forgets what was trained on of it",

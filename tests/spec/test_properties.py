@@ -93,7 +93,7 @@ def test_nothing_is_lost_at_any_moment(shards: list[list[int]], config: Config, 
     while world.step():
         for node in world.nodes:
             state = node.machine.state
-            in_steps = [s for steps in (state.plan, state.outbox, state.queue) for step in steps for s in step.group]
+            in_steps = [s for steps in (state.plan, state.released, state.queue) for step in steps for s in step.group]
             held = [*state.window, *(sample for group in state.aligned for sample in group), *in_steps]
             unread = node.shard[node.read :]
             assert sorted((*_positions(node), *(s.position for s in (*held, *unread)))) == list(range(len(node.shard)))
@@ -184,14 +184,14 @@ def test_timing_and_depth_change_nothing(shards: list[list[int]], config: Config
 
 @given(SHARDS, configs(), SEEDS, st.integers(1, 4))
 def test_scaled_losses_average_to_the_global_mean(
-    shards: list[list[int]], config: Config, seed: int, window: int
+    shards: list[list[int]], config: Config, seed: int, update: int
 ) -> None:
-    """Checks: WEIGHT. With a loss that is different for each sample, over accumulation windows, in exact fractions."""
+    """Checks: WEIGHT. With a loss that is different for each sample, over updates, in exact fractions."""
     world = World(config, make_shards(shards), seed=seed).run()
     ranks = len(world.nodes)
     steps = len(world.nodes[0].taken)
-    for first in range(0, steps, window):
-        block = range(first, min(first + window, steps))
+    for first in range(0, steps, update):
+        block = range(first, min(first + update, steps))
         total = sum(world.nodes[0].taken[i].global_counts.supervised for i in block)
         loss = Fraction(0)
         average = Fraction(0)
