@@ -160,7 +160,7 @@ SHARES: Final = (16, 8, 4, 2)
 
 
 def measure_shares() -> dict[str, list[list[float]]]:
-    """How much faster than fixed batches at the same updates, 16 samples on each of 8 ranks, by trace, cost and `padding_share`."""
+    """How much faster than fixed batches at the same updates, 16 samples on each of 8 ranks, by trace, cost and share."""
     found: dict[str, list[list[float]]] = {}
     for trace in list_bundled_names():
         lengths = list(map(int, load_lengths(trace).tokens))
