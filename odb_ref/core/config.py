@@ -103,6 +103,7 @@ class Terms:
         metadata={
             "least": 1,
             "absent": PADDING_SHARE,
+            "flag": "--padding-share",
             "help": "a padded batch of an update holds at most this part of the budget in padding: about the cost of a step "
             "that is empty, as a part of a full one (16: a sixteenth)",
         },
