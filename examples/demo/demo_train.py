@@ -181,7 +181,7 @@ def train_fixed(data: Dataset[Batch], order: Sequence[int], training: Training) 
         dist.all_reduce(tokens)
         for step in range(steps):
             group = own[step * FIXED : (step + 1) * FIXED]
-            # Of the last update a rank may have fewer: it computes another sample for nothing.
+            # A rank may have fewer samples of the last update: it computes another one, which weighs nothing.
             scale = world_size / max(1, int(tokens)) if group else 0.0
             batch = collate(group or [data[order[0]]])
             training.step(batch, scale, samples=len(group), is_update_end=step + 1 == steps)

@@ -529,7 +529,7 @@ Deal ==
                rank[r].draw[3] = rank[o].draw[3] /\ rank[r].ended = rank[o].ended
         /\ (Mode = "join" /\ \E r \in Ranks : rank[r].outcome.kind = "complete") => Drawn = 0..Total - 1
 \* UPDATE: what all have planned is what lies at the places before the present update, in whatever of its rounds a rank is. It
-\* holds nothing when an update begins, and has read its places alone.
+\* has an empty window when an update begins, and has read its places alone.
 PlacesBefore(update) ==
     IF IsDrawn THEN Min({Total, update * UpdateSamples}) ELSE Sum([r \in Ranks |-> Min({Shard[r], FirstPlace(r, update)})])
 UpdateWhole ==
