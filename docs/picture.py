@@ -3,11 +3,16 @@
 Two loaders train the same optimizer updates: the same samples in each (`mm_mix_real`, 8 ranks, 256 samples an update). A lane
 is a rank, a bar a batch as long as it takes to compute, by the default cost model: dark what its tokens take, light its
 padding. Between bars a rank waits for others.
+
+And `_static/updates.svg` from what the demo has recorded: ``make demo``, then
+``.venv/bin/python docs/picture.py demo-out/train.json``.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from odb_sim.engine.fill import Fill
@@ -112,6 +117,53 @@ def draw() -> str:
     )
 
 
+# The loss over updates and over seconds ------------------------------------------------------------------------------------
+
+CURVES = Path(__file__).parent / "_static" / "updates.svg"
+WAYS = {"fixed": "fixed batches", "odb": "the same updates", "free": "free mode"}
+CURVE_STYLE = """text{font:15px system-ui,"Segoe UI",Roboto,sans-serif;fill:#54616e}path{fill:none;stroke-width:2}
+.back{fill:#fff}.fixed{stroke:#efb489;stroke-width:6}.odb{stroke:#17829f}.free{stroke:#8a94a0;stroke-dasharray:6 4}
+.axis{stroke:#54616e;stroke-width:1}
+@media(prefers-color-scheme:dark){text{fill:#9dabb8}.back{fill:#10161d}.axis{stroke:#9dabb8}}"""
+
+
+def draw_curves(recorded: dict[str, Sequence[tuple[int, float, float]]]) -> str:
+    """Returns two plots of the held-out loss: over updates, and over seconds."""
+    points = [point for curve in recorded.values() for point in curve]
+    low, high = min(loss for _, _, loss in points), max(loss for _, _, loss in points)
+    parts: list[str] = []
+    for place, unit in enumerate(("updates", "seconds")):
+        left, most = 60 + 360 * place, max(point[place] for point in points)
+        parts.append(f'<path class="axis" d="M{left} 40V230H{left + 290}"/><text x="{left}" y="252">0</text>')
+        parts.append(f'<text x="{left + 290}" y="252" text-anchor="end">{most:.0f} {unit}</text>')
+        for way, curve in recorded.items():
+            line = "L".join(
+                f"{left + 290 * point[place] / most:.1f} {230 - 180 * (point[2] - low) / (high - low):.1f}"
+                for point in curve
+            )
+            parts.append(f'<path class="{way}" d="M{line}"/>')
+    for loss, y in ((high, 54), (low, 234)):
+        parts.append(f'<text x="52" y="{y}" text-anchor="end">{loss:.1f}</text>')
+    for place, (way, name) in enumerate(WAYS.items()):
+        x = 60 + 200 * place
+        parts.append(f'<path class="{way}" d="M{x} 18h34"/><text x="{x + 42}" y="23">{name}</text>')
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 264" width="{WIDTH}" role="img">',
+            "<title>The loss over held-out texts: over updates one curve, over seconds two, and that of the free mode</title>",
+            f"<style>{CURVE_STYLE}</style>",
+            '<rect width="100%" height="100%" rx="12" class="back"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
 if __name__ == "__main__":
-    TARGET.write_text(draw(), encoding="utf-8")
-    sys.exit()
+    if sys.argv[1:]:
+        CURVES.write_text(
+            draw_curves(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["curves"]), encoding="utf-8"
+        )
+    else:
+        TARGET.write_text(draw(), encoding="utf-8")

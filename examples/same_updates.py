@@ -4,19 +4,18 @@
     torchrun --standalone --nproc-per-node 2 examples/same_updates.py --double    # the weights agree to 1e-9 after each update
 
 Both have the same samples in each optimizer update. Prints loss, time and the greatest difference between the weights of both
-runs; ``--out`` draws the losses over updates, which lie on each other, and over time, which do not.
+runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import pkgutil
 import time
 from dataclasses import dataclass, field
-from importlib import import_module
 
 import torch
 import torch.distributed as dist
+from demo.demo_texts import ByteTexts, read_docstrings
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
@@ -24,73 +23,7 @@ from torch.utils.data import Dataset, DistributedSampler
 from odb_ref import Loss, ODBDataLoader
 
 LONGEST = 512
-MODULES = 60
-
-
-class Docstrings(Dataset):
-    """Bytes of real text of uneven length; the first tenth of each is a prompt, which carries no loss."""
-
-    def __init__(self) -> None:
-        names = sorted(
-            item.name for item in pkgutil.iter_modules() if not item.name.startswith(("_", "test", "idlelib"))
-        )
-        texts: list[str] = []
-        for name in [name for name in names if name in SAFE][:MODULES]:
-            module = import_module(name)
-            members = [module, *(getattr(module, key) for key in sorted(dir(module)))]
-            texts += [
-                doc for item in members if isinstance(doc := getattr(item, "__doc__", None), str) and len(doc) > 20
-            ]
-        self.texts = sorted(set(texts), key=lambda text: text[::-1])
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        ids = torch.tensor(list(self.texts[index].encode())[:LONGEST])
-        labels = ids.clone()
-        labels[: len(ids) // 10] = -100
-        return {"input_ids": ids, "labels": labels}
-
-
-SAFE = set(
-    [
-        "argparse",
-        "collections",
-        "csv",
-        "datetime",
-        "decimal",
-        "difflib",
-        "email",
-        "fractions",
-        "functools",
-        "heapq",
-        "inspect",
-        "io",
-        "itertools",
-        "json",
-        "logging",
-        "math",
-        "pathlib",
-        "pickle",
-        "random",
-        "re",
-        "shutil",
-        "socket",
-        "sqlite3",
-        "statistics",
-        "string",
-        "struct",
-        "subprocess",
-        "tarfile",
-        "tempfile",
-        "textwrap",
-        "threading",
-        "typing",
-        "zipfile",
-    ]
-)
-"""Modules that are safe to import."""
+TEXTS = 900
 
 
 def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -121,9 +54,9 @@ class Model(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
-        self.embedding = nn.Embedding(256, width)
+        self.embedding = nn.Embedding(257, width)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(width, 256)
+        self.head = nn.Linear(width, 257)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1]).to(self.head.weight.dtype)
@@ -158,7 +91,7 @@ class Trainer:
         self.run.weights.append(torch.cat([p.detach().flatten().clone() for p in self.model.parameters()]))
 
 
-def train_fixed(data: Docstrings, options: argparse.Namespace) -> Run:
+def train_fixed(data: ByteTexts, options: argparse.Namespace) -> Run:
     """Fixed batches: each rank accumulates its part of an update in batches of one size, weighed by the update's tokens."""
     trainer, rank, world_size = Trainer(options), dist.get_rank(), dist.get_world_size()
     order = Order(data)
@@ -183,7 +116,7 @@ def train_fixed(data: Docstrings, options: argparse.Namespace) -> Run:
     return trainer.run
 
 
-def train_ours(data: Docstrings, options: argparse.Namespace) -> Run:
+def train_ours(data: ByteTexts, options: argparse.Namespace) -> Run:
     """The same updates: their samples in micro-batches formed by length, under the memory that the fixed ones take."""
     trainer, total = Trainer(options), 0.0
     loader = ODBDataLoader(
@@ -208,26 +141,6 @@ def train_ours(data: Docstrings, options: argparse.Namespace) -> Run:
     return trainer.run
 
 
-def draw(fixed: Run, ours: Run, path: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True)
-    for axes, name in ((left, "updates"), (right, "seconds")):
-        for run, label, style in ((fixed, "fixed batches", "-"), (ours, "formed by length", "--")):
-            axes.plot(
-                run.seconds if name == "seconds" else range(1, 1 + len(run.losses)), run.losses, style, label=label
-            )
-        axes.set_xlabel(name)
-    left.set_ylabel("loss (nats per byte)")
-    left.legend(frameon=False)
-    figure.tight_layout()
-    matplotlib.rcParams["svg.fonttype"] = "none"  # text as text, not as outlines
-    figure.savefig(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
@@ -237,11 +150,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--double", action="store_true", help="float64: the weights are compared after every update")
-    parser.add_argument("--out", help="write the picture here (needs matplotlib)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    data = Docstrings()
+    data = ByteTexts(read_docstrings(TEXTS), LONGEST)
     fixed, ours = train_fixed(data, options), train_ours(data, options)
     difference = max(float((a - b).abs().max()) for a, b in zip(fixed.weights, ours.weights, strict=True))
     if dist.get_rank() == 0:
@@ -253,8 +165,6 @@ def main() -> None:
         print(
             f"formed by length: {fixed.seconds[-1] / ours.seconds[-1]:.2f} times as fast as fixed batches of {options.batch}"
         )
-        if options.out:
-            draw(fixed, ours, options.out)
     dist.destroy_process_group()
 
 

@@ -1,11 +1,13 @@
-"""A hand-written loop in torchtitan's manner, over uneven shards: FSDP2, a schedule, checkpoints of all there is to save.
+"""A hand-written loop in torchtitan's manner: FSDP2, a schedule, checkpoints of all there is to save.
 
     torchrun --nproc-per-node 2 examples/train_torchtitan.py --stop-after 5
     torchrun --nproc-per-node 2 examples/train_torchtitan.py --resume
+    torchrun --nproc-per-node 2 examples/train_torchtitan.py --fixed
 
 The second command goes on from the first one's checkpoint, in the middle of the epoch, with the batches, rates and losses
-that an uninterrupted training has. With ``--torchtitan`` the model is torchtitan's own small Llama 3, sharded by its own
-function (``pip install torchtitan triton``); else a small transformer.
+that an uninterrupted training has. The third trains with fixed batches, as torchtitan does: rates, losses and weights after
+each update are the same. With ``--torchtitan`` the model is torchtitan's own small Llama 3, sharded by its own function
+(``pip install torchtitan triton``); else a small transformer.
 
 Three things change in torchtitan's loop. Batches come with what belongs to them. The number of valid tokens on all ranks,
 which it counts and adds up before the forward pass, is in that already: it is what `StepInfo.scale` divides by. And an epoch
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -27,15 +30,19 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DistributedSampler
 
-from odb_ref.integrations.progress import Progress
-from odb_ref.torch import Batching, JobState, Loss, ODBDataLoader, gather_objects
+from odb_ref import JobState, Loss, ODBDataLoader, gather_objects
 
 VOCABULARY = 128
-SHARDS = (40, 11)
-ACCUMULATION_STEPS = 2
-WARM_UP = 0.1
-"""The share of the training in which the learning rate rises; it falls in the rest."""
+SAMPLES = 51
+UPDATE_SAMPLES = 8
+FIXED = 2
+"""Samples of a fixed batch."""
+WARM_UP = 2
+"""Updates in which the learning rate rises; it falls in the rest."""
+Step = tuple[dict[str, Tensor], Callable[[Tensor], Tensor], bool, list[int]]
+"""A batch, what its summed loss becomes, whether it ends an update, and the numbers of its samples."""
 
 
 class Block(nn.Module):
@@ -117,98 +124,118 @@ def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class Training:
-    """Weights, optimizer, schedule and progress, for torch.distributed.checkpoint."""
+    """Weights, optimizer and schedule, for torch.distributed.checkpoint."""
 
-    def __init__(self, model: nn.Module, progress: Progress, epochs: int) -> None:
-        self.model, self.progress, self.epochs = model, progress, epochs
+    def __init__(self, model: nn.Module, updates: int) -> None:
+        self.model, self.updates = model, updates
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: self.compute_rate())
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self.compute_rate)
 
-    def compute_rate(self) -> float:
-        """Goes by the share of all samples, for nobody knows how many steps an epoch takes."""
-        share = self.progress.epochs / self.epochs
-        return min((share + 0.01) / WARM_UP, (1 - share) / (1 - WARM_UP))
+    def compute_rate(self, update: int) -> float:
+        return min((update + 1) / WARM_UP, (self.updates - update) / (self.updates - WARM_UP))
 
     def state_dict(self) -> dict[str, object]:
         weights, optimizer = self.model.state_dict(), get_optimizer_state_dict(self.model, self.optimizer)
-        scheduler, progress = self.scheduler.state_dict(), self.progress.state_dict()
-        return {"model": weights, "optimizer": optimizer, "scheduler": scheduler, "progress": progress}
+        return {"model": weights, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         self.model.load_state_dict(state["model"])
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
-        self.progress.load_state_dict(state["progress"])
 
 
-def train(training: Training, loader: ODBDataLoader, args: argparse.Namespace) -> list[str]:
-    """Returns a line for each update: its rate and loss, and the samples that this rank trained on for it."""
-    saved = {"training": training, "loader": JobState(loader)}
-    if args.resume:
-        dcp.load(saved, checkpoint_id=args.folder)
+def read_ours(loader: ODBDataLoader) -> Iterator[Step]:
+    for batch, info in loader.steps():
+        yield batch, info.scale, info.is_update_end, [] if info.is_idle else batch["numbers"].tolist()
+
+
+def read_fixed(data: list[dict[str, Tensor]], order: DistributedSampler) -> Iterator[Step]:
+    """The same updates as torchtitan reads them: batches of one size, and the valid tokens of all ranks counted before."""
+    rank, world_size, places = dist.get_rank(), dist.get_world_size(), list(order)
+    for first in range(0, len(places), UPDATE_SAMPLES):
+        own = [data[place] for place in places[first : first + UPDATE_SAMPLES][rank::world_size]]
+        tokens = torch.tensor(sum(int((sample["labels"][1:] != -100).sum()) for sample in own))
+        dist.all_reduce(tokens)
+        steps = UPDATE_SAMPLES // world_size // FIXED
+        for step in range(steps):
+            group = own[step * FIXED : (step + 1) * FIXED]
+            # A rank with nothing left computes one of its own again, for nothing: FSDP waits for it.
+            weight = world_size / int(tokens) if group else 0.0
+            batch = collate(group or own[:1] or data[:1])
+            numbers = batch["numbers"].tolist() if group else []
+            yield batch, lambda loss, weight=weight: loss * weight, step + 1 == steps, numbers
+
+
+def train(training: Training, steps: Iterator[Step], save_at: int | None) -> list[str]:
+    """Returns a line for each update: its rate, its loss, the sum of the weights, and this rank's samples."""
     model, lines, numbers = training.model, [], []
-    total, updates = torch.zeros(()), 0
-    for _ in range(loader.epoch, training.epochs):
-        for batch, info in loader.steps():
-            model.set_requires_gradient_sync(info.is_update_end)
-            logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
-            loss = nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), reduction="sum")
-            loss = info.scale(loss)
-            loss.backward()
-            total += loss.detach()
-            numbers += [] if info.is_idle else batch["numbers"].tolist()
-            training.progress.note_step(info)
-            if not info.is_update_end:
-                continue
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            training.optimizer.step()
-            training.optimizer.zero_grad()
-            rate = training.scheduler.get_last_lr()[0]
-            training.scheduler.step()
-            dist.all_reduce(total, op=dist.ReduceOp.AVG)
-            lines.append(f"rate {rate:.6f}, loss {total.item():.6f}, samples {numbers}")
-            total, numbers, updates = torch.zeros(()), [], updates + 1
-            if updates == args.stop_after:
-                dcp.save(saved, checkpoint_id=args.folder)
-                return lines
+    total = torch.zeros((), dtype=torch.float64)
+    for batch, scale, is_update_end, own in steps:
+        model.set_requires_gradient_sync(is_update_end)
+        logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
+        loss = scale(nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), reduction="sum"))
+        loss.backward()
+        total += loss.detach()
+        numbers += own
+        if not is_update_end:
+            continue
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        rate = training.scheduler.get_last_lr()[0]
+        training.scheduler.step()
+        dist.all_reduce(total, op=dist.ReduceOp.AVG)
+        weights = sum(float(weight.full_tensor().double().abs().sum()) for weight in model.parameters())
+        lines.append(f"rate {rate:.6f}, loss {total.item():.9f}, weights {weights:.9f}, samples {numbers}")
+        total, numbers = torch.zeros((), dtype=torch.float64), []
+        if len(lines) == save_at:
+            break
     return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A hand-written loop in torchtitan's manner.")
     parser.add_argument("--torchtitan", action="store_true", help="torchtitan's model and sharding")
+    parser.add_argument("--fixed", action="store_true", help="fixed batches, as torchtitan trains")
+    parser.add_argument("--double", action="store_true", help="in double precision")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("titan-checkpoint"))
     parser.add_argument("--stop-after", type=int, metavar="N", help="save after N updates, and stop")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64 if args.double else torch.float32)
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # its outputs are views, which nobody writes to
     dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if world_size > len(SHARDS):
-        parser.error(f"start with --nproc-per-node {len(SHARDS)} or 1")
-    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("fsdp",))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("fsdp",))
     torch.manual_seed(0)
     model = (make_torchtitan_model if args.torchtitan else make_model)(mesh)
-    first = sum(SHARDS[:rank])
-    count = SHARDS[rank] if world_size > 1 else sum(SHARDS)
-    loader = ODBDataLoader(
-        [make_sample(number) for number in range(first, first + count)],
-        shard="given",
+    training = Training(model, args.epochs * -(-SAMPLES // UPDATE_SAMPLES))
+    data = [make_sample(number) for number in range(SAMPLES)]
+    order = DistributedSampler(data, num_replicas=1, rank=0, seed=1)  # of all ranks together
+    lines: list[str] = []
+    with ODBDataLoader(
+        data,
         token_budget=600,
+        update_samples=UPDATE_SAMPLES,
+        sampler=order,
         collate_fn=collate,
-        batching=Batching(window=16),
-        loss=Loss(
-            accumulation_steps=ACCUMULATION_STEPS, reduction="sum"
-        ),  # as torchtitan's; defined for a batch without a supervised token, too
+        loss=Loss(reduction="sum"),  # as torchtitan's; defined for a batch without a supervised token, too
         mesh=mesh,
-    )
-    with loader:
-        progress = Progress(loader.estimate_steps() / ACCUMULATION_STEPS)
-        lines = train(Training(model, progress, args.epochs), loader, args)
+    ) as loader:
+        saved = {"training": training, "loader": JobState(loader)}
+        if args.resume:
+            dcp.load(saved, checkpoint_id=args.folder)
+        for epoch in range(loader.epoch, args.epochs):
+            if args.fixed:
+                order.set_epoch(epoch)
+            steps = read_fixed(data, order) if args.fixed else read_ours(loader)
+            lines += train(training, steps, args.stop_after and args.stop_after - len(lines))
+            if len(lines) == args.stop_after:
+                dcp.save(saved, checkpoint_id=args.folder)
+                break
     gathered = gather_objects(lines)
-    if rank == 0:
+    if dist.get_rank() == 0:
         for other, lines in enumerate(gathered):
             print(*(f"rank {other}: {line}" for line in lines), sep="\n")
     dist.destroy_process_group()

@@ -1,13 +1,15 @@
-"""Trains a small model on real text, with two ranks that hold very different amounts of it; twice.
+"""Trains a small model on real text, with two ranks; three times.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 examples/demo/demo_train.py --out DIR [--text PATH]
 
-Once with `ODBDataLoader`, once with a plain DataLoader: fixed batches, as large as the longest text allows under the same
-token budget, and DDP's Join for the uneven end. Writes a trace for each rank, and the figures as ``train.json``.
+Once with fixed batches and gradient accumulation, as large as the longest text allows under the token budget; once with
+`ODBDataLoader` and the same samples in every optimizer update, so that only the clock can differ; and once in its free mode,
+whose updates are full steps, at the same learning rate. Writes a trace of the second for each rank, and as ``train.json`` the
+figures, and the loss over held-out texts by updates and by seconds.
 
-With ``--runs N`` it trains N times with `ODBDataLoader` instead, each time on the texts in another order, and writes the
-traces ``runNN-rankR.ndjson``: what ``odb-ref calibrate DIR/run*.ndjson`` fits a cost model to and judges it on. A ``--width``
-of 256 gives steps long enough (0.2 s on a slow core) for their time to be that of their tokens.
+With ``--runs N`` it trains N times in the free mode instead, with uneven shards, each time on the texts in another order, and
+writes the traces ``runNN-rankR.ndjson``: what ``odb-ref calibrate DIR/run*.ndjson`` fits a cost model to and judges it on. A
+``--width`` of 256 gives steps long enough (0.2 s on a slow core) for their time to be that of their tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -29,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Dataset, DistributedSampler, Subset
 
 from odb_ref import Batching, Loss, ODBDataLoader, UsageError, gather_objects
 
@@ -37,9 +40,15 @@ TOKEN_BUDGET: Final = 4096
 MAX_TOKENS: Final = 1024
 WINDOW: Final = 256
 FIRST_SHARE: Final = 0.65
-"""Rank 0 holds this share of the texts; the other ranks share the rest."""
+"""With ``--runs`` rank 0 holds this share of the texts; the other ranks share the rest."""
+UPDATE_SAMPLES: Final = 64
+FIXED: Final = TOKEN_BUDGET // MAX_TOKENS
+"""Samples of a fixed batch."""
+HELD_OUT: Final = 12
+"""One text of so many is held out."""
+EVALUATED: Final = 2
+"""The loss over held-out texts is computed after so many updates."""
 WIDTH: Final = 48
-SHOWN_STEPS: Final = 10
 
 
 class ByteModel(nn.Module):
@@ -83,72 +92,100 @@ def compute_loss(model: nn.Module, batch: Batch) -> Tensor:
 class Run:
     """What one rank notes of a training run, step by step."""
 
-    losses: list[float] = field(default_factory=list)
-    """Contributions to the global mean loss: their sum over ranks is the loss of the step."""
     padded_tokens: list[int] = field(default_factory=list)
     real_tokens: int = 0
     samples: int = 0
     idle_steps: int = 0
+    updates: int = 0
     data_wait_s: float = 0.0
     train_s: float = 0.0
     cpu_s: float = 0.0
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    """Updates done, seconds of training, and the mean loss over the held-out texts."""
+    weights: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
-def _make_model(width: int) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(ByteModel(width))
-    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+class Training:
+    """A model, its optimizer, and the clock, which stands still while the held-out texts are looked at."""
+
+    def __init__(self, width: int, held: Sequence[Batch] = ()) -> None:
+        torch.manual_seed(0)
+        self.model = DistributedDataParallel(ByteModel(width))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        self.run = Run()
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        own = sorted(held, key=lambda sample: len(sample["input_ids"]))[rank::world_size]
+        self._held = [collate(own[first : first + 16]) for first in range(0, len(own), 16)]
+        self._evaluate()
+        dist.barrier()
+        self._began = time.monotonic(), time.process_time()
+
+    def step(self, batch: Batch, scale: float, *, samples: int, is_update_end: bool) -> None:
+        """Computes a micro-batch; at the end of an update gradients are averaged over ranks, and the optimizer steps."""
+        self.model.require_backward_grad_sync = is_update_end
+        (compute_loss(self.model, batch) * scale).backward()  # type: ignore[no-untyped-call]
+        self.run.padded_tokens.append(batch["input_ids"].numel() if samples else 0)
+        self.run.real_tokens += int((batch["input_ids"] != 0).sum()) if samples else 0
+        self.run.samples += samples
+        self.run.idle_steps += not samples
+        if is_update_end:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.run.updates += 1
+            if self.run.updates % EVALUATED == 0:
+                self.stop()
+                self._evaluate()
+                self._began = time.monotonic(), time.process_time()
+
+    def stop(self) -> None:
+        """Stops the clock."""
+        self.run.train_s += time.monotonic() - self._began[0]
+        self.run.cpu_s += time.process_time() - self._began[1]
+
+    def finish(self) -> Run:
+        """Returns what was noted."""
+        self.stop()
+        if self.run.curve and self.run.curve[-1][0] < self.run.updates:
+            self._evaluate()
+        self.run.weights = torch.cat([weight.detach().flatten() for weight in self.model.parameters()])
+        return self.run
+
+    def _evaluate(self) -> None:
+        if not self._held:
+            return
+        with torch.no_grad():
+            losses = [float(compute_loss(self.model.module, batch)) for batch in self._held]
+        counts = [int((batch["labels"][:, 1:] != IGNORE_INDEX).sum()) for batch in self._held]
+        found = torch.tensor([sum(losses), sum(counts)], dtype=torch.float64)
+        dist.all_reduce(found)
+        self.run.curve.append((self.run.updates, self.run.train_s, float(found[0] / found[1])))
 
 
-def _train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-
-
-def train_odb(loader: ODBDataLoader[dict[str, Tensor]], width: int = WIDTH) -> Run:
+def train_odb(loader: ODBDataLoader[dict[str, Tensor]], training: Training) -> Run:
     """One epoch over `ODBDataLoader`."""
-    model, optimizer = _make_model(width)
-    world_size = dist.get_world_size()
-    run = Run()
-    dist.barrier()
-    began, began_cpu = time.monotonic(), time.process_time()
     for batch, info in loader.steps():
-        loss = compute_loss(model, batch) * info.loss_scale
-        _train_step(model, optimizer, loss)
-        run.losses.append(loss.item() / world_size)
-        run.padded_tokens.append(info.padded_tokens)
-        run.real_tokens += info.local_tokens
-        run.samples += info.local_samples
-        run.idle_steps += info.is_idle
-    run.train_s, run.cpu_s = time.monotonic() - began, time.process_time() - began_cpu
-    run.data_wait_s = loader.metrics()["odb/data_wait_s"]
-    return run
+        training.step(batch, info.loss_scale, samples=info.local_samples, is_update_end=info.is_update_end)
+    training.run.data_wait_s = loader.metrics()["odb/data_wait_s"]
+    return training.finish()
 
 
-def train_fixed(loader: Iterable[Batch], width: int = WIDTH) -> Run:
-    """One epoch over a plain DataLoader, with DDP's Join for ranks that run dry early."""
-    model, optimizer = _make_model(width)
-    run = Run()
-    dist.barrier()
-    began, began_cpu = time.monotonic(), time.process_time()
-    with model.join():
-        batches = iter(loader)
-        while True:
-            asked = time.monotonic()
-            batch = next(batches, None)
-            run.data_wait_s += time.monotonic() - asked
-            if batch is None:
-                break
-            supervised = int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
-            loss = compute_loss(model, batch) / max(1, supervised)
-            _train_step(model, optimizer, loss)
-            run.losses.append(loss.item())
-            run.padded_tokens.append(batch["input_ids"].numel())
-            run.real_tokens += int((batch["input_ids"] != 0).sum())
-            run.samples += batch["input_ids"].shape[0]
-    run.train_s, run.cpu_s = time.monotonic() - began, time.process_time() - began_cpu
-    return run
+def train_fixed(data: Dataset[Batch], order: Sequence[int], training: Training) -> Run:
+    """One epoch of the same updates in batches of one size: each weighs by the supervised tokens of its update."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    steps = UPDATE_SAMPLES // world_size // FIXED
+    for first in range(0, len(order), UPDATE_SAMPLES):
+        asked = time.monotonic()
+        own = [data[place] for place in order[first : first + UPDATE_SAMPLES][rank::world_size]]
+        tokens = torch.tensor(sum(int((sample["labels"][1:] != IGNORE_INDEX).sum()) for sample in own))
+        training.run.data_wait_s += time.monotonic() - asked
+        dist.all_reduce(tokens)
+        for step in range(steps):
+            group = own[step * FIXED : (step + 1) * FIXED]
+            # A rank may have fewer samples of the last update: it computes another one, which weighs nothing.
+            scale = world_size / max(1, int(tokens)) if group else 0.0
+            batch = collate(group or [data[order[0]]])
+            training.step(batch, scale, samples=len(group), is_update_end=step + 1 == steps)
+    return training.finish()
 
 
 def summarize(runs: Sequence[Run], prefix: str = "") -> dict[str, float]:
@@ -160,6 +197,7 @@ def summarize(runs: Sequence[Run], prefix: str = "") -> dict[str, float]:
     real = sum(run.real_tokens for run in runs)
     wall_s = max(run.train_s for run in runs)
     figures = {
+        "updates": runs[0].updates,
         "steps": steps,
         "samples": sum(run.samples for run in runs),
         "idle_steps": sum(steps - len(run.padded_tokens) + run.idle_steps for run in runs),
@@ -169,15 +207,9 @@ def summarize(runs: Sequence[Run], prefix: str = "") -> dict[str, float]:
         "data_wait_share": sum(run.data_wait_s for run in runs) / sum(run.train_s for run in runs),
         "train_s": wall_s,
         "cpu_s": sum(run.cpu_s for run in runs),
+        "held_out_loss": runs[0].curve[-1][2] if runs[0].curve else math.nan,
     }
     return {prefix + key: value for key, value in figures.items()}
-
-
-def _compute_losses(runs: Sequence[Run]) -> tuple[float, float]:
-    """The mean loss over the first and over the last steps."""
-    losses = [sum(column) for column in zip(*(run.losses for run in runs), strict=True)]
-    count = min(SHOWN_STEPS, len(losses))
-    return sum(losses[:count]) / count, sum(losses[-count:]) / count
 
 
 def _compute_shard(count: int, rank: int, world_size: int) -> range:
@@ -204,43 +236,60 @@ def _record(shard: Subset[Batch], out: Path, runs: int, width: int) -> None:
     """Traces of ``runs`` runs in ``out``; rank 0 prints a line for each."""
     for number in range(runs):
         with _make_loader(shard, out / f"run{number:02}-rank{{rank}}.ndjson", number) as loader:
-            figures = summarize(gather_objects(train_odb(loader, width)))
+            figures = summarize(gather_objects(train_odb(loader, Training(width))))
         if dist.get_rank() == 0:
             steps, train_s = figures["steps"], figures["train_s"]
             sys.stdout.write(f"run {number + 1} of {runs}: {steps} steps in {train_s:.1f} s\n")
             sys.stdout.flush()
 
 
-def _compare(shard: Subset[Batch], out: Path, width: int) -> None:
-    """Trains with `ODBDataLoader`, then with fixed batches; rank 0 writes the figures."""
-    with _make_loader(shard, out / "train-rank{rank}.ndjson", 0) as loader:
-        odb = gather_objects(train_odb(loader, width))
-    batch_size = TOKEN_BUDGET // MAX_TOKENS
-    generator = torch.Generator().manual_seed(0)
-    plain = DataLoader(shard, batch_size, shuffle=True, collate_fn=collate, generator=generator)
-    fixed = gather_objects(train_fixed(plain, width))
+def _compare(texts: ByteTexts, out: Path, width: int) -> None:
+    """Trains in the three ways; rank 0 writes the figures."""
+    held = [texts[place] for place in range(0, len(texts), HELD_OUT)]
+    data = Subset(texts, [place for place in range(len(texts)) if place % HELD_OUT])
+    order: DistributedSampler[int] = DistributedSampler(data, num_replicas=1, rank=0)  # of all ranks together
+    runs = {"fixed": train_fixed(data, list(order), Training(width, held))}
+    for name, update_samples in {"odb": UPDATE_SAMPLES, "free": None}.items():
+        with ODBDataLoader(
+            data,
+            token_budget=TOKEN_BUDGET,
+            update_samples=update_samples,
+            sampler=order if update_samples else None,
+            shuffle=not update_samples,
+            shard="shared",
+            collate_fn=collate,
+            trace=out / "train-rank{rank}.ndjson" if update_samples else None,
+            batching=Batching(window=WINDOW),
+            loss=Loss(reduction="sum"),
+        ) as loader:
+            runs[name] = train_odb(loader, Training(width, held))
+    fixed, odb, free = (gather_objects(run) for run in runs.values())
     if dist.get_rank() == 0:
-        first, last = _compute_losses(odb)
-        figures: dict[str, float] = {
+        figures: dict[str, object] = {
             "ranks": dist.get_world_size(),
+            "texts": len(data),
+            "held_out_texts": len(held),
             "token_budget": TOKEN_BUDGET,
+            "update_samples": UPDATE_SAMPLES,
+            "fixed_batch_size": FIXED,
             "window": WINDOW,
             "width": width,
         }
-        figures |= summarize(odb) | {"loss_first": first, "loss_last": last}
-        figures |= {"fixed_batch_size": batch_size} | summarize(fixed, "fixed_")
+        figures |= summarize(odb) | summarize(fixed, "fixed_") | summarize(free, "free_")
+        figures["weights_differ"] = float((odb[0].weights - fixed[0].weights).abs().max())
         # On a machine that is busy otherwise, the processor time says more than the wall clock.
-        figures["speedup_cpu"] = figures["fixed_cpu_s"] / figures["cpu_s"]
-        figures["speedup"] = figures["fixed_train_s"] / figures["train_s"]
+        figures["speedup_cpu"] = sum(run.cpu_s for run in fixed) / sum(run.cpu_s for run in odb)
+        figures["speedup"] = max(run.train_s for run in fixed) / max(run.train_s for run in odb)
+        figures["curves"] = {name: run.curve for name, run in runs.items()}
         (out / "train.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Both runs and their figures, or with ``--runs`` traces alone.
+    """The runs and their figures, or with ``--runs`` traces alone.
 
     Raises: UsageError when the texts cannot be read, or are fewer than the ranks, or a number makes no sense.
     """
-    parser = argparse.ArgumentParser(description="Train two uneven ranks on real text.")
+    parser = argparse.ArgumentParser(description="Train two ranks on real text.")
     parser.add_argument("--out", type=Path, required=True, help="folder for traces and train.json")
     parser.add_argument("--text", type=Path, help="JSON lines; default: the standard library's docstrings")
     parser.add_argument("--samples", type=int, default=1600, help="texts to read")
@@ -258,12 +307,12 @@ def main() -> None:
     texts = read_docstrings(args.samples) if args.text is None else read_json_lines(args.text, args.samples)
     if len(texts) < 2 * world_size:
         raise UsageError(f"{args.text or 'the standard library'}: {len(texts)} texts, too few for {world_size} ranks")
-    shard = Subset(ByteTexts(texts, MAX_TOKENS), _compute_shard(len(texts), rank, world_size))
+    data = ByteTexts(texts, MAX_TOKENS)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.runs is None:
-        _compare(shard, args.out, args.width)
+        _compare(data, args.out, args.width)
     else:
-        _record(shard, args.out, args.runs, args.width)
+        _record(Subset(data, _compute_shard(len(texts), rank, world_size)), args.out, args.runs, args.width)
     dist.barrier()
     with contextlib.suppress(RuntimeError):
         dist.destroy_process_group()

@@ -15,7 +15,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.batching.sizes import Sizes
-from odb_ref.core.batching.updates import compute_first_place, compute_most_padding, count_rounds
+from odb_ref.core.batching.updates import PADDING_SHARE, compute_first_place, count_rounds
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode, Sample
 
@@ -96,6 +96,16 @@ class Terms:
             "flag": "--global-batch",
             "help": "samples of an optimizer update over all ranks: the protocol forms exactly the updates of plain training, "
             "whose micro-batches go by length (update_samples); a baseline accumulates its steps to so many",
+        },
+    )
+    padding_share: int = field(
+        default=PADDING_SHARE,
+        metadata={
+            "least": 1,
+            "absent": PADDING_SHARE,
+            "flag": "--padding-share",
+            "help": "a padded batch of an update holds at most this part of the budget in padding: about the cost of a step "
+            "that is empty, as a part of a full one (16: a sixteenth)",
         },
     )
     max_age_rounds: int = field(
@@ -239,7 +249,7 @@ class Config(Terms):
 
     def compute_most_padding(self, budget_tokens: int) -> int:
         """Returns how many tokens of padding a group may have under a budget. Spec: R16.3."""
-        return budget_tokens if self.update_samples is None else compute_most_padding(budget_tokens)
+        return budget_tokens if self.update_samples is None else budget_tokens // self.padding_share
 
 
 def _check_least(name: str, value: int | tuple[int, ...] | None, least: int | None) -> None:

@@ -24,14 +24,18 @@ require(__name__, "accelerate", extra="accelerate")
 
 import os
 import warnings
+from collections.abc import Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle, islice
 from typing import Final
 
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.data_loader import SeedableRandomSampler, prepare_data_loader
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import DistributedType
 from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from odb_ref.torch import StepInfo, UsageError
 
@@ -82,6 +86,80 @@ def accumulating(accelerator: Accelerator, model: nn.Module, *, is_update_end: b
         return nullcontext()
     context: AbstractContextManager[None] = accelerator.no_sync(model)
     return context
+
+
+class PlainOrder(Sampler[object]):
+    """The order in which a prepared loader's ranks would have read the data set, all together: the same on every rank.
+
+    Where that loader gives each rank the same number of batches, the order goes on from its beginning until it does.
+    """
+
+    def __init__(self, sampler: Sampler[object], batch: int, *, is_even: bool, drops_last: bool) -> None:
+        if not isinstance(sampler, Sized):
+            name = type(sampler).__name__
+            raise UsageError(f"{name} does not say how many samples it lists: its updates cannot be told")
+        self._sampler = sampler
+        samples = len(sampler)
+        if drops_last:
+            self._samples = samples // batch * batch
+        else:
+            self._samples = -(-samples // batch) * batch if is_even else samples
+        self.batches = -(-self._samples // batch)
+        """The batches of each rank, in an epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch that is listed next."""
+        set_epoch = getattr(self._sampler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[object]:
+        return islice(cycle(list(self._sampler)), self._samples)
+
+    def __len__(self) -> int:
+        return self._samples
+
+
+def find_order(accelerator: Accelerator, dataloader: DataLoader[object]) -> PlainOrder:
+    """Returns the order in which all ranks together would read ``dataloader``, were it prepared: the ``sampler=`` of an
+    `ODBDataLoader` with ``shard="shared"`` whose updates are those of plain Accelerate, in each epoch.
+
+    Raises: UsageError when that order cannot be told beforehand.
+    """
+    prepared = prepare_data_loader(
+        dataloader,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        split_batches=accelerator.split_batches,
+        even_batches=accelerator.even_batches,
+        use_seedable_sampler=accelerator.use_seedable_sampler,
+        data_seed=accelerator.dataloader_config.data_seed,
+        dispatch_batches=False,
+    )
+    return find_prepared_order(prepared, accelerator.num_processes)
+
+
+def find_prepared_order(prepared: object, world_size: int) -> PlainOrder:
+    """Returns the order of a loader that is prepared already; as `find_order`."""
+    outer = getattr(prepared, "batch_sampler", None)
+    inner = getattr(outer, "batch_sampler", outer)
+    sampler, batch = getattr(inner, "sampler", None), getattr(inner, "batch_size", None)
+    if not isinstance(sampler, Sampler) or not isinstance(batch, int):
+        raise UsageError(
+            f"this loader batches by {type(outer).__name__}, in a way of its own whose updates cannot be told: give a sampler "
+            "or shard of your own, or leave update_samples at None"
+        )
+    if isinstance(sampler, RandomSampler) and not isinstance(sampler, SeedableRandomSampler):
+        raise UsageError(
+            "use_seedable_sampler=False draws the order of an epoch from what torch's generator has come to, so the samples of "
+            "an update cannot be told: say DataLoaderConfiguration(use_seedable_sampler=True), to the Trainer as its "
+            "accelerator_config, or leave update_samples at None"
+        )
+    is_even = bool(getattr(outer, "even_batches", True))
+    ranks = 1 if getattr(outer, "split_batches", False) else world_size
+    return PlainOrder(
+        sampler, batch * ranks, is_even=is_even and world_size > 1, drops_last=bool(getattr(inner, "drop_last", False))
+    )
 
 
 def check_strategy(accelerator: Accelerator) -> None:

@@ -207,6 +207,7 @@ class ODBDataLoader(Epochs[Batch]):
             order=choose(StepOrder, batching.order, "order"),
             cost=choose_cost(batching.cost),
             sizes=choose(Sizes, batching.sizes, "sizes"),
+            padding_share=check_integer(batching.padding_share, "padding_share", 1),
             limits=self._resources.limits,
             max_age_rounds=check_integer(protocol.max_age_rounds, "max_age_rounds", 1),
             mode=choose(Mode, protocol.mode, "mode"),

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.cost import CostOfLength
 from odb_ref.core.batching.rules import TargetRule
+from odb_ref.core.batching.updates import PADDING_SHARE
 from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS
 from odb_ref.core.errors import UsageError
 
@@ -44,6 +45,8 @@ class Batching:
             (``tokens + tokens**2 // Q``), or a function of a sample's tokens.
         sizes: Samples in a padded batch: ``"any"`` number (default), ``"powers"`` of two, ``"threes"`` (and three times
             these), or an ``"even"`` number; one sample may always go alone.
+        padding_share: With ``update_samples`` at most this part of the budget is padding in a batch: about what an empty step
+            costs, as a part of a full one. Default: 16. Where each step gathers weights (FSDP, ZeRO 3) 4 is often better.
         max_patches: Bound of a batch's patches of images and videos (`odb_ref.torch.count_patches`). Default: none.
         cost_fn: What a sample uses of further resources, as integers. Default: none.
         limits: What a batch may use of each of these; a sample beyond one travels alone. Default: none.
@@ -60,6 +63,7 @@ class Batching:
     order: OrderName = "shuffled"
     cost: str | CostOfLength = "tokens"
     sizes: SizesName = "any"
+    padding_share: int = PADDING_SHARE
     max_patches: int | None = None
     cost_fn: Callable[[Never], Sequence[int]] | None = None
     limits: Sequence[int] = ()

@@ -38,6 +38,8 @@ MaxLostLoaders == 0
 WindowBytes == 0
 \* Whether all ranks draw from one common order (R14), which has the places of all shards together, counted from 0.
 IsDrawn == FALSE
+\* How many samples an optimizer update holds (R16); 0: the free mode. A configuration may say `UpdateSamples <- Four`.
+UpdateSamples == 0
 
 Ranks == 1..Len(Shard)
 \* The budgets that each rank comes to accept, in turn, each at any moment (R15). A configuration may say `Accepted <- B_1_0`.
@@ -59,18 +61,32 @@ Halve(x, n) == IF n = 0 THEN x ELSE Halve(x \div 2, n - 1)
 
 (* ---- R2 to R4: windows, groups, offers, targets, alignment --------------------------------------------------------- *)
 
-WindowSize(k) == Max({1, Halve(Window, Max({0, Ramp - k}))})
-\* Of samples that are all of length 1, under the budget in force.
-Groups(s, samples) == Ceil(samples, s.agreed)
+\* R16.3, R16.4: an update has so many rounds, of which only the last forms steps. In the free mode each round does.
+IsUpdate == UpdateSamples > 0
+RECURSIVE Digits(_)
+Digits(n) == IF n = 0 THEN 0 ELSE 1 + Digits(n \div 2)
+UpdateRounds ==
+    IF ~IsUpdate THEN 1 ELSE 1 + IF IsDrawn THEN Min({6, Digits(UpdateSamples \div Cardinality(Ranks))}) ELSE 1
+HasSteps(k) == (k + 1) % UpdateRounds = 0
+\* R16.2: how many places of a rank's own source lie before an update.
+FirstPlace(r, update) == Ceil(update * UpdateSamples - (r - 1), Cardinality(Ranks))
+WindowSize(r, k) ==
+    LET update == k \div UpdateRounds
+    IN IF ~IsUpdate THEN Max({1, Halve(Window, Max({0, Ramp - k}))})
+       ELSE IF HasSteps(k) THEN FirstPlace(r, update + 1) - FirstPlace(r, update) ELSE 0
+\* Of samples that are all of length 1, so without padding, under the budget in force.
+Groups(s, samples) == IF HasSteps(s.round) THEN Ceil(samples, s.agreed) ELSE 0
 \* R3.1: all, or one fewer, but never none, where the last, the smallest, has less than half of the budget in force.
 GroupsToEmit(s) ==
     LET n == Groups(s, s.held)
         isKept == 2 * (s.held - (n - 1) * s.agreed) < s.agreed /\ (n > 1 \/ (n = 1 /\ Variant = "only_group_kept"))
     IN IF isKept THEN n - 1 ELSE n
 \* Of samples that are all alike the oldest are emitted first, so what is held is the newest that was read.
-DueSamples(s) == IF Len(s.marks) = Age THEN Max({0, s.marks[1] - (s.read - s.held)}) ELSE 0
+DueSamples(s) == IF ~IsUpdate /\ Len(s.marks) = Age THEN Max({0, s.marks[1] - (s.read - s.held)}) ELSE 0
 IsQuotaMet(s) == Quota > 0 /\ s.global >= Quota
-OfferedSamples(s) == IF IsQuotaMet(s) \/ (Variant = "idle_uses_slot" /\ s.slots <= 0) THEN 0 ELSE s.held
+OfferedSamples(s) ==
+    IF IsQuotaMet(s) \/ (Variant = "idle_uses_slot" /\ s.slots <= 0) THEN 0
+    ELSE IF IsUpdate /\ ~s.ended THEN Max({1, s.held}) ELSE s.held
 
 Offer(r, s, isReady) ==
     [kind |-> "offer", round |-> s.round, ready |-> IF isReady THEN 1 ELSE 0,
@@ -78,12 +94,12 @@ Offer(r, s, isReady) ==
      stop |-> IF s.stopped THEN r ELSE None,
      step |-> IF s.stopped THEN s.taken ELSE None,
      samples |-> OfferedSamples(s),
-     reading |-> IF s.ended THEN None ELSE GroupsToEmit(s),
+     reading |-> IF s.ended \/ IsUpdate THEN None ELSE GroupsToEmit(s),
      groups |-> Groups(s, s.held),
      due |-> Groups(s, DueSamples(s)),
      budget |-> s.accepted]
 
-LowerToQuota(T, least) == IF Mode = "quota" /\ T # None THEN Min({T, least}) ELSE T
+LowerToQuota(T, least) == IF Mode = "quota" /\ T # None /\ ~IsUpdate THEN Min({T, least}) ELSE T
 IsClosing(most, least, isAllEnded) ==
     \/ most = 0 /\ (Variant \in {"idle_uses_slot", "windows_by_time"} => isAllEnded)
     \/ least = 0 /\ (Mode = "quota" \/ Variant = "close_on_first_dry")
@@ -96,14 +112,15 @@ Agreements(posts, given) ==
         most == Max(field("groups"))
         least == Min(field("reading"))
         due == Max(field("due"))
-        low == Max({1, due})
+        low == Max({1, due, IF IsUpdate THEN most ELSE 0})
         odb == Max({due, IF least = None THEN most ELSE least})
         \* In a round of the ramp a quarter, while some source goes on.
-        isRamp == Min(field("round")) < Ramp /\ least # None
+        isRamp == Min(field("round")) < Ramp /\ least # None /\ ~IsUpdate
         Held(T) == IF isRamp THEN Max({1, due, T \div 4}) ELSE T
         isPlain == Min(field("failed")) = None /\ Min(field("stop")) = None /\ Min(field("ready")) = 1
         targets == IF ~isPlain THEN {None}
-                   ELSE IF IsClosing(samples[2], samples[1], least = None) THEN {0}
+                   ELSE IF IsClosing(samples[2], samples[1], least = None) \/ (IsUpdate /\ most = 0) THEN {0}
+                   ELSE IF Variant = "update_slips" THEN {Max({1, Min(field("groups"))})}
                    ELSE IF given # None
                         THEN {given} \cap ((low..samples[2]) \union IF Mode = "quota" THEN {samples[1]} ELSE {})
                    ELSE CASE Rule = "any" -> {Held(T) : T \in low..samples[2]}
@@ -139,9 +156,16 @@ Shares(wants, left) ==
        ELSE [q \in Ranks |-> short(v)[q] + IF wants[q] >= v /\ before(q) < spare THEN 1 ELSE 0]
 \* What the rank's driver goes to read: nothing where the process that reads is lost.
 Reads(s, n) == IF s.loaderless THEN 0 ELSE n
-\* The rank's part of what is drawn next: the places after those of lower ranks, and the read of them.
-AfterDraw(r, s, wants) ==
-    LET shares == Shares(wants, Total - s.draw[3])
+\* R16.4: the portion of an update that is drawn for round k, shared out so that the lightest are filled to one level.
+PortionShares(drawn, k, loads) ==
+    LET begin == Min({Total, (k \div UpdateRounds) * UpdateSamples})
+        left == Min({begin + UpdateSamples, Total}) - drawn
+        portion == IF HasSteps(k) THEN left ELSE Ceil(left, 2)
+        held == [q \in Ranks |-> IF Sum(loads) = 0 THEN 0 ELSE (loads[q] * (drawn - begin)) \div Sum(loads)]
+    IN Shares([q \in Ranks |-> Max({held[p] : p \in Ranks}) + portion - held[q]], portion)
+\* The rank's part of what is drawn for round k: the places after those of lower ranks, and the read of them.
+AfterDraw(r, s, k, wants) ==
+    LET shares == IF IsUpdate THEN PortionShares(s.draw[3], k, wants) ELSE Shares(wants, Total - s.draw[3])
         lower == IF Variant = "alike_draws" /\ s.draw[3] > 0 THEN 0 ELSE Sum(SubSeq(shares, 1, r - 1))
         first == s.draw[3] + lower
         end == s.draw[3] + Sum(shares)
@@ -153,22 +177,24 @@ Readable(r, s) == IF IsDrawn THEN Len(s.places) ELSE Shard[r]
 (* ---- R5: a rank alone. Each operator takes and gives a record. ----------------------------------------------------- *)
 
 Idling(r) ==
-    [phase |-> "fill", round |-> 0, read |-> 0, ended |-> FALSE, wanted |-> WindowSize(0), held |-> 0, marks |-> <<>>,
+    [phase |-> "fill", round |-> 0, read |-> 0, ended |-> FALSE, wanted |-> WindowSize(r, 0), held |-> 0, marks |-> <<>>,
      aligned |-> <<>>, plan |-> <<>>, collated |-> TRUE, planned |-> 0, global |-> 0, released |-> <<>>, queue |-> <<>>,
      taken |-> 0, got |-> 0, failed |-> FALSE, stopped |-> FALSE, urged |-> FALSE, limit |-> None, outcome |-> NoOutcome,
-     reading |-> WindowSize(0), collating |-> None, post |-> NoPost, causes |-> <<>>, left |-> FALSE, inside |-> FALSE, told |-> FALSE,
+     reading |-> WindowSize(r, 0), collating |-> None, post |-> NoPost, causes |-> <<>>, left |-> FALSE, inside |-> FALSE, told |-> FALSE,
      lost |-> FALSE, gone |-> FALSE, agreed |-> Cap, accepted |-> Cap, coming |-> Accepted[r], draw |-> <<0, 0, 0>>, places |-> <<>>, loaderless |-> FALSE, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
 
 PostWhenReady(r, s) ==
     LET isReady == s.collated /\ s.wanted = 0
-        mayPost == isReady /\ (s.urged \/ s.released = <<>>)
+        mayPost == isReady /\ (s.urged \/ s.released = <<>> \/ s.plan = <<>>)
         mustEnd == s.failed \/ s.stopped
     IN IF s.phase # "fill" \/ (~mayPost /\ ~mustEnd) THEN s
        ELSE [s EXCEPT !.phase = "offer", !.post = Offer(r, s, isReady)]
 
-\* With shared shards all want a whole window at first, and one that gets nothing offers at once.
+\* With shared shards all want a whole window at first, and one that gets nothing offers at once. So do all with updates.
 Fresh(r) ==
-    IF IsDrawn THEN PostWhenReady(r, AfterDraw(r, Idling(r), [q \in Ranks |-> WindowSize(0)])) ELSE Idling(r)
+    IF IsUpdate THEN PostWhenReady(r, Idling(r))
+    ELSE IF IsDrawn THEN PostWhenReady(r, AfterDraw(r, Idling(r), 0, [q \in Ranks |-> WindowSize(q, 0)]))
+    ELSE Idling(r)
 
 \* R6.6. Steps are numbered without a gap, so those released begin at taken + queued.
 DeliverNow(r, s) ==
@@ -209,14 +235,17 @@ Aligned(s, T) ==
     IF Variant = "idle_uses_slot" /\ s.slots < T
     THEN Align(s, Max({0, s.slots})) \o Repeat(0, T - Max({0, s.slots}))
     ELSE Align(s, T)
-IsGoingOn(a) == a.failed = None /\ a.stop = None /\ a.ready = 1 /\ a.target > 0
+\* A round of an update may have no step, and go on.
+Closes(a) == a.target = 0 /\ (IsUpdate => IsClosing(a.samples[2], a.samples[1], a.reading = None))
+IsGoingOn(a) == a.failed = None /\ a.stop = None /\ a.ready = 1 /\ ~Closes(a)
 
 \* `aligned` counts only if the agreement is one to go on.
 AfterAgreed(r, before, a, aligned) ==
     LET s == [before EXCEPT !.post = NoPost]
         advanced == IF Variant = "release_early" THEN s ELSE Release(s)
         carried == s.held - Sum(aligned)
-        room == IF s.ended THEN 0 ELSE Max({0, WindowSize(s.round + 1) - carried})
+        room == IF s.ended THEN 0
+                ELSE IF IsUpdate /\ IsDrawn THEN carried ELSE Max({0, WindowSize(r, s.round + 1) - carried})
         wanted == IF IsDrawn THEN 0 ELSE room
         counts == IF IsDrawn THEN [kind |-> "counts", sizes |-> aligned, want |-> room] ELSE [kind |-> "counts", sizes |-> aligned]
         marks == Append(s.marks, s.read)
@@ -224,7 +253,7 @@ AfterAgreed(r, before, a, aligned) ==
     IN CASE a.failed # None -> [s EXCEPT !.phase = "report", !.post = [kind |-> "report", failed |-> s.failed]]
          [] a.failed = None /\ a.stop # None -> DrainTo(r, s, Outcome("stopped", a.stop), a.step)
          [] a.failed = None /\ a.stop = None /\ a.ready = 0 -> [s EXCEPT !.phase = "error"]
-         [] a.failed = None /\ a.stop = None /\ a.ready = 1 /\ a.target = 0 ->
+         [] a.failed = None /\ a.stop = None /\ a.ready = 1 /\ Closes(a) ->
                 DrainTo(r, advanced, Outcome("complete", None), s.planned)
          [] OTHER ->
                 DeliverNow(r, [advanced EXCEPT !.phase = "count", !.wanted = wanted, !.reading = Reads(s, wanted),
@@ -243,7 +272,9 @@ StepsToQuota(total, sizes) ==
 AfterCounted(r, before, a) ==
     LET n == IF Quota > 0 THEN StepsToQuota(before.global, a.sizes) ELSE Len(a.sizes)
         plan == SubSeq(before.aligned, 1, n)
-        s == IF IsDrawn /\ ~before.ended THEN AfterDraw(r, before, a.wants) ELSE before
+        next == before.round + 1
+        isDrawing == IsDrawn /\ ~before.ended /\ ~(IsUpdate /\ next % UpdateRounds = 0)
+        s == IF isDrawing THEN AfterDraw(r, before, next, a.wants) ELSE before
     IN PostWhenReady(r, [s EXCEPT !.post = NoPost, !.phase = "fill", !.round = @ + 1, !.aligned = <<>>,
             !.held = @ + Sum(before.aligned) - Sum(plan), !.plan = plan,
             !.collated = FALSE, !.collating = IF before.loaderless THEN None ELSE before.round, !.planned = @ + n, !.global = @ + Sum(SubSeq(a.sizes, 1, n))])
@@ -402,8 +433,9 @@ PostEarly(r) ==
 IsOver(s) == s.gone \/ s.phase = "done"
 \* A consumer waits, in the collective of a step, for one that has left or is gone: no loader can help it.
 IsStranding == \E r \in Ranks : rank[r].gone \/ (rank[r].left /\ Entered(rank[r]) = Least)
-\* NP2: told of nothing, since the last agreement came before the stop; the rank still has steps for its stranded consumer.
-IsStrandedInDrain(s) == s.phase = "drain" /\ s.outcome.kind = "complete" /\ ~s.left /\ s.taken > Least
+\* NP2: told of nothing, since the last agreement came before the stop, or told of a failure, which is agreed on before a stop;
+\* the rank still has steps for its stranded consumer.
+IsStrandedInDrain(s) == s.phase = "drain" /\ s.outcome.kind \in {"complete", "failed"} /\ ~s.left /\ s.taken > Least
 IsFinal ==
     /\ \A r \in Ranks : IsOver(rank[r]) \/ (IsStranding /\ IsStrandedInDrain(rank[r]))
     /\ IsStranding \/ \A r \in Ranks : rank[r].taken = Least /\ (HasStep(rank[r]) => rank[r].left)
@@ -412,7 +444,10 @@ End == IsFinal /\ UNCHANGED vars
 
 Init ==
     /\ rank = [r \in Ranks |-> Fresh(r)]
-    /\ answer = NoPost /\ owed = {} /\ failures = 0 /\ stops = 0 /\ losses = 0
+    /\ LET isPosted == \A r \in Ranks : rank[r].post # NoPost  \* with updates all have: nothing is read for their first round
+       IN /\ answer \in IF isPosted THEN Answers(rank, None) ELSE {NoPost}
+          /\ owed = IF isPosted THEN Ranks ELSE {}
+    /\ failures = 0 /\ stops = 0 /\ losses = 0
     /\ ops = [r \in Ranks |-> <<>>]
 Next ==
     \/ \E r \in Ranks : Read(r)
@@ -493,6 +528,17 @@ Deal ==
         /\ \A r, o \in Ranks : rank[r].round = rank[o].round =>
                rank[r].draw[3] = rank[o].draw[3] /\ rank[r].ended = rank[o].ended
         /\ (Mode = "join" /\ \E r \in Ranks : rank[r].outcome.kind = "complete") => Drawn = 0..Total - 1
+\* UPDATE: what all have planned is what lies at the places before the present update, in whatever of its rounds a rank is. It
+\* has an empty window when an update begins, and has read its places alone.
+PlacesBefore(update) ==
+    IF IsDrawn THEN Min({Total, update * UpdateSamples}) ELSE Sum([r \in Ranks |-> Min({Shard[r], FirstPlace(r, update)})])
+UpdateWhole ==
+    IsUpdate => \A r \in Ranks :
+        LET update == rank[r].round \div UpdateRounds
+        IN /\ rank[r].global = PlacesBefore(update)
+           /\ rank[r].round % UpdateRounds = 0 /\ rank[r].phase \in {"fill", "offer"} => rank[r].held = 0
+           /\ IF IsDrawn THEN rank[r].draw[3] <= PlacesBefore(update + 1)
+              ELSE rank[r].read <= FirstPlace(r, update + 1)
 \* Nobody takes more than one step beyond the fewest that a stopped consumer took, once the stop is agreed on.
 StopLimit ==
     \A r, o \in Ranks : rank[r].outcome.kind = "stopped" /\ rank[o].left /\ Entered(rank[o]) = Least =>
@@ -506,9 +552,12 @@ AgeHolds == [][AgeStep]_vars
 
 Weight(phase) == CASE phase = "fill" -> 4 [] phase = "offer" -> 3 [] phase \in {"count", "report"} -> 1 [] OTHER -> 0
 Flag(b) == IF b THEN 1 ELSE 0
+Rounds ==
+    LET most == IF IsDrawn THEN Total ELSE Max({Shard[r] : r \in Ranks}) * Cardinality(Ranks)
+    IN IF IsUpdate THEN (most \div UpdateSamples + 1) * UpdateRounds + 1 ELSE Total + 1
 RankMeasure(r) ==
     LET s == rank[r]
-    IN (IF Weight(s.phase) > 0 THEN (IF IsDrawn THEN 6 ELSE 5) * (Total + 1 - s.round) + Weight(s.phase) ELSE 0)
+    IN (IF Weight(s.phase) > 0 THEN (IF IsDrawn THEN 6 ELSE 5) * (Rounds - s.round) + Weight(s.phase) ELSE 0)
        + (Total - s.taken) + ((IF IsDrawn THEN Total ELSE Shard[r]) - s.read) + Flag(~s.ended) + Flag(s.reading > 0) + Flag(s.collating # None)
        + Flag(~s.left) + Flag(~s.told) + Flag(~s.lost) + Flag(~s.gone) + Flag(~s.loaderless)
        + Len(s.coming)

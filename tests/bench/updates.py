@@ -23,7 +23,7 @@ from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 from odb_ref.core.batching.alignment import align
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
-from odb_ref.core.batching.updates import compute_most_padding, compute_portion, count_portions
+from odb_ref.core.batching.updates import PADDING_SHARE, compute_portion, count_portions
 from odb_ref.core.types import make_sample
 from tests.bench.data import Texts, collate, compute_shards
 from tests.bench.launch import launch
@@ -134,14 +134,53 @@ def deal_by_length(update: Lengths, ranks: int) -> list[Lengths]:
 
 def compute_time(dealt: Sequence[Lengths], layout: Layout, budget: int) -> float:
     """The time of the slowest rank, in tokens."""
+    return add_up(form_steps(dealt, layout, budget), budget)
+
+
+def add_up(tokens: Sequence[Lengths], budget: int, cost: float = 0.05, *, is_waiting: bool = False) -> float:
+    """The time of the ranks that compute so many tokens in each step, in tokens."""
+    spent = sum(map(max, zip(*tokens, strict=True))) if is_waiting else max(map(sum, tokens))
+    return spent + len(tokens[0]) * budget * cost
+
+
+def form_steps(dealt: Sequence[Lengths], layout: Layout, budget: int, share: int = PADDING_SHARE) -> list[Lengths]:
+    """The tokens of each step of each rank."""
     formed = []
     for own in dealt:
         samples = [make_sample(place, place, length, length, ()) for place, length in enumerate(own)]
-        padding = compute_most_padding(budget)
-        formed.append(StepOrder.FULLEST.compute_groups(samples, layout, budget, most_padding=padding))
+        formed.append(StepOrder.FULLEST.compute_groups(samples, layout, budget, most_padding=budget // share))
     steps = max(map(len, formed))
     aligned = (align(groups, steps, 0, layout, StepOrder.FULLEST)[0] for groups in formed)
-    return max(sum(map(layout.compute_tokens, groups)) for groups in aligned) + steps * budget / 20
+    return [list(map(layout.compute_tokens, groups)) for groups in aligned]
+
+
+STEP_COSTS: Final = {0.05: False, 0.3: True}
+"""What an empty step costs, as a part of a full one, and whether ranks wait for each other in every step, as with FSDP."""
+SHARES: Final = (16, 8, 4, 2)
+
+
+def measure_shares() -> dict[str, list[list[float]]]:
+    """How much faster than fixed batches at the same updates, 16 samples on each of 8 ranks, by trace, cost and share."""
+    found: dict[str, list[list[float]]] = {}
+    for trace in list_bundled_names():
+        lengths = list(map(int, load_lengths(trace).tokens))
+        budget, choose = ROWS * max(lengths), random.Random(f"{trace}816")
+        updates = [choose.choices(lengths, k=128) for _ in range(16)]
+        found[trace] = [[0.0] * len(SHARES) for _ in STEP_COSTS]
+        for row, (cost, is_waiting) in zip(found[trace], STEP_COSTS.items(), strict=True):
+            fixed = sum(
+                add_up(
+                    [[max(own[i : i + ROWS]) * ROWS for i in range(0, 16, ROWS)] for own in deal_by_rank(update, 8)],
+                    budget,
+                    cost,
+                    is_waiting=is_waiting,
+                )
+                for update in updates
+            )
+            for place, share in enumerate(SHARES):
+                ours = (form_steps(deal_by_load(update, 8), Layout.PADDED, budget, share) for update in updates)
+                row[place] = fixed / sum(add_up(steps, budget, cost, is_waiting=is_waiting) for steps in ours)
+    return found
 
 
 def print_dealing(found: Sequence[Dealing]) -> bool:
@@ -250,11 +289,14 @@ def print_race(figures: dict[str, Any]) -> bool:
 
 def measure_updates(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Both."""
-    return {"dealing": measure_dealing(say), "race": measure_race(repetitions, say)}
+    return {"dealing": measure_dealing(say), "shares": measure_shares(), "race": measure_race(repetitions, say)}
 
 
 def print_updates(figures: dict[str, Any]) -> bool:
     """Prints both; True where the goals are met."""
+    rows = [[trace, *(f"{gain:.2f}" for row in rows for gain in row)] for trace, rows in figures["shares"].items()]
+    header = ["trace", *(f"{cost:.0%}, 1/{share}" for cost in STEP_COSTS for share in SHARES)]
+    print_table("Over fixed batches at the same updates, by the cost of an empty step and padding_share", header, rows)
     return print_dealing(figures["dealing"]) & print_race(figures["race"])
 
 

@@ -13,9 +13,10 @@ require("accelerate")
 
 import torch  # noqa: E402
 from accelerate import Accelerator, DataLoaderConfiguration  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
-from odb_ref.integrations.accelerate import accumulate  # noqa: E402
-from odb_ref.torch import JobState, ODBDataLoader  # noqa: E402
+from odb_ref.integrations.accelerate import accumulate, find_order  # noqa: E402
+from odb_ref.torch import JobState, ODBDataLoader, UsageError  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import Model, get_weights, set_environment  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
@@ -27,17 +28,22 @@ RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 40, 4, 2, 3
 UPDATE = RANKS * PER_RANK * ACCUMULATED
 UPDATES = EPOCHS * -(-SAMPLES // UPDATE)
 """The last of an epoch holds half of the samples."""
-ORDER = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(3)).tolist()
 
 
 def prepare(**settings: Any) -> tuple[Any, ...]:
     """With ``split_batches``, which shares each batch out, a prepared schedule makes one step with an update."""
-    shared_out = DataLoaderConfiguration(split_batches=True)
+    torch.manual_seed(7)
+    shared_out = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True)
     accelerator = Accelerator(cpu=True, dataloader_config=shared_out, **settings)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     return accelerator, model, *accelerator.prepare(model, optimizer, schedule)
+
+
+def make_plain() -> DataLoader[Any]:
+    """The loader of a plain training."""
+    return DataLoader(Numbers(0, SAMPLES), batch_size=RANKS * PER_RANK, collate_fn=collate, shuffle=True)
 
 
 def step(updates: list[list[float]], is_update_end: bool, model: Any, optimizer: Any, schedule: Any) -> None:
@@ -53,16 +59,12 @@ def step(updates: list[list[float]], is_update_end: bool, model: Any, optimizer:
 def train_plain() -> list[list[float]]:
     """The token mean over an update as Accelerate's guide of gradient accumulation has it."""
     accelerator, model, wrapped, optimizer, schedule = prepare(gradient_accumulation_steps=ACCUMULATED)
-    loader: Any = torch.utils.data.DataLoader(
-        Numbers(0, SAMPLES),
-        batch_size=RANKS * PER_RANK,
-        collate_fn=collate,
-        sampler=ORDER,  # type: ignore[arg-type]
-    )
-    loader = accelerator.prepare(loader)
+    loader, ahead = accelerator.prepare(
+        make_plain(), make_plain()
+    )  # each time it is read is an epoch, in an order of its own
     updates: list[list[float]] = []
     for _ in range(EPOCHS):
-        lengths = [(batch["labels"][:, 1:] != -100).sum() for batch in loader]
+        lengths = [(batch["labels"][:, 1:] != -100).sum() for batch in ahead]
         for number, batch in enumerate(loader):
             first = number // ACCUMULATED * ACCUMULATED
             tokens = accelerator.gather(sum(lengths[first : first + ACCUMULATED])).sum()
@@ -76,7 +78,13 @@ def train_plain() -> list[list[float]]:
 
 def train_ours(folder: Path, *, save_at: int = 0, resume: bool = False, **options: Any) -> list[list[float]]:
     accelerator, model, wrapped, optimizer, schedule = prepare()
-    settings = {"token_budget": 60, "update_samples": UPDATE, "sampler": ORDER, "shard": "shared", "timeout_s": 30}
+    settings = {
+        "token_budget": 60,
+        "update_samples": UPDATE,
+        "sampler": find_order(accelerator, make_plain()),
+        "shard": "shared",
+        "timeout_s": 30,
+    }
     updates: list[list[float]] = []
     with ODBDataLoader(Numbers(0, SAMPLES), **nested(collate_fn=collate, **settings | options)) as loader:
         accelerator.register_for_checkpointing(JobState(loader))
@@ -110,3 +118,13 @@ def test_weights_and_rates_are_those_of_plain_accelerate(tmp_path: Path) -> None
             assert len(found) == len(expected)
             for one, other in zip(found, expected, strict=True):
                 assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"shuffle": True}, "use_seedable_sampler=True"), ({"batch_sampler": [[0, 1], [2, 3]]}, "batches by list")],
+)
+def test_an_order_that_cannot_be_told_is_refused(settings: dict[str, Any], said: str) -> None:
+    """What torch's generator has come to, and batches that are drawn in a way of their own."""
+    with pytest.raises(UsageError, match=said):
+        find_order(Accelerator(cpu=True), DataLoader(Numbers(0, SAMPLES), **settings))

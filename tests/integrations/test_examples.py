@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -36,41 +37,42 @@ def test_an_example_trains_on_every_sample(
     assert weights == "the same weights on every rank: True"
 
 
-def run_titan(folder: Path, *arguments: str) -> list[list[str]]:
-    """The updates of each rank."""
+def run_titan(folder: Path, kind: str, *arguments: str) -> list[list[tuple[str, list[int]]]]:
+    """The updates of each rank: rate, loss and weights, and the samples of the rank."""
     from tests.torch.test_examples import EXAMPLES, run_example
 
-    if "--torchtitan" in arguments:
+    if kind == "torchtitan":
         python = os.environ["ODB_TORCHTITAN_PYTHON"]
         command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        command += [str(EXAMPLES / "train_torchtitan.py"), *arguments]
+        command += [str(EXAMPLES / "train_torchtitan.py"), "--torchtitan", *arguments]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
         out = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     else:
         out = run_example(folder, "train_torchtitan.py", *arguments, ranks=2)
-    lines = out.splitlines()
-    found = [line.split(": ", 1) for line in lines if line.startswith("rank ")]
-    return [[line for name, line in found if name == f"rank {rank}"] for rank in range(2)]
+    found = [re.split(": |, samples ", line) for line in out.splitlines() if line.startswith("rank ")]
+    return [
+        [(done, json.loads(numbers)) for name, done, numbers in found if name == f"rank {rank}"] for rank in range(2)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["plain", "torchtitan"])
-def test_a_hand_written_loop_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, kind: str) -> None:
-    """Checks: RESUME, COVER, ALIGN. Shards of 40 and 11 samples: the rates, losses and samples of one training without a stop.
+def test_a_hand_written_loop_trains_as_with_fixed_batches_and_goes_on_where_it_was_saved(
+    tmp_path: Path, kind: str
+) -> None:
+    """Checks: UPDATE, WEIGHT, RESUME, COVER, ALIGN. After every update the rate, loss and weights of the same loop with fixed
+    batches, of the same samples, though it stops and goes on in the middle of an epoch.
 
     ``ODB_TORCHTITAN_PYTHON`` names the Python of an environment with torchtitan.
     """
-    arguments = ["--torchtitan"] if kind == "torchtitan" else []
-    if arguments and "ODB_TORCHTITAN_PYTHON" not in os.environ:
+    if kind == "torchtitan" and "ODB_TORCHTITAN_PYTHON" not in os.environ:
         pytest.skip("needs ODB_TORCHTITAN_PYTHON: python -m venv peers && peers/bin/pip install torchtitan triton")
-    whole = run_titan(tmp_path, *arguments)
-    samples = sorted(
-        int(number) for rank in whole for line in rank for number in line.split("[")[1][:-1].split(", ") if number
-    )
-    assert samples == sorted([*range(51)] * 2)
-    first = run_titan(tmp_path, *arguments, "--stop-after", "3")
-    rest = run_titan(tmp_path, *arguments, "--resume")
+    fixed = run_titan(tmp_path, kind, "--double", "--fixed")
+    first = run_titan(tmp_path, kind, "--double", "--stop-after", "3")
+    rest = run_titan(tmp_path, kind, "--double", "--resume")
     assert [len(rank) for rank in first] == [3, 3]
-    assert [before + after for before, after in zip(first, rest, strict=True)] == whole
-    rates = [float(line.split()[1][:-1]) for line in whole[0]]
-    assert max(rates) == rates[1] == 0.01
-    assert 0 < rates[-1] < 0.002
+    whole = [before + after for before, after in zip(first, rest, strict=True)]
+    for ours, plain in zip(zip(*whole, strict=True), zip(*fixed, strict=True), strict=True):
+        assert sorted(ours[0][1] + ours[1][1]) == sorted(plain[0][1] + plain[1][1])
+        for one, other in zip(ours[0][0].split(", "), plain[0][0].split(", "), strict=True):
+            assert float(one.split()[1]) == pytest.approx(float(other.split()[1]), rel=1e-9, abs=2e-9)
+    assert sorted(number for rank in whole for _, numbers in rank for number in numbers) == sorted([*range(51)] * 2)

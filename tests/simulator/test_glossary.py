@@ -154,6 +154,20 @@ def test_what_a_command_prints_and_writes_has_a_formula(
     assert set(headings) - set(read_names("Columns of tables")) - set(POLICIES) - data_sets - {""} == set()
 
 
+CURVE = [(0, 0.0, 5.9), (2, 4.0, 5.0), (4, 8.0, 4.5)]
+
+
+def test_curves_lie_on_each_other_over_updates_and_not_over_seconds() -> None:
+    """And a curve ends where its training does."""
+    curves = {"fixed": CURVE, "odb": [(u, s / 2, loss) for u, s, loss in CURVE]}
+    (updates, _), (seconds, _) = recorded_report.draw_curves(curves)
+    fixed, odb = (series.values for series in updates.series)
+    assert fixed == odb == [5.9, 5.0, 4.5]
+    fixed, odb = (series.values for series in seconds.series)
+    middle = seconds.x.index("4")
+    assert (fixed[middle], odb[middle], odb[middle + 1], fixed[-1]) == (5.0, 4.5, None, 4.5)
+
+
 def run_demo(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Json]:
     """The demo with a small simulation and no training; the figures that the training is said to have had."""
     pytest.importorskip("torch")
@@ -162,6 +176,8 @@ def run_demo(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Json]:
     def train(out: Path, text: str | None) -> dict[str, Json]:
         for rank in range(demo.TRAINING_RANKS):
             record(out / f"train-rank{rank}.ndjson", samples=100)
+        curves = {"fixed": CURVE, "odb": [(u, s / 2, loss) for u, s, loss in CURVE], "free": CURVE[:2]}
+        (out / "train.json").write_text(json.dumps({"curves": curves}))
         return figures
 
     monkeypatch.setattr(demo, "_train", train)
@@ -176,7 +192,7 @@ def test_what_the_demo_prints_has_a_formula(
     figures = run_demo(tmp_path / "demo", monkeypatch)
     assert set(figures) == set(read_names("Figures of the demo's training"))
     assert "speed" in headings
-    assert set(headings) - set(read_names("Columns of tables")) - {"odb", "fixed batches", ""} == set()
+    assert set(headings) - set(read_names("Columns of tables")) - {*recorded_report.TRAINED, ""} == set()
 
 
 def test_what_the_explorer_writes_has_a_formula(tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_padding_is_worth_a_step_from_a_sixteenth_of_the_budget_on() -> None:
         ({"layout": Layout.PACKED}, [8]),
         ({"budget_tokens": 80}, [4, 4]),  # 2 tokens of padding in the first; a 9 would make it 30
         ({"budget_tokens": 31}, [2, 2, 3, 1]),  # 1 token: of the others three fit
+        ({"budget_tokens": 31, "padding_share": 8}, [4, 3, 1]),  # 3 tokens
         ({"budget_tokens": 31, "sizes": Sizes.POWERS}, [2, 2, 2, 2]),
         ({"order": StepOrder.SAMPLER}, [8]),
     ):

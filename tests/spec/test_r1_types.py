@@ -41,7 +41,7 @@ def test_the_fingerprint_covers_everything_shared() -> None:
     names = {field.name for field in dataclasses.fields(Config) if field.init}
     assert names - set(shared) == {
         "rank", "depth_steps", "layout", "limits", "cost", "sizes", "order_seed", "shared_samples",
-        "update_samples", "peer", "peers",
+        "update_samples", "padding_share", "peer", "peers",
     }  # fmt: skip
     assert json.loads(make_config(limits=(3, 5)).shared_json)["limits"] == [3, 5]
 

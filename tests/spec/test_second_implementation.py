@@ -62,7 +62,7 @@ def _fit(group: list[Item], config: Config) -> bool:
 def _is_dense(group: list[Item], config: Config) -> bool:
     """R16.3."""
     padding = _cost(group, config) - sum(length for _, length, _ in group)
-    return config.update_samples is None or padding <= config.budget_tokens // 16
+    return config.update_samples is None or padding <= config.budget_tokens // config.padding_share
 
 
 def _pack(window: list[Item], config: Config) -> list[list[Item]]:

@@ -91,7 +91,7 @@ def test_the_updates_are_those_of_the_page(
     config = make_config(
         world_size=ranks, budget_tokens=20, update_samples=ranks + more, layout=layout, order=order, rule=RULES[rule],
         shared_samples=len(lengths) if is_shared else None, order_seed=seed,
-        sizes=Sizes.POWERS if is_sized else Sizes.ANY,
+        sizes=Sizes.POWERS if is_sized else Sizes.ANY, padding_share=(1, 4, 16)[seed % 3],
     )  # fmt: skip
     samples = make_shard(lengths)
     shards = [() if is_shared else samples[rank::ranks] for rank in range(ranks)]

@@ -142,7 +142,7 @@ def _label_rank(rank: ExploredRank) -> Label:
         "agreed": min(budget_tokens, state.agreed_tokens),
         "accepted": min(budget_tokens, state.accepted_tokens), "coming": rank.coming,
         "draw": (state.draw.first, state.draw.count, state.draw.end),
-        "places": tuple(sample.id for sample in rank.drawn),
+        "places": tuple(sample.id for sample in rank.drawn) if state.draw.end else (),  # in the model, of a common order
     }  # fmt: skip
     return tuple(values[name] for name in _RANK_FIELDS.split())
 

@@ -17,6 +17,7 @@ from tests.tla.same import ACTIONS, Label, label_model_state, label_world
 from tests.tla.tlc import TLA, read_graph, run_tlc
 
 Edge = tuple[Label, str, Label]
+_NUMBERS = {"none": None, "One": 1, "Two": 2, "Four": 4}
 CONFIGS = sorted(path.stem for path in TLA.glob("graph_*.cfg"))
 
 
@@ -49,7 +50,8 @@ def _read_bounds(path: Path) -> Bounds:
         is_single_reads=value["IsSingleReads"] == "TRUE",
         is_shared="IsDrawn" in value,
         is_eager_end=value["IsEagerEnd"] == "TRUE",
-        window_bytes={"One": 1, "Two": 2}[value["WindowBytes"]] if "WindowBytes" in value else 0,
+        window_bytes=_NUMBERS[value.get("WindowBytes", "none")] or 0,
+        update_samples=_NUMBERS[value.get("UpdateSamples", "none")],
         accepted=tuple((budget,) if budget else () for budget in accepted),
     )
 

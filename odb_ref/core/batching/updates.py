@@ -20,7 +20,10 @@ MOST_PORTIONS: Final = 6
 """In how many portions an update is drawn, at most: what is left uneven then is about a long sample."""
 
 PADDING_SHARE: Final = 16
-"""A group of an update holds no more padding than this part of the budget."""
+"""A group of an update holds no more padding than this part of the budget: about what a step costs by itself. In the free mode
+a group may be carried to be filled; an update emits all of its groups, and what they hold beside their samples is only worth a
+step that it saves (``spec/decisions/021``).
+"""
 
 
 def count_portions(update_samples: int, world_size: int) -> int:
@@ -31,15 +34,6 @@ def count_portions(update_samples: int, world_size: int) -> int:
 def count_rounds(update_samples: int, world_size: int, *, is_shared: bool) -> int:
     """Returns how many rounds an update has: one that releases the update before, and one for each part of it. Spec: R16.3."""
     return 1 + (count_portions(update_samples, world_size) if is_shared else 1)
-
-
-def compute_most_padding(budget_tokens: int) -> int:
-    """Returns how many tokens of padding a group of an update may have under a budget: about what a step costs by itself.
-
-    In the free mode a group may be carried to be filled. An update emits all of its groups, so what they hold beside its
-    samples is only worth a step that it saves: see ``spec/decisions/021``. Spec: R16.3.
-    """
-    return budget_tokens // PADDING_SHARE
 
 
 def compute_first_place(update: int, *, update_samples: int, rank: int, world_size: int) -> int:

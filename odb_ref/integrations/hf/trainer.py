@@ -53,14 +53,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from odb_ref.integrations.accelerate import check_strategy
+from odb_ref.integrations.accelerate import check_strategy, find_prepared_order
 from odb_ref.integrations.hf.callback import TrainerHooks
 from odb_ref.integrations.hf.data import choose_layout, take_share
 from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.guard import SteppingTrainer
 from odb_ref.integrations.hf.saving import read_states
 from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions, TrainerSteps, check_arguments, check_engine
-from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch, find_order
+from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
 from odb_ref.integrations.hf.versions import compute_predicted_share, compute_split, counts_first_labels, get_sampling
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
@@ -131,7 +131,12 @@ class ODBTrainer(SteppingTrainer):
         if update_samples == PLAIN:
             update_samples = self.args.per_device_train_batch_size * k * self.args.world_size
             if not is_iterable and not {"sampler", "shard"} & set(self.odb.loader):
-                order = find_order(prepared, self.args.world_size)
+                if self.accelerator.split_batches:
+                    raise UsageError(
+                        "split_batches=True makes per_device_train_batch_size that of all ranks, so the samples of an update "
+                        "cannot be told: say ODBOptions(update_samples=...) with a sampler or shard, or update_samples=None"
+                    )
+                order = find_prepared_order(prepared, self.args.world_size)
                 options |= {"sampler": order, "shard": "shared", "shuffle": False}
                 batches = order.batches
             # A plain Trainer before transformers 5.10 divides by first labels too, and its run is the one to keep.

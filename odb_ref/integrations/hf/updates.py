@@ -7,13 +7,10 @@ update: however many micro-batches it takes, steps, epochs, schedules, logs and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sized
-from itertools import cycle, islice
+from collections.abc import Iterator, MutableMapping
 from typing import Final
 
-from accelerate.data_loader import SeedableRandomSampler
 from torch import Tensor
-from torch.utils.data import RandomSampler, Sampler
 
 from odb_ref.integrations.hf.steps import STEP_INFO, Inputs
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
@@ -39,62 +36,6 @@ def is_idle(part: Inputs) -> bool:
 def cut_rows(part: Inputs) -> Inputs:
     """Returns a micro-batch without rows."""
     return {name: value[:0] if isinstance(value, Tensor) else value for name, value in part.items()}
-
-
-class PlainOrder(Sampler[object]):
-    """The order in which a prepared loader's ranks would have read the data set, all together: the same on every rank.
-
-    Where that loader gives each rank the same number of batches, the order goes on from its beginning until it does.
-    """
-
-    def __init__(
-        self, sampler: Sampler[object], rank_batch: int, world_size: int, *, is_even: bool, drops_last: bool
-    ) -> None:
-        if not isinstance(sampler, Sized):
-            name = type(sampler).__name__
-            raise UsageError(f"{name} does not say how many samples it lists: say ODBOptions(update_samples=None)")
-        self._sampler = sampler
-        samples, batch = len(sampler), rank_batch * world_size
-        if drops_last:
-            self._samples = samples // batch * batch
-        else:
-            self._samples = -(-samples // batch) * batch if is_even and world_size > 1 else samples
-        self.batches = -(-self._samples // batch)
-        """The batches of each rank, in an epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that is listed next."""
-        set_epoch = getattr(self._sampler, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-
-    def __iter__(self) -> Iterator[object]:
-        return islice(cycle(list(self._sampler)), self._samples)
-
-    def __len__(self) -> int:
-        return self._samples
-
-
-def find_order(prepared: object, world_size: int) -> PlainOrder:
-    """Returns the order of a loader that Accelerate has prepared.
-
-    Raises: UsageError when it batches in a way of its own.
-    """
-    outer = getattr(prepared, "batch_sampler", None)
-    inner = getattr(outer, "batch_sampler", outer)
-    sampler, batch = getattr(inner, "sampler", None), getattr(inner, "batch_size", None)
-    if not isinstance(sampler, Sampler) or not isinstance(batch, int) or getattr(outer, "split_batches", False):
-        raise UsageError(
-            f"the Trainer's loader batches by {type(outer).__name__}, in a way (split_batches, or its own) whose updates "
-            "cannot be told: say ODBOptions(update_samples=...) with a sampler or shard of your own, or update_samples=None"
-        )
-    if isinstance(sampler, RandomSampler) and not isinstance(sampler, SeedableRandomSampler):
-        raise UsageError(
-            "accelerator_config use_seedable_sampler=False draws the order of an epoch from what torch's generator has come "
-            "to, so the samples of an update cannot be told: leave it at True, or say ODBOptions(update_samples=None)"
-        )
-    is_even = bool(getattr(outer, "even_batches", True))
-    return PlainOrder(sampler, batch, world_size, is_even=is_even, drops_last=bool(getattr(inner, "drop_last", False)))
 
 
 class TrainerUpdates:

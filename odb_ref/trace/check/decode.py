@@ -289,6 +289,8 @@ class Settings:
     """The name of its target rule. Spec: R3.3."""
     update_samples: int | None = None
     """How many samples an optimizer update holds; None in the free mode. Spec: R16."""
+    padding_share: int = 16
+    """What part of the budget a group of an update may hold in padding. Spec: R16.3."""
     fingerprint: int
     """What every rank with this configuration must offer."""
 
@@ -306,7 +308,7 @@ class Settings:
     @property
     def most_padding(self) -> int:
         """How much padding a group may have. Spec: R16.3."""
-        return self.budget_tokens if self.update_samples is None else self.budget_tokens // 16
+        return self.budget_tokens if self.update_samples is None else self.budget_tokens // self.padding_share
 
     @property
     def counts_width(self) -> int:
@@ -397,6 +399,7 @@ def decode_settings(header: Header) -> Settings:
         max_age_rounds=_get_setting(config, "max_age_rounds"),
         rule=get_text(config, "rule"),
         update_samples=None if config.get("update_samples") is None else _get_setting(config, "update_samples"),
+        padding_share=_get_setting(config, "padding_share") if "padding_share" in config else 16,
         fingerprint=compute_fingerprint(json.dumps(config, sort_keys=True)),
     )
 

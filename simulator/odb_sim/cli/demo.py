@@ -23,6 +23,8 @@ from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import build_workload
 from odb_sim.reports.recorded_report import (
     SIMULATED,
+    TRAINED,
+    Curves,
     list_simulated_rows,
     list_training_rows,
     write_demo_report,
@@ -48,8 +50,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "demo",
         help="simulate a real trace, train on real text, check both, write a report",
-        description="Simulates a real length trace at 8 and 64 ranks against fixed batches, trains two ranks with uneven "
-        "shards on real text, checks every trace, and writes a page.",
+        description="Simulates a real length trace at 8 and 64 ranks against fixed batches, trains two ranks on real text with "
+        "the same optimizer updates in either way, checks every trace, and writes a page.",
     )
     parser.add_argument("--out", default="demo-out", metavar="DIR", help="where the report goes (demo-out)")
     parser.add_argument("--text", metavar="PATH", help="train on these JSON lines, not on Python's own docstrings")
@@ -72,7 +74,8 @@ def run_command(options: argparse.Namespace) -> int:
     title = f"{LENGTHS}, {SAMPLES_PER_RANK} samples a rank, budget {BUDGET_TOKENS}"
     print_table(title, SIMULATED, list_simulated_rows(summaries))
     train = _train(out, options.text)
-    print_table("trained", ["", "odb", "fixed batches"], list_training_rows(train))
+    curves: Curves = json.loads((out / "train.json").read_text(encoding="utf-8"))["curves"]
+    print_table("trained", ["", *TRAINED], list_training_rows(train))
     train_traces = [out / f"train-rank{rank}.ndjson" for rank in range(TRAINING_RANKS)]
     verdict = check_traces([*traces, *train_traces])
     _print_verdict(verdict)
@@ -89,6 +92,7 @@ def run_command(options: argparse.Namespace) -> int:
         drawn=drawn,
         summaries=summaries,
         train=train,
+        curves=curves,
         train_traces=train_traces,
         verdict=verdict,
         source=source,

@@ -134,7 +134,7 @@ class RankChecks:
             kind = f"{tokens} {config.layout} tokens of {budget}"
             raise Breach("BUDGET", f"rank {config.rank} step {step.number}: {kind} in {_name(step)}")
         is_bounded = config.update_samples is not None and config.order != StepOrder.SAMPLER
-        if is_bounded and (more := tokens - sum(lengths)) > budget // 16:
+        if is_bounded and (more := tokens - sum(lengths)) > budget // config.padding_share:
             raise Breach("BUDGET", f"rank {config.rank}: {more} of {budget} are padding in {_name(step)}")
         used = [sum(costs) for costs in zip(*(sample.costs for sample in step.group), strict=True)]
         if len(step.group) > 1 and any(map(gt, used, limits)):
@@ -157,7 +157,7 @@ class RankChecks:
         if config.limits or config.sizes != Sizes.ANY:
             return
         lengths = tuple(sorted(sample.length for group in groups for sample in group))
-        most_padding = None if config.update_samples is None else budget // 16
+        most_padding = None if config.update_samples is None else budget // config.padding_share
         if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, budget, most_padding):
             raise Breach("FEWEST", f"rank {config.rank}: {len(groups)} groups of {lengths}")
 

@@ -19,6 +19,8 @@ from odb_sim.reports.page import Page
 from odb_sim.reports.run_report import draw_fixed
 
 TRAINING_FIGURES: Final = {
+    "updates": ",",
+    "held_out_loss": ".3f",
     "steps": ",",
     "samples": ",",
     "idle_steps": ",",
@@ -29,7 +31,12 @@ TRAINING_FIGURES: Final = {
     "train_s": ".1f",
     "cpu_s": ".1f",
 }
+Curves = Mapping[str, Sequence[tuple[int, float, float]]]
+"""For each way to train: updates done, seconds, and the loss over held-out texts then."""
+TRAINED: Final = {"odb": "", "fixed batches": "fixed_", "free mode": "free_"}
+"""Ways to train, and what their figures begin with."""
 _MOST_STEPS: Final = 400
+_MOMENTS: Final = 60
 REPLAYED: Final = ["run", "driver", "outcome", "ranks", "rounds", "groups", "steps measured", "predicted", "decisions"]
 TIMES: Final = ["run", "steps", "measured s", "predicted s", "from", "to", "error", "median error of a step"]
 SIMULATED: Final = ["simulated", "steps", "samples an update", "efficiency", "excess", "padding", "idle steps", "speed"]
@@ -175,6 +182,7 @@ def write_demo_report(
     drawn: Mapping[str, Sequence[FillMap]],
     summaries: Sequence[Summary],
     train: Mapping[str, Json],
+    curves: Curves,
     train_traces: Sequence[Path],
     verdict: Verdict,
     source: PageSource,
@@ -195,7 +203,7 @@ def write_demo_report(
     )
     trained = load_runs(train_traces)[0]
     maps = [(name, list(maps)) for name, maps in drawn.items()]
-    page.add_maps([*maps, ("trained, uneven shards", [draw_recorded(trained, "trained for real")])])
+    page.add_maps([*maps, ("trained, the same updates", [draw_recorded(trained, "trained for real")])])
     page.add_heading("Simulation")
     policies, sizes = list(dict.fromkeys(item.policy for item in summaries)), sorted({item.ranks for item in summaries})
     colours = choose_colours(policies)
@@ -210,12 +218,14 @@ def write_demo_report(
     page.add_table(SIMULATED, list_simulated_rows(summaries))
     page.add_heading("Training")
     page.add_text(
-        f"{train.get('ranks')} processes over gloo train a small model on real text with uneven shards; budget "
-        f"{train.get('token_budget')} padded tokens, window {train.get('window')} samples. The rank that has run dry goes on "
-        f"taking every step, with weight 0, until the other is done. Fixed batches hold {train.get('fixed_batch_size')} "
-        "samples, the most whose padded size fits the same budget."
+        f"{train.get('ranks')} processes over gloo train a small model on {train.get('texts')} real texts, three times, at "
+        f"most {train.get('token_budget')} padded tokens in a batch. Fixed batches hold {train.get('fixed_batch_size')} texts; "
+        f"odb has the same {train.get('update_samples')} texts in every optimizer update. The free mode has other updates, "
+        f"of changing size: at this learning rate it is another training."
     )
-    page.add_table(["", "odb", "fixed batches"], list_training_rows(train))
+    for drawn_curve, text in draw_curves(curves):
+        page.add_chart(drawn_curve, text)
+    page.add_table(["", *TRAINED], list_training_rows(train))
     page.add_heading("Check")
     page.add_table(
         ["trace", "steps", "properties that hold", "not applicable", "violated"],
@@ -233,10 +243,39 @@ def write_demo_report(
     page.write(path, source)
 
 
+def draw_curves(curves: Curves) -> list[tuple[LineChart, str]]:
+    """Returns the loss over held-out texts by updates and by seconds, each with what there is to see."""
+    colours = {"fixed": ("fixed batches", "standard"), "odb": ("odb", "odb"), "free": ("free mode", "paper")}
+    last_s = max(points[-1][1] for points in curves.values())
+    texts = {
+        "update": "Held-out loss by optimizer updates: odb lies on fixed batches, for it is the same training.",
+        "s": "And by seconds: the clock is what differs.",
+    }
+    drawn = []
+    for place, (name, text) in enumerate(texts.items()):
+        marks = [round(last_s * i / _MOMENTS, 2) for i in range(_MOMENTS + 1)] if place else []
+        x: list[float] = sorted(marks or {point[0] for points in curves.values() for point in points})
+        series = [
+            Series(
+                name=colours[way][0],
+                colour=colours[way][1],
+                values=[None if at > points[-1][place] else _find_loss(points, at, place) for at in x],
+            )
+            for way, points in curves.items()
+        ]
+        drawn.append((LineChart(x_name=name, x=[f"{at:g}" for at in x], series=series), text))
+    return drawn
+
+
+def _find_loss(points: Sequence[tuple[int, float, float]], at: float, place: int) -> float:
+    """Returns the last loss known there."""
+    return round(next(point[2] for point in reversed(points) if point[place] <= at), 4)
+
+
 def list_training_rows(train: Mapping[str, Json]) -> list[list[str]]:
-    """Returns the figures of the training run beside those of fixed batches, for a table."""
+    """Returns the figures of the training runs, beside each other, for a table."""
     rows = []
     for key, style in TRAINING_FIGURES.items():
-        values = [train.get(key), train.get(f"fixed_{key}")]
+        values = [train.get(prefix + key) for prefix in TRAINED.values()]
         rows.append([key, *(format(value, style) if isinstance(value, int | float) else "-" for value in values)])
     return rows
