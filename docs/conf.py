@@ -30,7 +30,7 @@ myst_heading_anchors = 3
 default_role = "code"  # docstrings name things in single backquotes
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"exclude-members": "__init__, __new__"}
+autodoc_default_options = {"members": True, "exclude-members": "__init__, __new__"}
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 # The inventory of no other project is fetched, so links to their types cannot be checked.
