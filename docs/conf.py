@@ -115,7 +115,7 @@ def _tabulate(_: Sphinx, what: str, name: str, kind: type, options: object, line
     end = lines.index("", begin)
     entries = [line.strip() if line.startswith("     ") else f"\0{line.strip()}" for line in lines[begin + 1 : end]]
     types = {name: str(one.annotation) for name, one in signature(kind).parameters.items()}
-    table = [".. list-table::", "   :widths: 1 3", ""]
+    table = [".. list-table::", "   :class: parameters", "   :widths: 1 3", ""]
     for entry in " ".join(entries).split("\0")[1:]:
         parameter, _, meaning = entry.strip().partition(": ")
         table += [f"   * - ``{parameter}``", f"     - ``{types[parameter]}``", "", f"       {meaning}"]
