@@ -7,7 +7,7 @@ import io
 import re
 import sys
 from contextlib import redirect_stdout
-from inspect import formatannotation, getdoc, signature
+from inspect import getdoc, signature
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -30,7 +30,7 @@ myst_heading_anchors = 3
 default_role = "code"  # docstrings name things in single backquotes
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"exclude-members": "__init__, __new__"}
+autodoc_default_options = {"members": True, "exclude-members": "__init__, __new__"}
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 # The inventory of no other project is fetched, so links to their types cannot be checked.
@@ -114,11 +114,11 @@ def _tabulate(_: Sphinx, what: str, name: str, kind: type, options: object, line
     begin = lines.index("Args:")
     end = lines.index("", begin)
     entries = [line.strip() if line.startswith("     ") else f"\0{line.strip()}" for line in lines[begin + 1 : end]]
-    types = {name: formatannotation(one.annotation) for name, one in signature(kind).parameters.items()}
-    table = [".. list-table::", "   :header-rows: 1", "", "   * - parameter", "     - type", "     - meaning"]
+    types = {name: str(one.annotation) for name, one in signature(kind).parameters.items()}
+    table = [".. list-table::", "   :class: parameters", "   :widths: 1 3", ""]
     for entry in " ".join(entries).split("\0")[1:]:
         parameter, _, meaning = entry.strip().partition(": ")
-        table += [f"   * - ``{parameter}``", f"     - ``{types[parameter]}``", f"     - {meaning}"]
+        table += [f"   * - ``{parameter}``", f"     - ``{types[parameter]}``", "", f"       {meaning}"]
     lines[begin:end] = ["", *table]
 
 

@@ -39,7 +39,7 @@ class JobState:
         return {_KEY: json.dumps(states)}
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Goes on from there with the next iteration, on as many ranks as there are now.
+        """Goes on from there with the next iteration, on the ranks there are now.
 
         Raises: UsageError when this is no such state.
         """

@@ -55,7 +55,7 @@ class Epochs(Generic[Batch]):
     _ranks: Ranks
     _resources: Resources
     _config: Config
-    """That of a rank alone, with as many first windows that are smaller as where nobody knows the samples."""
+    """That of a rank alone, with the smaller first windows of a loader whose samples nobody knows."""
     _ramp_rounds: int | None
     _spec: PipelineSpec
     _weighting: Weighting
@@ -135,7 +135,7 @@ class Epochs(Generic[Batch]):
 
     @property
     def batch_sampler(self) -> NoReturn:
-        """Says what to pass in its place to a framework that takes this for a loader of torch's, to be made anew."""
+        """Raises what names the thing to pass to a framework that takes this for a loader of torch's, to be made anew."""
         raise AttributeError(
             "an ODBDataLoader has no batch_sampler: it forms batches as samples are read, shares samples out by itself, and "
             "goes on from load_state_dict. Lightning: pass LightningLoader to train, EvaluationLoader to evaluate; "
@@ -145,7 +145,7 @@ class Epochs(Generic[Batch]):
     def estimate_steps(self, samples: int = 512) -> int:
         """Returns about how many steps an epoch takes, from so many lengths, alike on all ranks; a collective of them all.
 
-        Raises: UsageError for a stream, or a sampler of one's own.
+        Raises: UsageError for a stream, or your own sampler.
         """
         config = self._make_config(*self._ranks.find_rank_and_size())
         return estimate_steps(self._order, self._spec.measure, config, samples, self.gather)
@@ -278,7 +278,7 @@ class Epochs(Generic[Batch]):
     def metrics(self) -> dict[str, float]:
         """Returns the counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds.
 
-        Of the steps taken so far: ``odb/steps``, ``odb/idle_steps``, ``odb/samples``, ``odb/tokens``, the share of padding in
+        For the steps taken so far: ``odb/steps``, ``odb/idle_steps``, ``odb/samples``, ``odb/tokens``, the share of padding in
         ``odb/padding_ratio``, the share of the token budgets in force that held real tokens in ``odb/fill`` and, of all ranks,
         in ``odb/efficiency``, the last of these budgets in ``odb/token_budget``; ``odb/patches``, or ``odb/cost_0`` and so on.
         Besides: ``odb/data_wait_s``, what the training thread has waited for steps; ``odb/first_step_s``, from the epoch's
@@ -302,7 +302,7 @@ class Epochs(Generic[Batch]):
     # Budget ----------------------------------------------------------------------------------------------------------
 
     def accept_budget(self, tokens: int) -> None:
-        """Says what this rank accepts as its token budget, from now on and in later epochs; the least of all ranks' holds.
+        """Sets what this rank accepts as its token budget, from now on and in later epochs; the least of all ranks' holds.
 
         May be called on any rank, during an epoch or between two, by the thread that trains. It exchanges nothing by itself:
         the next offer says it, and the round after that is formed with it, so up to two windows of steps still come as before.

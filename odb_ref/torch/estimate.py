@@ -30,7 +30,7 @@ def measure_some(order: Order, measure: MeasureFn, rank: int, world_size: int, c
     Raises: UsageError when the data set has no length, or is read in an order of the caller's.
     """
     if order.is_iterable or order.sampler is not None:
-        raise UsageError("the steps of an epoch are estimated for map-style data sets without a sampler of one's own")
+        raise UsageError("the steps of an epoch are estimated for map-style data sets without your own sampler")
     total = order.count_samples()
     places = [place * total // count for place in range(count)] if total > count else list(range(total))
     if order.is_auto:

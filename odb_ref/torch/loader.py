@@ -92,7 +92,7 @@ class ODBDataLoader(Epochs[Batch]):
             `DistributedSampler`.
         shard: ``"auto"``: every world_size-th index (default). ``"shared"``: ranks draw from one order as they have room (R14).
             ``"given"``: the data set is this rank's own.
-        seed: Of the order, and of what samples draw at random. Default: 0.
+        seed: Seeds the order, and what samples draw at random. Default: 0.
         generator: Gives the seed by one number drawn from it now, on every rank the same.
         drop_last: Whether to leave out a last update that is not full. Default: False.
         num_workers: Processes that read samples; with 0 the training thread reads. Default: 0.
@@ -226,7 +226,9 @@ class ODBDataLoader(Epochs[Batch]):
             drop_last=check_flag(drop_last, "drop_last"),
         )
         if self._order.is_shared and window_bytes is not None:
-            raise UsageError("window_bytes needs shards of one's own: with shard='shared' what is drawn is read")
+            raise UsageError(
+                "window_bytes needs shards that are each rank's own: with shard='shared' what is drawn is read"
+            )
         self._bound = check_len_bound(batching.len_bound, self._order)
         self._ranks = choose_ranks(
             protocol.process_group, mesh, protocol.mesh_dims, is_apart=check_flag(protocol.is_apart, "is_apart")

@@ -125,7 +125,8 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
     assert [steps for _, steps, *_ in llama] == [4, 4]
     check_weights([run for run, *_ in llama], make_llama(), precision=1e-4)
     # The logged loss is the mean over all ranks' supervised tokens, for every update: near that of a uniform guess.
-    assert [len(losses) for *_, losses in whole] == [STEPS + 3, STEPS + 3]
+    # And of an evaluation after 5 and 10, and after the last where transformers (not before 5) adds one.
+    assert {len(losses) - STEPS for *_, losses in whole} <= {2, 3}
     assert all(3.2 < loss < 3.8 for _, _, _, losses in (*whole, *windows, *llama) for loss in losses)
 
 
@@ -146,9 +147,11 @@ def test_the_loss_of_the_whole_training_is_that_of_all_ranks(tmp_path: Path) -> 
     assert not any(result.error for result in results), results
     for each, seldom, bounded in (result.value for result in results):
         assert [steps for *_, steps in (each, seldom, bounded)] == [STEPS, STEPS, 7]
-        assert each[0] == pytest.approx(sum(each[2]) / STEPS, rel=1e-6)
+        # Before 5 the Trainer rounds what it logs, and only that.
+        rounding = 5e-5 if all(loss == round(loss, 4) for loss in each[2]) else 0.0
+        assert each[0] == pytest.approx(sum(each[2]) / STEPS, rel=1e-6, abs=rounding)
         assert seldom[0] == seldom[1] == pytest.approx(each[0], rel=1e-6)
-        assert bounded[0] == pytest.approx(sum(each[2][:7]) / 7, rel=1e-6)
+        assert bounded[0] == pytest.approx(sum(each[2][:7]) / 7, rel=1e-6, abs=rounding)
 
 
 def save_and_resume(rank: int, folder: Path) -> Any:

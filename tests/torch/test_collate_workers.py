@@ -118,7 +118,7 @@ def test_a_slow_collate_fn_that_cannot_be_sent_any_more_stays_where_it_is(tmp_pa
     options = SETTINGS | {"multiprocessing_context": "spawn", "num_workers": 2, "timeout_s": 60}
     with (
         ODBDataLoader(Numbers(0, SAMPLES), **nested(collate_fn=function, **options)) as loader,
-        pytest.warns(RuntimeWarning, match="cannot run in as many processes as there are workers: TypeError"),
+        pytest.warns(RuntimeWarning, match="cannot run in all the processes of the workers: TypeError"),
     ):
         assert len(set(loader)) == 1
 

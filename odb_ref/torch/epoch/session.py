@@ -76,7 +76,7 @@ class Session:
         delivery.begin()
 
     def refuse(self, delivery: Delivery, error: BaseException) -> None:
-        """Has an epoch that cannot begin on this rank fail on all of them. Spec: R7.2. Preserves: ABORT."""
+        """Lets an epoch that cannot begin on this rank fail on all of them. Spec: R7.2. Preserves: ABORT."""
         self._delivery = delivery
         delivery.begin(error)
 

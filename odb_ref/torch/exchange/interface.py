@@ -17,7 +17,7 @@ from odb_ref.core.errors import UsageError
 INTERFACE_VARIABLE: Final = "GLOO_SOCKET_IFNAME"
 """Names the interface, as for gloo: of several, divided by commas, the first that has an address."""
 PORTS_VARIABLE: Final = "ODB_REF_PORTS"
-"""Says which ports may be used, ``29600-29699`` for instance; any, when it is not set."""
+"""The variable with the ports that may be used, ``29600-29699`` for instance; any, when it is not set."""
 
 _INTERFACE: Final = struct.Struct("256s")
 _SIOCGIFADDR: Final = 0x8915

@@ -182,7 +182,7 @@ class Links:
         self._wake()
 
     def _wake(self) -> None:
-        """Has the thread that waits for a message look around."""
+        """Wakes the thread that waits for a message."""
         for waking in self._waking[1:]:
             with contextlib.suppress(OSError):
                 waking.send(b"!")

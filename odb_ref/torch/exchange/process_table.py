@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 BUSY_TICKS: Final = 3
-"""Of the 50 that half a second has: fewer are used by threads alone that ask for an interpreter lock and do not get it."""
+"""Out of the 50 that half a second has: fewer are used by threads alone that ask for an interpreter lock and do not get it."""
 
 _PROC: Final = Path("/proc")
 

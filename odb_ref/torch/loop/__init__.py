@@ -1,4 +1,4 @@
-"""For a loop of one's own: a budget from memory, steps that survive running out of it, a learning rate that follows the batch,
+"""For your own loop: a budget from memory, steps that survive running out of it, a learning rate that follows the batch,
 and inference.
 """
 

@@ -31,7 +31,7 @@ class MemoryPoint:
 
     samples: int
     length: int
-    """Of each sample, in tokens."""
+    """The length of each sample, in tokens."""
     peak_bytes: int | None
     """On the rank that took most; None where a rank ran out of memory."""
 
@@ -131,7 +131,7 @@ def rehearse(
 ) -> tuple[MemoryPoint, ...]:
     """Runs the hardest ``count`` batches that the budget allows, made up, and returns what each took; a collective.
 
-    Hardest is what fills the budget with the longest samples: of each length as many as fit, a longer one alone. It is run
+    Hardest is what fills the budget with the longest samples: of each length what fits, a longer one alone. It is run
     before an epoch, so that running out of memory shows at once: which samples share a step is the protocol's to say.
 
     Raises: JobError, on every rank, when one runs out of memory; what ``step`` raises else, on the others JobError.

@@ -8,11 +8,11 @@ gradients do not travel while the backward pass is still running, as they do wit
 
 **A sharded model** (FSDP). There are collectives inside the forward pass, and nobody can help a rank that fails between two
 of them. So each rank tries beforehand: it allocates what its batch will take by a `MemoryFit`, and halves the batch until
-that succeeds. Then all ranks take as many passes as the one that needs most.
+that succeeds. Then all ranks take the passes of the one that needs most.
 
 A sample that does not fit alone fails the step on every rank: it is not left out in silence. Spec: R4.5. Preserves: WEIGHT.
 
-`UpdateGuard` is told how a pass is run; `StepGuard` is that for a loop of one's own.
+`UpdateGuard` is told how a pass is run; `StepGuard` is that for your own loop.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GuardOptions(TypedDict, Generic[Batch], total=False):
 
 
 class UpdateGuard(Generic[Batch]):
-    """Has passes run, in halves where memory runs out: see `StepGuard` for what it is told.
+    """Runs passes, in halves where memory runs out: see `StepGuard` for what it is told.
 
     ``run_pass(model, batch, info)`` runs forward and backward for a batch and returns its loss as `StepInfo.scale` has it,
     detached; it must average no gradients over ranks.
@@ -122,9 +122,9 @@ class UpdateGuard(Generic[Batch]):
         """What went wrong in this update: raised at its end, with all ranks. Until then a rank asks for its batches, since the
         others may need it for theirs."""
         self._losses: list[torch.Tensor] = []
-        """Of the pieces of the update that have run."""
+        """Losses of the pieces of the update that have run."""
         self._told_failures = 0
-        """Of this rank, how many the others know of."""
+        """How many of this rank's the others know of."""
         self._has_tried = self._is_sharded and memory is None
         """Whether a batch is known to go in halves, or will never have to."""
 
@@ -215,7 +215,7 @@ class UpdateGuard(Generic[Batch]):
     # A sharded model -----------------------------------------------------------------------------------------------------
 
     def _run_together(self, piece: Piece[Batch]) -> None:
-        """Runs a batch in as many pieces as the rank that needs most; one that needs fewer repeats its last with weight 0."""
+        """Runs a batch in the pieces of the rank that needs most; one that needs fewer repeats its last with weight 0."""
         pieces, failure = [piece], None
         try:
             self._try_halves(piece)

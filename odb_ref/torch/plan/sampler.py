@@ -41,7 +41,7 @@ class AllReplicas(Sampler[object]):
 def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:
     """Returns what a sampler of the user's lists for an epoch.
 
-    Raises: UsageError when the user has set the sampler to another epoch, or it does not list as many keys as it says.
+    Raises: UsageError when the user has set the sampler to another epoch, or it lists another number of keys than it says.
     """
     set_epoch = getattr(sampler, "set_epoch", None)
     keys = _list_for(sampler, set_epoch, epoch) if callable(set_epoch) else list(sampler)

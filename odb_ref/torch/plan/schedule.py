@@ -41,7 +41,7 @@ class Schedule:
         """Where the present or last epoch began."""
         self._loaded: tuple[EpochState, ...] = ()
         self._digest = ""
-        """Of the keys of the epoch under way, once it has been asked for: listing them again takes time."""
+        """The digest of the keys of the epoch under way, once it has been asked for: listing them again takes time."""
 
     def load(self, given: object) -> tuple[EpochState, ...]:
         """Goes on from this rank's saved state, or from those of all ranks, when the next epoch begins; returns these.

@@ -11,7 +11,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.state import StateDict
 
 VERSION: Final = 5
-"""Of a state's format."""
+"""The version of a state's format."""
 
 _SEAL: Final = "checksums"
 
@@ -25,7 +25,7 @@ def seal(fields: Mapping[str, object]) -> StateDict:
 def check_states(given: object) -> list[Mapping[str, object]]:
     """Returns the states that `load_state_dict` is given: one, or several in a sequence.
 
-    Raises: UsageError when one of them is none, or damaged. Spec: R10.5.
+    Raises: UsageError when one of them is not a state, or damaged. Spec: R10.5.
     """
     if isinstance(given, Mapping):
         return [check_seal(given)]

@@ -35,7 +35,7 @@ class EpochStart:
     progress: EpochProgress = START
     seed: int = 0
     order_seed: int = 0
-    """Of the order of steps: the same on all ranks."""
+    """The seed of the order of steps: the same on all ranks."""
     read_ahead: int = 1
     max_bad: float = 0
     tag: str = ""

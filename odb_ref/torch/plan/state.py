@@ -113,7 +113,7 @@ class EpochProgress:
     known: int = 0
     """So many places of the rank's order decide the steps taken: each is set aside, or must be read again alike."""
     digest: str = ""
-    """Of the positions and measures of all samples in the round of the last taken step: read again, they must be the same."""
+    """Digests positions and measures of all samples in the round of the last taken step: read again, they must be the same."""
     base: tuple[Generation, ...] = ()
     """What earlier ranks had taken."""
     places: tuple[int, ...] = ()

@@ -1,6 +1,6 @@
 """Going on with an epoch of updates (R16) on another number of ranks, or with other settings.
 
-An update holds the same samples whoever reads them, so nothing is shared out anew: the ranks begin with the update in which the
+An update holds the same samples on any ranks, so nothing is shared out anew: the ranks begin with the update in which the
 state was saved, and leave out what was trained on of it: nothing between two updates, where one rank's state is that of all.
 Spec: R16.5, R16.6. Preserves: UPDATE.
 """

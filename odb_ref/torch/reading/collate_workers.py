@@ -101,7 +101,7 @@ class _Worker:
 
 
 class CollateWorkers:
-    """Whoever makes batches: this process, or up to ``count`` others. For one thread."""
+    """Makes batches, here or in other processes: up to ``count`` others. For one thread."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class CollateWorkers:
             self._count = len(self._workers)
             self._are_worth_it = self._are_worth_it if self._count else False
             self._warnings = (
-                f"collate_fn is slow, and cannot run in as many processes as there are workers: {describe(error)}",
+                f"collate_fn is slow, and cannot run in all the processes of the workers: {describe(error)}",
             )
 
     def _start(self) -> None:
@@ -316,7 +316,7 @@ def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | No
 def _listen(link: Pipe, tasks: SimpleQueue[object]) -> None:
     """Takes in what comes, until the loader process is gone: then puts None. No more comes than `AHEAD` allows.
 
-    It waits for nothing else: so whoever sends never waits for a batch to be made, nor for one to be received. And the files in
+    It waits for nothing else: so the sender never waits for a batch to be made, nor for one to be received. And the files in
     which large samples come are closed at once.
     """
     try:

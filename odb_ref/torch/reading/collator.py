@@ -233,7 +233,7 @@ _UNCHANGING: Final = (
     *(type(None), bool, int, float, complex, str, bytes, Enum, np.generic, torch.dtype, torch.device, torch.Size),
     *(type, FunctionType, BuiltinFunctionType, ModuleType),
 )
-"""What is never written into: whoever holds it too does not matter."""
+"""What is never written into, so that other holders do not matter."""
 _ALONE: Final = _count_references([object()])[0] + 1
 """The references to what is in a list, and one more."""
 _REUSED: Final = "with num_workers=0 several batches are made ahead, so return what is made anew for each"

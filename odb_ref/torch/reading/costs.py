@@ -99,7 +99,7 @@ class CostMeasure:
     resources: int
 
     def __call__(self, samples: Sequence[object]) -> Sequence[object]:
-        """Returns as many as ``samples``.
+        """Returns one for each of ``samples``.
 
         Raises: SampleError when a cost makes no sense, and what ``measure`` raises.
         """

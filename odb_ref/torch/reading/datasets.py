@@ -1,6 +1,6 @@
 """Data sets as the inner DataLoader sees them: each sample is read with its own seed, and none is lost without a word.
 
-A DataLoader takes a StopIteration, whoever raises it, for the end of the samples. Spec: R11.4, R12.1.
+A DataLoader takes any StopIteration for the end of the samples. Spec: R11.4, R12.1.
 """
 
 from __future__ import annotations

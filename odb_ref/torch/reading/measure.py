@@ -160,7 +160,7 @@ class Measure:
     """True when it matters how many bytes they take."""
 
     def __call__(self, samples: Sequence[object]) -> list[Measured]:
-        """Returns as many as ``samples``.
+        """Returns one for each of ``samples``.
 
         Raises: SampleError when a measure makes no sense.
         """

@@ -138,7 +138,7 @@ class ReadPipeline:
         return self.is_inline and self._epoch is not None and self._epoch.has_work
 
     def work(self, steps: int, is_enough: Callable[[], bool] | None = None) -> None:
-        """Does a part of what waits, so that as many calls as ``steps`` do it all; begins nothing more when that ``is_enough``.
+        """Does a part of what waits, so that ``steps`` calls do it all; begins nothing more when that ``is_enough``.
 
         What user code draws here leaves the process's generators as they were. Spec: R12.2.
 
@@ -282,7 +282,7 @@ class _Maker:
 
 
 class _Epoch:
-    """What is asked for in one epoch, and who does it: two threads of its own once started, or whoever calls `work`."""
+    """What is asked for in one epoch, and who does it: two threads of its own once started, or the caller of `work`."""
 
     def __init__(self, reader: Reader, maker: _Maker, after: tuple[threading.Thread, ...], *, is_inline: bool) -> None:
         self._after = after
@@ -339,7 +339,7 @@ class _Epoch:
         for thread in self.threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        if self._working.acquire(timeout=END_S):  # then whoever works has noticed
+        if self._working.acquire(timeout=END_S):  # then the one that works has noticed
             self._working.release()
 
     def work(self, steps: int, is_enough: Callable[[], bool] | None) -> None:

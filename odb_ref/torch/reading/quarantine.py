@@ -69,7 +69,7 @@ class GuardedMeasure:
     measure: MeasureFn
 
     def __call__(self, samples: Sequence[object]) -> Sequence[object]:
-        """Returns as many as ``samples``."""
+        """Returns one for each of ``samples``."""
         if not any(isinstance(sample, BadSample) for sample in samples):
             with contextlib.suppress(Exception):  # one by one finds which it is
                 return self.measure(samples)

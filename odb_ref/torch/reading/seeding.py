@@ -1,7 +1,7 @@
 """What user code draws at random while it reads a sample or makes a batch: it follows from the epoch and the number of either.
 
 The generators are those of `random`, of NumPy (the old, global one) and of torch on the CPU. Each belongs to the whole process,
-so whoever seeds them sees to it that nobody else draws meanwhile: see `isolate`. Spec: R12.
+so the one that seeds them sees to it that nobody else draws meanwhile: see `isolate`. Spec: R12.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def compute_seed(use: Use, *numbers: int) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Has this process draw from now on what follows from ``seed``. Spec: R12.1. Preserves: REPLAY."""
+    """Sets what this process draws from now on, by ``seed``. Spec: R12.1. Preserves: REPLAY."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)
     # Not torch.manual_seed, which seeds the generators of every device too: they are the model's.

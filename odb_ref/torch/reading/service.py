@@ -55,7 +55,7 @@ class SampleListener(Protocol):
     """
 
     def on_read(self, items: Sequence[ReadItem], *, is_ended: bool, is_full: bool) -> None:
-        """Answers one `read` or `draw`: as many items as asked for, fewer only at the end, or when the window is full."""
+        """Answers one `read` or `draw`: the items asked for, fewer only at the end, or when the window is full."""
         ...
 
     def on_warning(self, text: str) -> None:
@@ -92,7 +92,7 @@ class SampleService(Protocol):
         ...
 
     def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
-        """Has samples of an order shared with other ranks read, by places and keys, perhaps the last; and asks for the first so
+        """Asks for samples of an order shared with other ranks, by places and keys, perhaps the last; and asks for the first so
         many of those that are read so and were not asked for yet. The others are read ahead.
         """
         ...
@@ -116,7 +116,7 @@ class SampleService(Protocol):
         ...
 
     def work(self, steps: int, is_enough: Callable[[], bool] | None = None) -> None:
-        """Does a part of what waits, so that as many calls as ``steps`` do it all; begins nothing more when that ``is_enough``.
+        """Does a part of what waits, so that ``steps`` calls do it all; begins nothing more when that ``is_enough``.
 
         Raises: what user code raises that is not an Exception.
         """

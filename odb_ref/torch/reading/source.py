@@ -164,7 +164,7 @@ class Source:
         self._loader: DataLoader[object] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
 
     def open(self, plan: ReadPlan, warn: Callable[[str], None], draws: DrawFeed | None = None) -> Iterator[Chunk]:
-        """Returns the samples of an epoch with their places, as the measure answers them, as many at a time as were read at
+        """Returns the samples of an epoch with their places, as the measure answers them, so many at a time as were read at
         once; worker processes start at once.
         """
         self._feed.plan, self._feed.draws = plan, draws
@@ -195,7 +195,7 @@ class Source:
             self.workers = ()  # all is read: one that crashes while it ends takes nothing with it
 
     def _pace(self, chunks: Iterator[object]) -> Iterator[list[object]]:
-        """Yields the chunks, and has the next ones hold as many samples as are read in a moment."""
+        """Yields the chunks, and sizes the next ones to what is read in a moment."""
         count, workers = 0, self._loader.num_workers
         began_s = time.monotonic()
         for chunk in chunks:
@@ -262,7 +262,7 @@ class Reader:
         return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
 
     def ask(self, count: int, room: Room | None = None, end: int | None = None) -> None:
-        """Asks for so many samples, or as many as there is room for; or for all that stand before a place."""
+        """Asks for so many samples, or what there is room for; or for all that stand before a place."""
         self._wanted.append((count, room, end))
 
     def count_work(self) -> int:

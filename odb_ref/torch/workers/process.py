@@ -128,7 +128,7 @@ class LoaderProcess:
         self._receiver.start()
 
     def _call(self, method: Callable[Concatenate[LoaderServer, P], None], *args: P.args, **options: P.kwargs) -> None:
-        """Has the process call a method of its own; does not wait."""
+        """Asks the process to call a method of its own; does not wait."""
         pipe = self._pipe
         if pipe is not None:
             send(pipe, methodcaller(method.__name__, *args, **options))

@@ -214,7 +214,7 @@ def serve(task: LoaderTask) -> None:
 
 
 def _shield(handled: Iterable[int]) -> None:
-    """Has signals that the user handles do nothing here: the handlers are for the training process to run, and what is sent to
+    """Ignores signals that the user handles here: the handlers are for the training process to run, and what is sent to
     all processes of a job must not end this one if it does not end that one.
 
     Not by ignoring them: that would pass on to programs that a data set starts.

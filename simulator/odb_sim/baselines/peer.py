@@ -5,9 +5,9 @@ batch). A round goes so:
 
 1. A rank waits for new samples: a twentieth of its buffer more in each round, then the whole buffer. They join what the
    last round left over.
-2. Sorted from the longest; the first group is a single sample, and each further one has as many samples as the budget
+2. Sorted from the longest; the first group is a single sample, and each further one has the samples that the budget
    holds of the length that the group before it ended with. The last may be unfilled.
-3. All ranks take as many steps as the rank with the most groups has, but no more than any rank that still reads has new
+3. All ranks take the steps of the rank with the most groups, but no more than any rank that still reads has new
    samples: every sample that arrives pays for one step at most.
 4. A rank with fewer groups splits single samples off its longest group that has two; one with more keeps those with the
    most samples and leaves the rest over.
@@ -70,7 +70,7 @@ def form_groups(pool: Sequence[int], lengths: Sequence[int], budget_tokens: int)
     groups: list[Batch] = []
     group: Batch = []
     size = 1
-    # Of equal lengths the later comes first.
+    # The later of equal lengths comes first.
     for sample in reversed(sorted(pool, key=lambda sample: lengths[sample])):
         group.append(sample)
         if len(group) >= size:

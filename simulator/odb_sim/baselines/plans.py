@@ -6,7 +6,7 @@
               choose who knows nothing of the lengths of a batch before it is made, and wants no run to die of memory.
 `hfg`         ``group_by_length`` of Hugging Face's Trainer: shuffled, cut into mega-batches of 50 batches, each sorted by
               length, the longest sample of all first; then fixed batches of the same size as `standard`.
-`balanced`    cost-rebalanced fixed batches: each step takes as many samples as `standard` takes on all ranks together, in
+`balanced`    cost-rebalanced fixed batches: each step takes the samples that `standard` takes on all ranks together, in
               sampler order, and splits them over the ranks so that the most padded tokens on any rank are fewest.
 `gmt`         global max-token oracle, as fairseq's ``--max-tokens``: all lengths are known; sorted by length, cut into the
               fewest batches under the budget, batches shuffled.
@@ -50,7 +50,7 @@ class RankBatches:
 
 
 def compute_batch_size(workload: Workload, budget_tokens: int) -> int:
-    """Returns the samples in a fixed batch: as many of the longest as fit the budget, at least 1 and at most all there are."""
+    """Returns the samples in a fixed batch: the longest up to the budget, at least 1 and at most all there are."""
     return min(max(1, budget_tokens // int(workload.tokens.max())), workload.samples_total)
 
 

@@ -181,7 +181,7 @@ def describe_terms(compared: list[Compared]) -> str:
     return (
         f"{what.workload.ranks:,} ranks ({what.sharding} shards), {what.mode} mode. Budget: the most padded tokens of a batch, "
         "the same for every policy. Fixed batch: samples of a batch of standard, hfg and balanced, "
-        + ("as many of the longest sample as fit the budget" if what.batch_size is None else "as asked for")
+        + ("what the budget holds of the longest sample" if what.batch_size is None else "as asked for")
         + ". Window: samples that a rank of the protocol groups at a time."
     )
 

@@ -107,7 +107,7 @@ def _json_to_stdout(options: argparse.Namespace) -> Iterator[None]:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: an end like Ctrl-C, in which whoever has started something ends it."""
+    """SIGTERM: an end like Ctrl-C, in which each ends what it has started."""
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
     add_repeated(parser, "--limit", "COLUMN=MAX", text)
 
 
-def add_batch_size(parser: argparse.ArgumentParser, default: str = "as many of the longest as fit it") -> None:
+def add_batch_size(parser: argparse.ArgumentParser, default: str = "what it holds of the longest") -> None:
     """Adds the size of fixed batches, and says what it is where it is not given."""
     add_number(parser, "--batch-size", "N", f"samples of a fixed batch, whatever the budget ({default})")
 
@@ -304,7 +304,7 @@ def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
 
 
 def complain(failed: Sequence[CellFailure], total: int) -> int:
-    """Says which simulations have failed, of so many in ``total``; returns the exit status: 0 when none has, else 2."""
+    """Prints the simulations that have failed, of so many in ``total``; returns the exit status: 0 when none has, else 2."""
     if not failed:
         return 0
     print(f"{len(failed)} of {total} simulations failed:", *failed, sep="\n  ", file=sys.stderr)

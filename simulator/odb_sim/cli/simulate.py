@@ -117,7 +117,7 @@ def run_command(options: argparse.Namespace) -> int:
 def _parse_budget_schedule(options: argparse.Namespace) -> BudgetTable:
     """Returns the schedule that the options ask for.
 
-    Raises: UsageError when it is none, or asks for more than the largest budget there is.
+    Raises: UsageError when it is not a schedule, or asks for more than the largest budget there is.
     """
     table = parse_budget_schedule(options.budget_schedule)
     for step, tokens in table.changes:

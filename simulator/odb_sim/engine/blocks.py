@@ -178,7 +178,7 @@ class Block:
         self.moved_places = 0
 
     def ask(self) -> None:
-        """Each rank asks its own shard for as many samples as it wants."""
+        """Each rank asks its own shard for the samples it wants."""
         self._first, self._asked = self._known, np.minimum(self.wants, self._ends - self._known)
         self._known = self._known + self._asked
         self._is_ended = self._is_ended | ((self.wants > 0) & (self._known == self._ends))

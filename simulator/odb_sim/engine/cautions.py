@@ -152,7 +152,7 @@ def summarize_cautions(cautions: Iterable[Caution]) -> list[str]:
     """Returns a line for each caution: of many runs with the same one, the first's, and how many others have it."""
     by_kind: dict[tuple[About, str], list[str]] = {}
     for caution in cautions:
-        # Of settings each is a matter of its own: that of its option.
+        # Each setting is a matter of its own: that of its option.
         option = next((word for word in caution.text.split() if word.startswith("--")), "")
         texts = by_kind.setdefault((caution.about, option if caution.about is About.SETTING else ""), [])
         if caution.text not in texts:

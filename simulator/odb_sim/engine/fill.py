@@ -115,7 +115,7 @@ class _Part:
     round: int
     rows: dict[int, _Row]
     waits_s: Seconds
-    """Of shape (ranks, steps)."""
+    """Its shape is (ranks, steps)."""
     waited_for: Integers
 
 
@@ -179,5 +179,5 @@ class Fill:
 
 
 def list_longest(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Returns the longest of ``lengths``, as many as a cell holds."""
+    """Returns the longest of ``lengths`` that a cell holds."""
     return tuple(sorted(lengths, reverse=True)[:MOST_LENGTHS])

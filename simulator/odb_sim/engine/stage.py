@@ -61,7 +61,7 @@ class EpochStage:
         self.timeline = timeline
         self.fill = fill
         self._lengths: Integers | None = None
-        """Of each sample, by id."""
+        """The length of each sample, by id."""
         self._random = random.Random(epoch.seed)
         self.acted: set[Fault] = set()
         """The faults that have happened."""

@@ -153,7 +153,7 @@ class Trainers:
                 self._record(met, met_s, met_s + sync_s if is_over else met_s)
                 self.updates += is_over
                 met = None
-            if self._departed:  # whoever has taken a step waits in the collective for one that has left
+            if self._departed:  # a rank that has taken a step waits in the collective for one that has left
                 if last is not None:
                     self._record_inner(last)
                 return
@@ -179,7 +179,7 @@ class Trainers:
                 self.updates += 1
 
     def _take_all(self) -> Generator[simpy.Event, object, list[int]]:
-        """Has every rank take each step of an update when it has it; returns the ranks whose epoch is over instead."""
+        """Lets every rank take each step of an update when it has it; returns the ranks whose epoch is over instead."""
         leavers: list[int] = []
         while self._waiting or self._busy:
             wakened, self._wakened = self._wakened, []

@@ -27,7 +27,7 @@ class Bounds(Terms):
     with ``is_left_inside`` also in the middle of one, whose collective then has no end. With ``is_inline`` a rank
     reads and collates by its consumer's thread (A3): not while that is in a step that another has not entered yet,
     unless it is urged, and not once it has left. A window may hold ``window_bytes``, where that is not 0: a token has a
-    byte. Each rank's queue holds as many steps more as its number with
+    byte. Each rank's queue holds its number of steps more with
     ``is_uneven_depth``. The rank ``odd_rank`` has another configuration.
     Rank r comes to accept the token budgets ``accepted[r]``, one after the other, each at any moment; ranks beyond accept what
     there is. A ``budget_schedule`` holds on all ranks: pairs of planned steps and the tokens accepted from there on.
@@ -138,7 +138,7 @@ class Bounds(Terms):
 
 
 def compute_lengths(shards: Sequence[int], lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns for each rank as many lengths as ``shards`` says, taken in turn from ``lengths``, which repeats.
+    """Returns for each rank the number of lengths that ``shards`` says, taken in turn from ``lengths``, which repeats.
 
     Raises: UsageError when a shard is negative, or there is no length to take.
     """

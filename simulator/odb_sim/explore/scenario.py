@@ -65,7 +65,7 @@ def encode_scenario(scenario: Scenario) -> dict[str, Json]:
 def read_scenario(path: str | Path) -> Scenario:
     """Returns the scenario in the file.
 
-    Raises: UsageError when it is none.
+    Raises: UsageError when it holds no scenario.
     """
     try:
         data: object = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -165,7 +165,7 @@ class BudgetTable:
 def parse_budget_schedule(text: str) -> BudgetTable:
     """Returns the schedule that ``text`` says, as in ``0:4096,500:8192``: tokens from each number of steps on. Spec: R15.4.
 
-    Raises: UsageError when it is none.
+    Raises: UsageError when it is not one.
     """
     try:
         pairs = [part.split(":") for part in text.split(",")]

@@ -251,7 +251,7 @@ class LoaderCost:
 INLINE_LOADER: Final = LoaderCost(
     workers=1, sample_s=0, per_token_s=0, collate_step_s=0, collate_per_token_s=0, receive_sample_s=0
 )
-"""Of a job without workers, whose training thread reads and collates: that is part of the time of its steps."""
+"""The loader of a job without workers, whose training thread reads and collates: that is part of the time of its steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +309,7 @@ ASSUMED: Final = Ranges(
         ("loader.sample_s", 5e-4, 2e-3),
     )
 )
-"""Of the defaults: assumed, as they are."""
+"""Ranges of the defaults: assumed, as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

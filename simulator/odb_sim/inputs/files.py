@@ -13,7 +13,7 @@ from odb_ref.core.errors import UsageError
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Has an OSError that is raised inside name ``path``."""
+    """Makes an OSError that is raised inside name ``path``."""
     try:
         yield
     except OSError as error:

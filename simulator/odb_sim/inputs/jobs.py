@@ -38,7 +38,7 @@ class Memory:
     states: float
     """Weights, gradients and the optimizer's, of a rank's share, and the layers that are gathered."""
     token: float
-    """Of each padded token."""
+    """What each padded token takes."""
 
     @property
     def tokens(self) -> int:

@@ -104,7 +104,7 @@ def describe_remedy(source: str) -> str:
 def _describe(header: list[str], where: str) -> str:
     """Returns the names of a header, and nothing of what may be a text of a data set."""
     if not all(map(_NAME.fullmatch, header)):
-        return f"it is none; if the file holds texts, {describe_remedy(where)}"
+        return f"it is not one; if the file holds texts, {describe_remedy(where)}"
     return f"there are {', '.join(header)}"[:240] + f"; if the file holds texts, {describe_remedy(where)}"
 
 

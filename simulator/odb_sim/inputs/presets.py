@@ -162,7 +162,7 @@ def load_strategy(name: str) -> Strategy:
 def load_model(name: str) -> Model:
     """Returns the sizes of a model: one of the presets, or that of a ``config.json``, given as the file or its folder.
 
-    Raises: UsageError, naming the file and the key, when it is none.
+    Raises: UsageError, naming the file and the key, when it is not one.
     """
     path = Path(name)
     if name not in read_presets()["model"] and path.exists():

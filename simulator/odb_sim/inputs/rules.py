@@ -82,7 +82,7 @@ def digest_rule(name: str) -> str:
     try:
         path = inspect.getsourcefile(import_named(module_name))
         return "" if path is None else sha256(Path(path).read_bytes()).hexdigest()
-    except (Exception, SystemExit):  # Whatever is wrong with it is said by whoever runs it.
+    except (Exception, SystemExit):  # Whatever is wrong with it is said when it is run.
         return ""
 
 

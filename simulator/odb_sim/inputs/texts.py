@@ -35,7 +35,7 @@ def is_text_file(path: Path) -> bool:
 def read_rows(source: str, split: str | None = None) -> Iterator[tuple[str, Row]]:
     """Yields where each row stands, and the row; ``split`` is the part of a saved data set that has several.
 
-    Raises: UsageError naming file and line, when it cannot be read or a row is none.
+    Raises: UsageError naming file and line, when it cannot be read or a row is not one.
     """
     module, colon, _ = source.rpartition(":")
     path = Path(source)

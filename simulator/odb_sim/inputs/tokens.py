@@ -5,7 +5,7 @@ with the token that ends its turn. Where that begins and ends is read off the te
 turn, and what goes up to it. A template whose beginning depends on what follows does not let that be read off: there the
 content of the turn is looked for, without its end.
 
-Of prompt and response the response carries loss, of a text all of it. Rows that are tokenized already (``input_ids``, with
+The response to a prompt carries loss, and of a text all of it. Rows that are tokenized already (``input_ids``, with
 ``labels`` if not all carry loss) are counted as they are.
 """
 
@@ -312,7 +312,7 @@ def _compile(text: str, names: Mapping[str, str]) -> Template:
     try:
         template = environment.from_string(text)
     except TemplateError as error:
-        raise UsageError(f"the chat template is none: {error}") from error
+        raise UsageError(f"this is not a chat template: {error}") from error
 
     def render(messages: Sequence[Message], is_open: bool) -> str:
         try:

@@ -90,7 +90,7 @@ class Workload:
         return int(self.offsets[rank + 1] - self.offsets[rank])
 
     def read_samples(self, rank: int, position: int, count: int) -> tuple[Sample, ...]:
-        """Returns the samples of ``rank`` from ``position`` on, ``count`` of them or as many as are left."""
+        """Returns the samples of ``rank`` from ``position`` on, ``count`` of them or what is left."""
         return self.read_places(self.compute_span(rank, position, count), position)
 
     def read_places(self, span: slice[int, int, None], position: int) -> tuple[Sample, ...]:

@@ -18,8 +18,8 @@ cost if one number were 1 and the others 0. Those columns come from the models t
 A number whose range begins at 0 is not written: it would add next to nothing here, and seconds at a thousand times the size.
 What the numbers were fitted to stands in the cost model, and a simulation of more says so.
 
-Every span is measured on one rank's clock, so the clocks of the ranks need not agree. Of several runs every second one is
-held back, of a single run the second half of each component's spans.
+Every span is measured on one rank's clock, so the clocks of the ranks need not agree. From several runs every second one is
+held back, from a single run the second half of each component's spans.
 
 Beside the error of a step stands how much steps of equal size differ among themselves: a machine whose speed changes puts
 an end to what any model can reach.
@@ -69,7 +69,7 @@ _READY_SHARE: Final = 0.05
 _READ_FITS: Final = 3
 _PARTS: Final = 4
 _LEAST_ERROR: Final = 0.02
-"""Of a run's time, however well those held back are met."""
+"""The least share of a run's time, however well those held back are met."""
 _SECTIONS: Final = {"step": "gpu", "read": "loader", "collate": "loader", "exchange": "network"}
 _FEW_READS: Final = "the others were read ahead, or the run is short"
 _INLINE: Final = "the thread that trains reads and collates, as part of a step"

@@ -79,7 +79,7 @@ class Scatter:
     median: float
     """Median over the spans of the relative difference to the median of the others of their size."""
     p90: float
-    """Of ten spans nine differ less."""
+    """Nine spans of ten differ less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Fit:
     median_error: float = 0.0
     """Median relative error of a span, held-back half."""
     p90_error: float = 0.0
-    """Of ten spans nine have a smaller relative error."""
+    """Nine spans of ten have a smaller relative error."""
     total_error: float = 0.0
     """Relative error of the sum of all spans; the sign says whether the prediction is too long."""
     paced_error: float = 0.0

@@ -32,7 +32,7 @@ _FEWEST_LENGTHS: Final = 3
 def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
     """Returns the cost of a step that fits a table best; measured on so many ``ranks``, whose collective it then holds.
 
-    Of each measurement the error is that of a fit to all others.
+    The error of each measurement is that of a fit to all others.
 
     Raises: UsageError, naming file and line, when it holds anything but measurements, or those of one size only.
     """

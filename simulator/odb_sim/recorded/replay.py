@@ -3,7 +3,7 @@
 The trace gives each rank's samples and the configuration; the simulator's world does the rest: its own exchange, its own
 clock, its own order of events. What must come out equal is every round's number of steps, every step's samples on every
 rank, and every step's global counts. Not compared are the last rounds of a run that ended early (a failure, a stop, a
-record that breaks off): when a run is cut short is a matter of timing. Of times, predictions are stated beside measurements
+record that breaks off): when a run is cut short is a matter of timing. Predictions of times are stated beside measurements
 with their error.
 """
 
@@ -47,7 +47,7 @@ class Timing:
     high_s: float
     """Between which the prediction lies nine times of ten, by what the cost model says of itself."""
     seconds: tuple[tuple[float, float], ...]
-    """Of each step: measured, predicted."""
+    """Measured and predicted, of each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def build_run(
     workers: int | None = None,
     global_batch: GlobalBatch = EVERY_STEP,
 ) -> Run:
-    """Returns the simulation of ``recorded``, with so many ``workers`` of each rank, or as many as the trace says.
+    """Returns the simulation of ``recorded``, with so many ``workers`` of each rank, or those that the trace says.
 
     ``global_batch`` is that to which the job accumulated its steps, of which a trace says nothing.
 
@@ -250,7 +250,7 @@ def _record_step(step: Step) -> RecordedStep:
 def find_difference(recorded: Sequence[RankRecord], simulated: Sequence[Sequence[Round]], *, is_whole: bool) -> str:
     """Returns the first decision that differs, by round, step and rank; empty when none does.
 
-    Rounds that a rank has no record of are not compared, unless the run ``is_whole``: then there must be none.
+    Rounds that a rank has no record of are not compared, unless the run ``is_whole``: then there must not be any.
     """
     rounds = min(len(rank.rounds) for rank in recorded)
     for number in range(rounds):

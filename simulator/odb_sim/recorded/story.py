@@ -1,7 +1,7 @@
 """An epoch round by round, as its trace tells it: what each rank held, offered, trained on, carried and idled, and why.
 
 Nothing is simulated and nothing decided anew. Groups that are not in the trace, those before they are split or carried, are
-asked of the core (`odb_ref.core.batching`), and shown only where they are as many as the rank offered.
+asked of the core (`odb_ref.core.batching`), and shown only where they are the number that the rank offered.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Incident:
     """Something that goes wrong, or ends an epoch early, on one rank."""
 
     round: int
-    """Counted from the first of the trace; as many as there are, where nothing follows."""
+    """Counted from the first of the trace; the number there is, where nothing follows."""
     rank: int
     text: str
 
@@ -121,7 +121,7 @@ class Teller:
             self._note_effect(effect, record.time_s)
 
     def find_groups(self, part: RankRound) -> list[list[int]] | None:
-        """Returns the groups of a window, its places in each; None where they are not as many as were offered, or not known."""
+        """Returns the groups of a window, its places in each; None where another number was offered, or they are not known."""
         if self.config is None:
             return None
         budget, limits = self.config.compute_round_bounds(part.agreed_tokens)
@@ -133,7 +133,7 @@ class Teller:
         return found if len(found) == part.offer.groups_max else None
 
     def end(self) -> None:
-        """Says that the trace ends here."""
+        """Notes that the trace ends here."""
         if self.finish is None:
             self._troubles.append("its trace ends here")
         elif self.finish.kind == "complete" and self.taken_steps < self._delivered_steps and not self._is_told:
@@ -272,7 +272,7 @@ class Story:
         raise UsageError(f"step {step} is not in the trace: {self.paths[0]}")
 
     def explain_target(self, round_: int) -> str:
-        """Returns why a round has as many steps as it has, in words: what of the agreement equals it, and of whom that is."""
+        """Returns why a round has its number of steps, in words: what of the agreement equals it, and of whom that is."""
         parts = self.list_parts(round_)
         agreement = next((part.agreement for _, part in parts if part.agreement is not None), None)
         if agreement is None:

@@ -101,7 +101,7 @@ def _make_compare_headline(compared: Sequence[Compared]) -> str:
     ratios = [item.compute_speedup(item.chosen) for item in compared]
     said = f"{ratios[0]:.2f}" if len(ratios) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
     fixed = "fixed batches" if reference.policy == REFERENCE else reference.policy
-    return f"{ours.policy} trains on **{said} times** as many samples a second as {fixed}, at one global batch"
+    return f"{ours.policy} trains on **{said} times** the samples a second of {fixed}, at one global batch"
 
 
 def _describe_sure(compared: Sequence[Compared]) -> str:
@@ -252,6 +252,6 @@ def _add_sliders(page: Page, answers: Sequence[CellAnswer], start: CellAnswer, n
             notes={",".join(map(str, fix(answer))): text for answer, text in notes.items()},
             colours=choose_colours(list(dict.fromkeys(point.policy for point in points))),
         ),
-        "The ring is the setting chosen. Axes begin where the values do. Of combinations that were not tried, the "
+        "The ring is the setting chosen. Axes begin where the values do. In place of combinations that were not tried, the "
         "nearest that was is shown.",
     )

@@ -36,7 +36,7 @@ class Series:
     colour: str
     values: Sequence[float | None]
     colours: Sequence[str] | None = None
-    """Of each bar, where they differ."""
+    """The colour of each bar, where they differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Bars:
     is_percent: bool = False
     is_dots: bool = False
     digits: int | None = None
-    """After the point; None: as many as matter."""
+    """After the point; None: those that matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ class Sliders:
     notes: Mapping[str, str]
     """What is said of some settings, recommended, say: by their places, with commas between."""
     colours: Mapping[str, str]
-    """Of each policy."""
+    """The colour of each policy."""
 
 
 Chart = LineChart | Bars | SpanChart | Sliders

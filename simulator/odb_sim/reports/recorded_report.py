@@ -171,7 +171,7 @@ def list_simulated_rows(summaries: Sequence[Summary]) -> list[list[str]]:
 
 def _draw_pair(recorded: RecordedRun) -> list[FillMap]:
     maps = [draw_recorded(recorded, f"as recorded ({recorded.driver})")]
-    # Of samples that are not in the trace there is nothing to make fixed batches of.
+    # Samples that are not in the trace make no fixed batches.
     is_whole = all(rank.is_ended for rank in recorded.ranks) and not recorded.starts and not recorded.full_reads
     return [*maps, draw_fixed(build_run(recorded))] if is_whole else maps
 

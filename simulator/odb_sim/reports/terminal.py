@@ -95,7 +95,7 @@ def print_cautions(lines: Sequence[str]) -> None:
 
 
 def _split_columns(console: Console, header: list[str], rows: list[list[str]], keys: int) -> list[list[int]]:
-    """Returns the columns of each block: one block where all fit the terminal, else as many in each as fit."""
+    """Returns the columns of each block: one block where all fit the terminal, else what fits in each."""
     names, blocks = list(range(keys)), [list(range(len(header)))]
     if _measure(console, blocks[0], header, rows) <= console.width or len(header) <= keys + 1:
         return blocks

@@ -34,7 +34,7 @@ LARGEST_BANDED: Final = 20_000
 LARGEST_EVENTS: Final = 6_000
 """Likewise where only events can simulate it."""
 LEAST_SAMPLES: Final = 32
-"""Of a rank."""
+"""The fewest of a rank."""
 LENGTHS: Final = "which lengths were drawn"
 LEFT_OUT: Final = "what the cost model leaves out"
 _LARGEST_QUICK: Final = 100_000
@@ -65,7 +65,7 @@ class Band:
     low: float
     high: float
     shares: tuple[tuple[str, float], ...]
-    """Of the width, as squares, by input; the largest first."""
+    """Shares of the width, as squares, by input; the largest first."""
     remedy: str
     """What to measure, to narrow what is most to blame."""
 
@@ -102,7 +102,7 @@ class Band:
 
 
 CERTAIN: Final = Band(1.0, 1.0, (), "")
-"""Of what nothing is said to move."""
+"""The band of what nothing is said to move."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def _open_dask(place: str) -> Iterator[Executor]:
         raise _complain(f"dask://{place}", error) from error
     executor = _DaskExecutor(client, f"dask://{place}")
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # what it has to say, check() does
-    # Of lengths by the million it warns that they are sent with each simulation, as they must: a worker that has them may die.
+    # It warns of lengths by the million, which are sent with each simulation, as they must: a worker that has them may die.
     warnings.filterwarnings("ignore", message="Sending large graph")
     try:
         yield executor

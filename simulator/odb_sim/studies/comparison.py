@@ -63,12 +63,12 @@ class Compared:
 
     what: Run
     summaries: tuple[Summary, ...]
-    """Of each policy, with an update for each of its steps."""
+    """One for each policy, with an update for each of its steps."""
     accumulated: tuple[Summary, ...]
-    """Of each policy, at one global batch."""
+    """One for each policy, at one global batch."""
     cautions: tuple[Caution, ...] = ()
     bands: Bands | None = None
-    """Of the times at one global batch; None where they would take long to know."""
+    """Bands of the times at one global batch; None where they would take long to know."""
 
     @property
     def batch_size(self) -> int:

@@ -34,7 +34,7 @@ class Divided:
 
     way: str
     micro_batches: float
-    """Of each rank."""
+    """The number on each rank."""
     least: float
     fill: float
     """The samples' tokens over the budgets of all micro-batches."""

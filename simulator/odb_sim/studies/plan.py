@@ -34,7 +34,7 @@ from odb_sim.studies.tune import LARGEST_WINDOW, compute_budget_ladder, compute_
 
 LARGEST_JUDGED: Final = 20_000
 LARGEST_UPDATES: Final = 6_000
-"""Of updates of the protocol, which only events can simulate."""
+"""Likewise for updates of the protocol, which only events can simulate."""
 _FEWEST_UPDATES: Final = 8
 _LEAST_SHARD: Final = 64
 _TOLERANCE: Final = 0.01

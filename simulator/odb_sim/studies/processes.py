@@ -2,7 +2,7 @@
 
 Each worker is a process and a thread of this one that serves it: gives it a task, waits for the answer, and starts another
 process in its place when it has died. So it is known which task a death belongs to, and nothing waits for a process that is
-gone. A worker hears nothing of Ctrl-C, and ends with whoever asked for it, however that ends.
+gone. A worker hears nothing of Ctrl-C, and ends with the process that asked for it, however that ends.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _work(link: Link) -> None:
 
 
 def _end_with_parent() -> None:
-    # Of a parent that is killed a worker hears nothing while it works.
+    # A worker does not learn that its parent is killed while it works.
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)

@@ -56,7 +56,7 @@ class Inputs:
     shape: Shape = Shape.LOG_NORMAL
     cutoff_tokens: int = 12_288
     batch_size: int | None = None
-    """Samples in a fixed batch; None: as many of the longest as fit the budget."""
+    """Samples in a fixed batch; None: what the budget holds of the longest."""
     window_samples: int = 256
     per_token_s: float = 6.5e-4
     per_token2_s: float = 1.1e-8
@@ -97,7 +97,7 @@ class Prediction:
     batch_size: int
     """Samples in a fixed batch."""
     mean_tokens: float
-    """Of the lengths drawn, after the cut-off."""
+    """The mean of the lengths drawn, after the cut-off."""
     length_cv: float
 
     def compute_speedup(self, policy: str = "paper") -> float:

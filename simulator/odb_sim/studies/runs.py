@@ -38,7 +38,7 @@ from odb_sim.inputs.workload import Sharding
 
 PEER: Final = "peer"
 POLICIES: Final = (*sorted(RULES), PEER, *PLANNERS)
-"""Target rules of the core, which the protocol runs, and baselines, which need none. A rule of one's own is `module:name`."""
+"""Target rules of the core, which the protocol runs, and baselines, which need none. A rule of yours is `module:name`."""
 
 
 class Driver(StrEnum):
@@ -68,7 +68,7 @@ def describe_window(summary: Summary) -> str:
 
 
 def is_rule(policy: str) -> bool:
-    """Returns True when the policy is a target rule, shipped or one's own: the protocol core runs it."""
+    """Returns True when the policy is a target rule, shipped or the user's: the protocol core runs it."""
     return policy in RULES or OWN in policy
 
 
@@ -81,14 +81,14 @@ class Run(Epoch):
 
     policy: str
     batch_size: int | None = None
-    """Samples of a fixed batch; None: as many of the longest as fit the budget."""
+    """Samples of a fixed batch; None: what the budget holds of the longest."""
     rule: TargetRule | None = None
     driver: Driver = Driver.AUTO
 
     def __post_init__(self) -> None:
         if self.rule is None and self.policy not in POLICIES and not is_rule(self.policy):
             raise UsageError(
-                f"no policy {self.policy!r}; there are {', '.join(POLICIES)}, and module:name for a rule of one's own"
+                f"no policy {self.policy!r}; there are {', '.join(POLICIES)}, and module:name for a rule of your own"
             )
         if self.limits and not self.is_protocol:
             raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot keep a limit")

@@ -1,7 +1,7 @@
 """The search that `tune` does: through the settings of one study, from a point, or from a coarse grid.
 
 Every second window with every budget first, since these two go together; from the best of them, one setting at a time, every
-value, until none is faster. Of everything tried, the setting with the least host memory within half of the tolerance is taken,
+value, until none is faster. Out of all tried, the setting with the least host memory within half of the tolerance is taken,
 and its next smaller neighbours are tried until none is good enough: the other half is for what the search may have missed.
 """
 

@@ -26,7 +26,7 @@ def list_costly(what: Run, summary: Summary) -> tuple[Caution, ...]:
     """Returns a caution for each of window, depth, ramp and age that makes the epoch more than 2 % slower than another would,
     with the best of those tried: some smaller, some larger.
 
-    None for a baseline, and for a run that did not end complete or was resumed. Of an epoch too large to be tried it says that.
+    None for a baseline, and for a run that did not end complete or was resumed; of too large an epoch it says just that.
     """
     is_asked = what.is_protocol and summary.outcome == COMPLETE.kind
     if not is_asked or what.starts or what.full_reads or what.budget_schedule is not None:

@@ -62,7 +62,7 @@ class Grid:
     study: Study
     points: tuple[Point, ...]
     batch_size: int | None = None
-    """Samples of a fixed batch; None: as many of the longest as fit the budget."""
+    """Samples of a fixed batch; None: what the budget holds of the longest."""
 
     def __post_init__(self) -> None:
         for ranks in dict.fromkeys(point.ranks for point in self.points):

@@ -16,7 +16,7 @@ With a global batch (updates of so many samples, R16) windows, ramp and age have
 
 What it judges by
 -----------------
-The epoch asked about, ends and all: its tokens a second, in simulations of that very epoch. Of an epoch of more than
+The epoch asked about, ends and all: its tokens a second, in simulations of that very epoch. In place of an epoch of more than
 `LARGEST_JUDGED` samples, one of so many is judged, drawn from the same lengths; of one of updates, which only events can
 simulate, `LARGEST_UPDATES`.
 

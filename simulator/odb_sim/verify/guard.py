@@ -16,7 +16,7 @@ ALLOWED: Final = (
     "__future__", "abc", "bisect", "collections", "dataclasses", "decimal", "enum", "fractions", "functools", "heapq",
     "itertools", "math", "numbers", "numpy", "odb_ref", "operator", "statistics", "typing",
 )  # fmt: skip
-"""Modules that tell of nothing outside. Of all others, and of modules that these have imported, a rule may use nothing."""
+"""Modules that tell of nothing outside. A rule may use nothing of all others, nor of modules that these have imported."""
 
 
 class OutsideError(Exception):

@@ -47,7 +47,7 @@ _UNLIMITED: Final = 1e9
 LARGE_WORLDS: Final = 40
 LARGE_RANKS: Final = 48
 MOST_STATES: Final = 150_000
-"""Of one exploration. A rule that remembers makes ever new ones; the shipped ones reach half of these."""
+"""The most states of one exploration. A rule that remembers makes ever new ones; the shipped ones reach half of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

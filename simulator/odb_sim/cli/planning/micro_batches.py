@@ -26,9 +26,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "micro-batches",
         help="divide samples of known lengths, as in reinforcement learning, and say what ranks wait",
-        description="Divides the samples of an optimizer step, whose lengths are known, into micro-batches under a budget, as "
-        "many on every rank (odb_ref.plan): where they stay on the ranks that have them, and dealt out to all ranks. Says how "
-        "long ranks wait for one another, how much of that dealing saves, and how much nothing but other data would.",
+        description="Divides the samples of an optimizer step, whose lengths are known, into micro-batches under a budget, the "
+        "same number on every rank (odb_ref.plan): where they stay on the ranks that have them, and dealt out to all. Says "
+        "how long ranks wait for one another, how much of that dealing saves, and how much nothing but other data would.",
     )
     parser.add_argument(
         "lengths", metavar="LENGTHS", help=LENGTHS_HELP + "; in order, equal parts of a step to each rank"

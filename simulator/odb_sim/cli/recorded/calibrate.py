@@ -29,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="fit the cost model to recorded runs",
         description="Fits the time of a step, of reading, of collating and of an exchange to recorded runs whose traces "
         "carry times, on one half of them; states the error on the other half, and that of simulating each run with the "
-        "fitted model. Of several runs every second one is held back whole.",
+        "fitted model. With several runs every second one is held back whole.",
     )
     parser.add_argument(
         "traces",
