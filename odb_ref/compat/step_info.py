@@ -20,9 +20,9 @@ from odb_ref.compat.constants import (
     TOTAL_TOKENS_KEY,
 )
 from odb_ref.core.types import StepCounts
+from odb_ref.core.weighting import LossScaling, Weighting
 from odb_ref.torch import StepInfo
 from odb_ref.torch import pop_step_info as pop_own
-from odb_ref.torch.info import LossScaling, Weighting
 
 _COUNTS: Final = (LOCAL_BATCH_SIZE_KEY, TOTAL_BATCH_SIZE_KEY, LOCAL_TOKENS_KEY, TOTAL_TOKENS_KEY)
 

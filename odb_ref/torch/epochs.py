@@ -18,6 +18,7 @@ from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.config import Config, Terms, choose_ramp
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.offer import NONE
+from odb_ref.core.weighting import Weighting
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.delivery import Delivery
 from odb_ref.torch.epoch.driver import EpochDriver
@@ -28,7 +29,7 @@ from odb_ref.torch.exchange.identity import LoaderIdentity, LoaderOrigin
 from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.exchange.roster import Ranks, Roster
 from odb_ref.torch.gathering import gather_objects
-from odb_ref.torch.info import TABLE, Reminders, StepInfo, Weighting
+from odb_ref.torch.info import TABLE, Reminders, StepInfo
 from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
 from odb_ref.torch.options import SharedSettings, claim_trace, compute_trace_path, release_traces
 from odb_ref.torch.plan.order import Beginning, Order

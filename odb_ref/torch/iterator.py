@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Generic, NoReturn, Self, SupportsIndex, cast
 
 from odb_ref.core.errors import UsageError
+from odb_ref.core.weighting import Weighting
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.cleanup import CLEANUP
 from odb_ref.torch.epoch.delivery import Delivery, Taken
 from odb_ref.torch.epoch.session import LEAVE_S
-from odb_ref.torch.info import KEPT_BATCHES, TABLE, Reminders, StepInfo, Weighting
+from odb_ref.torch.info import KEPT_BATCHES, TABLE, Reminders, StepInfo
 from odb_ref.torch.plan.order import Beginning
 from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.quarantine import BadSampleWarning

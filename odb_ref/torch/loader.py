@@ -19,6 +19,7 @@ from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Terms
 from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Mode
+from odb_ref.core.weighting import LossReduction, LossScaling, Weighting
 from odb_ref.torch.arguments import (
     check_flag,
     check_functions,
@@ -31,7 +32,6 @@ from odb_ref.torch.arguments import (
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epochs import Epochs
 from odb_ref.torch.exchange.roster import choose_ranks
-from odb_ref.torch.info import LossReduction, LossScaling, Weighting
 from odb_ref.torch.options import (
     SharedSettings,
     check_len_bound,

@@ -15,9 +15,9 @@ from torch.utils.data import DistributedSampler, IterableDataset, default_collat
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError, check_integer
+from odb_ref.core.weighting import Weighting
 from odb_ref.torch.arguments import check_flag
 from odb_ref.torch.flattening import FlattenSamples
-from odb_ref.torch.info import Weighting
 from odb_ref.torch.plan.order import Beginning, Order
 from odb_ref.torch.plan.sampler import AllReplicas
 from odb_ref.torch.reading.collator import CollateFn, OnIdle

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from odb_ref.conformance.asking import Exchange
-from odb_ref.conformance.ours import plan_here, plan_there
+from tests.conformance.ours import plan_here, plan_there
 from odb_ref.plan import plan_rank
 
 Question = Mapping[str, Any]

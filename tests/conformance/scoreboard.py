@@ -89,13 +89,13 @@ ALONE = "failing,one-beyond-the-budget,openrlhf-1280,dealt-beyond,trl-4554"
 PEERS = (
     Peer(
         name="odb-ref, one place",
-        planner="odb_ref.conformance.ours:plan_here",
+        planner="tests.conformance.ours:plan_here",
         without="",
         note="`plan_all` and `plan_ranks`",
     ),
     Peer(
         name="odb-ref, ranks",
-        planner="odb_ref.conformance.ours:plan_there",
+        planner="tests.conformance.ours:plan_there",
         has_ranks=True,
         without="plan_all",
         note="`plan_rank`",

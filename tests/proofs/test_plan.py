@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 
-from odb_ref.conformance.ours import plan_here
+from tests.conformance.ours import plan_here
 from odb_ref.conformance.vectors import Problem, encode
 from odb_ref.core.errors import UsageError
 from odb_ref.plan import Options, division, packing, settling

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from odb_ref.core.types import StepCounts  # noqa: E402
+from odb_ref.core.weighting import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply, pop_step_info  # noqa: E402
-from odb_ref.torch.info import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.torch.options import compute_trace_path  # noqa: E402
 from odb_ref.torch.reading.collator import Collator, OnIdle  # noqa: E402
 from odb_ref.torch.reading.measure import Measured, SupervisedCounter  # noqa: E402
