@@ -1,4 +1,4 @@
-"""The online protocol, as it is asked: docs/howto/conformance.md says what each kind of question holds. Ours is the first to answer."""
+"""The online protocol, as it is asked of ours: docs/howto/conformance.md says what each kind of question holds."""
 
 from __future__ import annotations
 

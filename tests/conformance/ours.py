@@ -7,9 +7,9 @@ from dataclasses import asdict
 from itertools import chain
 
 from odb_ref.conformance.asking import Exchange
-from tests.conformance.online import answer, run
 from odb_ref.conformance.vectors import PLANNED, Json, decode, pick
 from odb_ref.plan import RankPlan, plan_all, plan_rank, plan_ranks
+from tests.conformance.online import answer, run
 
 
 def plan_here(question: Mapping[str, Json]) -> Json:

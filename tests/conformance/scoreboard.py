@@ -52,7 +52,7 @@ TRL_NEEDS = (
     *("httpx", "httpcore", "h11", "anyio"),
 )
 TERMS_ALL = (
-    "groups,align,target,agreement,want,shares,"
+    "groups,align,target,agreement,want,shares,run,epoch,rest,weights,"
     "layout,cost,limits,multiple_of,at_least,at_most,pad_to,together,within,oversize,short,order,mean,changes,uses"
 )
 

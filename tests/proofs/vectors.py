@@ -13,12 +13,12 @@ from fractions import Fraction
 from random import Random
 from typing import Any
 
-from tests.conformance.online import make_configs, make_sample, make_shards, read_offer, write_offer
 from odb_ref.conformance.vectors import VECTORS
 from odb_ref.core.batching.cost import choose_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.offer import NONE, Offer
+from tests.conformance.online import make_configs, make_sample, make_shards, read_offer, write_offer
 from tests.proofs.conftest import ask_model
 from tests.proofs.wire import write_config, write_cost, write_integers, write_samples
 from tests.proofs.wire import write_offer as word_offer
@@ -156,9 +156,12 @@ def ask(cases: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
     """What the model answers to each question."""
     plain = [(kind, question) for kind, question in cases if kind not in ("run", "epoch")]
     lines = iter(ask_model(" ".join(word(kind, question) for kind, question in plain)))
-    return [
-        run_model(question) if kind in ("run", "epoch") else read(kind, next(lines)) for kind, question in cases
-    ]
+    return [run_model(question) if kind in ("run", "epoch") else read(kind, next(lines)) for kind, question in cases]
+
+
+def make_exact(kind: str, answer: Any) -> dict[str, Any]:
+    """What a case says of the model's answer."""
+    return {"plan": answer["groups"]} if kind == "epoch" else {"answer": answer}
 
 
 def draw_offer(rng: Random) -> dict[str, Any]:
@@ -223,7 +226,10 @@ def draw(kind: str, rng: Random) -> Question:
             return {"reduction": rng.choice(["mean", "sum"]), "ranks": rows[: rng.randint(1, 3)]}
         case "rest":
             samples, ranks = rng.randint(4, 14), rng.randint(1, 3)
-            return {"samples": samples, "ranks": [draw_place(len(range(rank, samples, ranks)), rng) for rank in range(ranks)]}
+            return {
+                "samples": samples,
+                "ranks": [draw_place(len(range(rank, samples, ranks)), rng) for rank in range(ranks)],
+            }
         case "run" | "epoch":
             return draw_epoch(kind, rng)
         case _:
@@ -280,7 +286,6 @@ def main() -> None:
     for (kind, question), exact in zip(cases, ask(cases), strict=True):
         numbers[kind] = numbers.get(kind, 0) + 1
         origin, comment = RULES_OF[kind]
-        known = {"plan": exact["groups"]} if kind == "epoch" else {"answer": exact}
         record = {
             "id": f"{kind}-{numbers[kind]}",
             "comment": comment,
@@ -289,7 +294,7 @@ def main() -> None:
             "problem": question,
         }
         rows.setdefault(FILES[kind], []).append(
-            "  " + json.dumps({**record, "flags": [], "expect": "plan", "exact": known})
+            "  " + json.dumps({**record, "flags": [], "expect": "plan", "exact": make_exact(kind, exact)})
         )
     for name, lines in rows.items():
         (VECTORS / f"{name}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
