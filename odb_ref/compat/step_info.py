@@ -19,8 +19,8 @@ from odb_ref.compat.constants import (
     TOTAL_BATCH_SIZE_KEY,
     TOTAL_TOKENS_KEY,
 )
+from odb_ref.core.batching.weighting import LossScaling, Weighting
 from odb_ref.core.types import StepCounts
-from odb_ref.core.weighting import LossScaling, Weighting
 from odb_ref.torch import StepInfo
 from odb_ref.torch import pop_step_info as pop_own
 

@@ -15,10 +15,10 @@ from torch.utils.data import Dataset
 from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import TargetRule
+from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config, Terms, choose_ramp
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.offer import NONE
-from odb_ref.core.weighting import Weighting
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.delivery import Delivery
 from odb_ref.torch.epoch.driver import EpochDriver

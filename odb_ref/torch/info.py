@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 import torch
 
+from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.errors import UsageError
-from odb_ref.core.weighting import Weighting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, NoReturn, Self, SupportsIndex, cast
 
+from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.errors import UsageError
-from odb_ref.core.weighting import Weighting
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.cleanup import CLEANUP
 from odb_ref.torch.epoch.delivery import Delivery, Taken

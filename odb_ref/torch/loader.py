@@ -16,10 +16,10 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.batching.sizes import Sizes
+from odb_ref.core.batching.weighting import LossReduction, LossScaling, Weighting
 from odb_ref.core.config import Terms
 from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Mode
-from odb_ref.core.weighting import LossReduction, LossScaling, Weighting
 from odb_ref.torch.arguments import (
     check_flag,
     check_functions,

@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, default_collate
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError, check_integer
-from odb_ref.core.weighting import Weighting
 from odb_ref.torch.arguments import check_flag
 from odb_ref.torch.flattening import FlattenSamples
 from odb_ref.torch.plan.order import Beginning, Order

@@ -15,12 +15,12 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.batching.shards import compute_shares, compute_want
+from odb_ref.core.batching.weighting import LossReduction, Weighting
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import NONE, Offer, combine
 from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, StepCounts
-from odb_ref.core.weighting import LossReduction, Weighting
 from odb_ref.torch.plan.state import Generation, Part
 from tests.helpers.world import ByArrival, Choice, World
 

@@ -31,8 +31,11 @@ OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "
 LIMIT_S = 900
 PURE = (
     "odb_ref/plan/",
-    *(f"odb_ref/core/batching/{name}.py" for name in ("alignment", "layouts", "grouping", "rules", "shards")),
-    *(f"odb_ref/core/{name}.py" for name in ("offer", "weighting")),
+    *(
+        f"odb_ref/core/batching/{name}.py"
+        for name in ("alignment", "layouts", "grouping", "rules", "shards", "weighting")
+    ),
+    "odb_ref/core/offer.py",
 )
 """What the conformance cases are about."""
 
@@ -115,14 +118,19 @@ PLANTED = (
         "accumulate(cost.of_tokens(sample.length) for sample in group[:-2])",
         "accumulate(sample.length for sample in group[:-2])",
     ),
-    _core("weights are for one rank", "weighting", "world_size / window.supervised", "1 / window.supervised"),
+    _core("weights are for one rank", "batching.weighting", "world_size / window.supervised", "1 / window.supervised"),
     _core(
         "a sum weighs as a mean does",
-        "weighting",
+        "batching.weighting",
         "(local.supervised if self.reduction is LossReduction.MEAN else 1)",
         "local.supervised",
     ),
-    _core("a rest forgets what was carried", "resume", "(*self.start.carried, *range(", "(*range("),
+    _core(
+        "a rest forgets what was carried",
+        "resume",
+        "(*self.start.carried, *range(",
+        "(*self.start.carried[1:], *range(",
+    ),
     # Budgets that change.
     _core(
         "a round is grouped by what its own rank accepts",

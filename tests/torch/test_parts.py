@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler  # noqa: E402
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
+from odb_ref.core.batching.weighting import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.core.types import StepCounts  # noqa: E402
-from odb_ref.core.weighting import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply, pop_step_info  # noqa: E402
 from odb_ref.torch.options import compute_trace_path  # noqa: E402
 from odb_ref.torch.reading.collator import Collator, OnIdle  # noqa: E402

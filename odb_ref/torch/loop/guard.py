@@ -28,8 +28,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from odb_ref.core.batching.weighting import LossReduction
 from odb_ref.core.errors import JobError, UsageError, choose
-from odb_ref.core.weighting import LossReduction
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.gathering import name_rank
 from odb_ref.torch.info import StepInfo
