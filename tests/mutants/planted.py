@@ -25,7 +25,7 @@ OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
 OF_THE_ADAPTER = ("tests/torch/test_budget.py", "tests/torch/test_updates.py")
 OF_THE_EXCHANGE = ("tests/torch/test_identity.py", "tests/torch/test_mesh.py")
 OF_THE_SIMULATOR = ("tests/simulator/test_budgets.py",)
-OF_THE_PLANNER = ("tests/plan",)
+OF_THE_PLANNER = ("tests/plan", "tests/conformance")
 OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
 """What is made for such slips first."""
 LIMIT_S = 900
