@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from fractions import Fraction
 from random import Random
 from typing import Any
@@ -24,20 +25,6 @@ from tests.proofs.wire import write_config, write_cost, write_integers, write_sa
 from tests.proofs.wire import write_offer as word_offer
 
 Question = dict[str, Any]
-NAMES = (
-    *(
-        "round_min",
-        "round_max",
-        "fingerprint_min",
-        "fingerprint_max",
-        "ready_min",
-        "failed_rank",
-        "stop_step",
-        "stop_rank",
-    ),
-    *("samples_min", "samples_max", "groups_min", "groups_max", "due_max", "budget_min"),
-)
-"""The fields of an offer, as the model prints them."""
 RULES_OF = {
     "groups": ("R2.1", "How a window is grouped."),
     "align": ("R4.2", "What of the groups is emitted in so many steps, split or carried."),
@@ -142,7 +129,7 @@ def read_epoch(lines: Sequence[str], after: int) -> dict[str, Any]:
 def read(kind: str, line: str) -> Any:
     """The model's answer."""
     if kind == "agreement":
-        values = dict(zip(NAMES, map(int, line.split()), strict=True))
+        values = dict(zip([item.name for item in fields(Offer)], map(int, line.split()), strict=True))
         nobody = {name for name, value in values.items() if value == -1}
         return {name: None if name in nobody else value for name, value in values.items()}
     if kind == "weights":
