@@ -21,13 +21,7 @@ from odb_ref.compat.constants import (
 )
 from odb_ref.core.batching.weighting import LossScaling, Weighting
 from odb_ref.core.types import StepCounts
-<<<<<<< HEAD
-from odb_ref.torch import StepInfo
-from odb_ref.torch import pop_step_info as pop_own
-=======
 from odb_ref.torch import StepInfo, UsageError
-from odb_ref.torch.info import LossScaling, Weighting
->>>>>>> main
 
 _COUNTS: Final = (LOCAL_BATCH_SIZE_KEY, TOTAL_BATCH_SIZE_KEY, LOCAL_TOKENS_KEY, TOTAL_TOKENS_KEY)
 

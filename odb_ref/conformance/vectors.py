@@ -44,13 +44,9 @@ class Problem:
     together: Column | None = None
     uses: dict[str, Column] = field(default_factory=dict)
     mean: str | None = None
-<<<<<<< HEAD
-    """Of what the weights are asked for."""
+    """What the weights are asked for."""
     settings: Record = field(default_factory=dict)
     """Of an epoch: its windows, rule, order and so on."""
-=======
-    """What the weights are asked for."""
->>>>>>> main
     changes: list[Mapping[str, object]] | None = None
     """By rank, in what its terms differ from the others', or what it is told of the groups of the step."""
     terms: Options

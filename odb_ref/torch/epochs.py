@@ -29,13 +29,7 @@ from odb_ref.torch.exchange.identity import LoaderIdentity, LoaderOrigin
 from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.exchange.roster import Ranks, Roster
 from odb_ref.torch.gathering import gather_objects
-<<<<<<< HEAD
-from odb_ref.torch.info import TABLE, Reminders, StepInfo
-from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
-=======
-from odb_ref.torch.info import Weighting
 from odb_ref.torch.iterator import EpochIterator, StepIterator
->>>>>>> main
 from odb_ref.torch.options import SharedSettings, claim_trace, compute_trace_path, release_traces
 from odb_ref.torch.plan.order import Beginning, Order
 from odb_ref.torch.plan.schedule import Schedule

@@ -12,11 +12,7 @@ from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.cleanup import CLEANUP
 from odb_ref.torch.epoch.delivery import Delivery, Taken
 from odb_ref.torch.epoch.session import LEAVE_S
-<<<<<<< HEAD
-from odb_ref.torch.info import KEPT_BATCHES, TABLE, Reminders, StepInfo
-=======
-from odb_ref.torch.info import StepInfo, Weighting
->>>>>>> main
+from odb_ref.torch.info import StepInfo
 from odb_ref.torch.plan.order import Beginning
 from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.quarantine import BadSampleWarning

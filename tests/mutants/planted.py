@@ -118,7 +118,7 @@ PLANTED = (
         "accumulate(cost.of_tokens(sample.length) for sample in group[:-2])",
         "accumulate(sample.length for sample in group[:-2])",
     ),
-    _core("weights are for one rank", "batching.weighting", "world_size / window.supervised", "1 / window.supervised"),
+    _core("weights are for one rank", "batching.weighting", "world_size / update.supervised", "1 / update.supervised"),
     _core(
         "a sum weighs as a mean does",
         "batching.weighting",

@@ -1,6 +1,6 @@
 """What a step's loss is multiplied by, so that the average over ranks is exact. Spec: R4.5. Preserves: WEIGHT.
 
-With W ranks, n_rj supervised tokens of rank r in micro-step j of an accumulation window, N their sum over ranks and
+With W ranks, n_rj supervised tokens of rank r in micro-step j of an update, N their sum over ranks and
 micro-steps, and a trainer that averages gradients over ranks (DDP, FSDP) and adds them up over micro-steps:
 
 =========================  ====================================  ==================================
@@ -26,9 +26,9 @@ class LossScaling(StrEnum):
     """What the average over ranks is to equal."""
 
     EXACT = "exact"
-    """The mean over all supervised tokens of the accumulation window."""
+    """The mean over all supervised tokens of the update."""
     SAMPLES = "samples"
-    """The mean over all samples of the accumulation window, each with the mean loss of its batch."""
+    """The mean over all samples of the update, each with the mean loss of its batch."""
     NONE = "none"
     """Whatever it is: every step weighs 1, idle steps 0."""
 
@@ -60,10 +60,8 @@ class Weighting:
             case LossScaling.NONE:
                 return False
 
-    def compute_scale(self, local: StepCounts, window: StepCounts, world_size: int) -> float:
-        """Returns the factor for the loss of a batch with counts ``local``, in an accumulation window with counts
-        ``window``.
-        """
+    def compute_scale(self, local: StepCounts, update: StepCounts, world_size: int) -> float:
+        """Returns the factor for the loss of a batch with counts ``local``, of an update with counts ``update``."""
         if not local.samples:
             return 0.0
         factor = float(self.accumulation_steps if self.is_divided_by_steps else 1)
@@ -71,10 +69,10 @@ class Weighting:
             case LossScaling.NONE:
                 return 1.0
             case LossScaling.EXACT:
-                share = world_size / window.supervised if window.supervised else 0.0
+                share = world_size / update.supervised if update.supervised else 0.0
                 return factor * share * (local.supervised if self.reduction is LossReduction.MEAN else 1)
             case LossScaling.SAMPLES:
                 if not local.supervised:
                     return 0.0  # its batch has no mean
-                share = local.samples * world_size / window.samples
+                share = local.samples * world_size / update.samples
                 return factor * (share / local.supervised if self.reduction is LossReduction.SUM else share)
