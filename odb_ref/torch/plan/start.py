@@ -52,6 +52,10 @@ class EpochStart:
     workers: int = 0
     """How many processes read: the trace says it."""
     epoch: int = 0
+    total_samples: int | None = None
+    """Samples of the whole epoch, on all ranks, those set aside included; None when unknown."""
+    emitted_before: int = 0
+    """Samples taken by the ranks before a change of their number."""
     started_s: float = field(default_factory=time.monotonic)
 
     @property
