@@ -1,7 +1,7 @@
 (** The executable model as OCaml, for the differential tests in tests/proofs. Natural numbers become native integers:
     part of the trusted base of the tests, not of the proofs. *)
-From ODB Require Import Types Grouping Packing Shards Drawing Alignment Layouts Runs Machine Local Rules System Told Instance Rest Resume Run Job Sizes PlanSettling PlanDivision Plan.
-Require Import PeanoNat Extraction ExtrOcamlBasic ExtrOcamlNatInt.
+From ODB Require Import Types Grouping Packing Shards Drawing Alignment Layouts Runs Machine Local Rules System Told Instance Rest Resume Run Job Sizes PlanSettling PlanDivision Plan Weight.
+Require Import PeanoNat Extraction ExtrOcamlBasic ExtrOcamlNatInt ExtrOcamlZInt.
 
 Extraction Language OCaml.
 (** Those of natural numbers that ExtrOcamlNatInt leaves in unary: costs are large. *)
@@ -13,4 +13,4 @@ Extraction "extracted/model.ml" shipped offered accepting compute_groups compute
   combine_offers reduce start perform rest_of save load zero_counts shares shared_window wish_for
   friendly_in compute_sized_groups sized_gauge
   handle_shared draws draw sum post wish_of
-  plan_of.
+  plan_of loaded q_of mean_scale sum_scale.

@@ -1,6 +1,6 @@
 (** WEIGHT, over the rationals: the average over ranks of the scaled losses is the mean over all supervised tokens, with idle
     ranks, steps without supervised tokens, and updates of several micro-steps. What holds of losses holds of gradients, component
-    by component, since both are linear. The scale is that of odb_ref/torch/info.py, mode exact. *)
+    by component, since both are linear. The scale is that of odb_ref/core/batching/weighting.py, mode exact. *)
 Require Import List QArith Qfield Lia.
 Import ListNotations.
 Open Scope Q_scope.

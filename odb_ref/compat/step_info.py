@@ -19,9 +19,9 @@ from odb_ref.compat.constants import (
     TOTAL_BATCH_SIZE_KEY,
     TOTAL_TOKENS_KEY,
 )
+from odb_ref.core.batching.weighting import LossScaling, Weighting
 from odb_ref.core.types import StepCounts
 from odb_ref.torch import StepInfo, UsageError
-from odb_ref.torch.info import LossScaling, Weighting
 
 _COUNTS: Final = (LOCAL_BATCH_SIZE_KEY, TOTAL_BATCH_SIZE_KEY, LOCAL_TOKENS_KEY, TOTAL_TOKENS_KEY)
 

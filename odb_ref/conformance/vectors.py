@@ -45,6 +45,8 @@ class Problem:
     uses: dict[str, Column] = field(default_factory=dict)
     mean: str | None = None
     """What the weights are asked for."""
+    settings: Record = field(default_factory=dict)
+    """Of an epoch: its windows, rule, order and so on."""
     changes: list[Mapping[str, object]] | None = None
     """By rank, in what its terms differ from the others', or what it is told of the groups of the step."""
     terms: Options
@@ -145,8 +147,9 @@ def encode(problem: Problem) -> dict[str, Json]:
             record[name] = getattr(problem, name)
     if problem.changes is not None:
         record["changes"] = [*map(_encode_terms, problem.changes)]
-    if problem.uses:
-        record["uses"] = problem.uses
+    for name in ("uses", "settings"):
+        if getattr(problem, name):
+            record[name] = getattr(problem, name)
     return record
 
 

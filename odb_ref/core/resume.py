@@ -72,6 +72,12 @@ class Checkpoint:
             return position in self.taken
         return True
 
+    def compute_rest(self, samples: int) -> list[int]:
+        """Returns the positions that are not taken, of so many: what was carried, then what had not been read."""
+        taken = frozenset(self.taken)
+        places = (*self.start.carried, *range(self.start.read_samples, samples))
+        return [position for position in places if position not in taken]
+
 
 def compute_round_start(state: State) -> RoundStart:
     """Returns where the present round began. Valid from `start` or ``Counted`` on, until the round's agreement. Spec: R10.1."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from odb_ref.core.batching.budgets import BudgetSchedule
+from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config, choose_ramp
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.offer import NONE
@@ -27,7 +28,6 @@ from odb_ref.torch.exchange.identity import LoaderIdentity, LoaderOrigin
 from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.exchange.roster import Ranks, Roster
 from odb_ref.torch.gathering import gather_objects
-from odb_ref.torch.info import Weighting
 from odb_ref.torch.iterator import EpochIterator, StepIterator
 from odb_ref.torch.options import claim_trace, compute_trace_path, release_traces
 from odb_ref.torch.plan.order import Order

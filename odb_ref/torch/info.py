@@ -1,18 +1,5 @@
 """What a trainer learns of a step, and the weight that makes the average over ranks exact. Spec: R4.5 (WEIGHT).
 
-With W ranks, n_rj supervised tokens of rank r in micro-step j of an update, N their sum over ranks and
-micro-steps, and a trainer that averages gradients over ranks (DDP, FSDP) and adds them up over micro-steps:
-
-=========================  ====================================  ==================================
-loss of a batch            ``exact``                             ``samples`` (m_rj samples of M)
-=========================  ====================================  ==================================
-mean over its tokens       ``n_rj * W / N``                      ``m_rj * W / M``
-sum over its tokens        ``W / N``                             ``m_rj * W / (M * n_rj)``
-=========================  ====================================  ==================================
-
-so that the gradient is that of the mean over all N tokens (or of the mean over samples of the batches' means). A trainer that
-divides the loss by the k micro-steps itself needs ``k`` times that: ``is_divided_by_steps``. An idle step weighs 0.
-
 The mean over a batch without a supervised token is 0/0, and no weight makes NaN harmless: DDP would spread it to every rank.
 `StepInfo.scale` therefore takes such a loss for zero. ``cross_entropy`` with ``ignore_index`` has a zero gradient there; that
 of a mean of your own (``(loss * mask).sum() / mask.sum()``) is NaN whatever becomes of the loss: divide by
@@ -21,72 +8,12 @@ of a mean of your own (``(loss * mask).sum() / mask.sum()``) is NaN whatever bec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Never
 
 import torch
 
-from odb_ref.core.types import StepCounts
-
-
-class LossScaling(StrEnum):
-    """What the average over ranks is to equal."""
-
-    EXACT = "exact"
-    """The mean over all supervised tokens of the update."""
-    SAMPLES = "samples"
-    """The mean over all samples of the update, each with the mean loss of its batch."""
-    NONE = "none"
-    """Whatever it is: every step weighs 1, idle steps 0."""
-
-
-class LossReduction(StrEnum):
-    """How the trainer's loss function combines the tokens of a batch."""
-
-    MEAN = "mean"
-    SUM = "sum"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighting:
-    """How to weigh a step's loss; a value of the loader's configuration, equal on all ranks."""
-
-    scaling: LossScaling = LossScaling.EXACT
-    reduction: LossReduction = LossReduction.MEAN
-    accumulation_steps: int = 1
-    is_divided_by_steps: bool = False
-
-    @property
-    def needs_supervised(self) -> bool:
-        """True when the weights depend on how many tokens carry loss."""
-        match self.scaling:
-            case LossScaling.EXACT:
-                return True
-            case LossScaling.SAMPLES:
-                return self.reduction is LossReduction.SUM
-            case LossScaling.NONE:
-                return False
-
-    def compute_scale(self, local: StepCounts, update: StepCounts, world_size: int) -> float:
-        """Returns the factor for the loss of a batch with counts ``local``, of an update
-        with counts ``update``.
-        """
-        if not local.samples:
-            return 0.0
-        factor = float(self.accumulation_steps if self.is_divided_by_steps else 1)
-        match self.scaling:
-            case LossScaling.NONE:
-                return 1.0
-            case LossScaling.EXACT:
-                share = world_size / update.supervised if update.supervised else 0.0
-                return factor * share * (local.supervised if self.reduction is LossReduction.MEAN else 1)
-            case LossScaling.SAMPLES:
-                if not local.supervised:
-                    return 0.0  # its batch has no mean
-                share = local.samples * world_size / update.samples
-                return factor * (share / local.supervised if self.reduction is LossReduction.SUM else share)
-
+from odb_ref.core.batching.weighting import Weighting
 
 RENAMED: Final = {"is_window_end": "is_update_end", "window_supervised": "update_supervised"}
 """Attributes of earlier versions."""
@@ -131,7 +58,7 @@ class StepInfo:
     global_costs: tuple[int, ...] = ()
     """What the step uses of each further resource on all ranks: 0 where no rank has any, the same on every rank. A part of the
     model with collectives of its own (a vision tower) is to run where this is above 0, on every rank."""
-    weighting: Weighting = Weighting()
+    weighting: Weighting = field(default_factory=Weighting)
     """What ``loss_scale`` goes by."""
     quarantined_samples: int = 0
     """Bad samples set aside on this rank in this epoch so far, those read ahead included."""

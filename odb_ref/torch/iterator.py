@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Generic, NoReturn, Self, SupportsIndex, cast
 
+from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.cleanup import CLEANUP
 from odb_ref.torch.epoch.delivery import Delivery, Taken
 from odb_ref.torch.epoch.session import LEAVE_S
-from odb_ref.torch.info import StepInfo, Weighting
+from odb_ref.torch.info import StepInfo
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.quarantine import BadSampleWarning

@@ -17,6 +17,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.batching.sizes import Sizes
+from odb_ref.core.batching.weighting import LossReduction, LossScaling, Weighting
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Mode
@@ -34,7 +35,6 @@ from odb_ref.torch.batches import Batch
 from odb_ref.torch.epochs import Epochs
 from odb_ref.torch.exchange.roster import choose_ranks
 from odb_ref.torch.flattening import FlattenSamples
-from odb_ref.torch.info import LossReduction, LossScaling, Weighting
 from odb_ref.torch.options import (
     check_len_bound,
     check_skipping,

@@ -269,6 +269,48 @@ let run_system () =
         flush stdout; go () in
   flush stdout; go ()
 
+(* What the trainers of all ranks get and how they end, where each rank in turn does what it can. One may fail when it reads the
+   window of a round or collates its steps; and all may be loaded from where a round began. *)
+let run_epoch () =
+  let ranks = int () in
+  let all = List.init ranks Fun.id in
+  let each = Array.of_list (List.map (fun _ -> let c, _, depth, _, _ = config () in (c, depth, list sample)) all) in
+  let cfg r = let c, _, _ = each.(r) in c in
+  let depth r = let _, d, _ = each.(r) in d in
+  let input r = let _, _, i = each.(r) in i in
+  let culprit = option () in let place = word () in let failing = int () in
+  let moment = option () in
+  let moments = Array.of_list (List.map (fun r -> initial (cfg r) r) all) in
+  let fails r what round = culprit = Some r && place = what && failing = round in
+  let read r s =
+    let u = s.rank_of r in
+    let left = List.length (input r) - u.read in
+    let n = min u.wanted left in
+    if u.wanted > 0 && fails r "read" (if u.at_phase = COUNT then u.round + 1 else u.round) then CFail (r, 1)
+    else CRead (r, n, n = left, false) in
+  let collate r s =
+    let u = s.rank_of r in if not u.collated && fails r "collate" (u.round - 1) then CFail (r, 1) else CCollate r in
+  let turn r = [(fun _ -> CAnswer r); read r; collate r; (fun _ -> CTake r); (fun _ -> CTrained r)] in
+  let rec go s =
+    List.iter (fun r ->
+      let u = s.rank_of r in
+      if Some u.round = moment && (u.at_phase = FILL || u.at_phase = OFFER) then moments.(r) <- u) all;
+    let has_moved = ref false in
+    let act s choose = match perform ranks cfg depth input s (choose s) with Some t -> has_moved := true; t | None -> s in
+    let t = List.fold_left act s (List.concat_map turn all @ [(fun _ -> CExchange)]) in
+    if !has_moved then go t else t in
+  let whole = go (start cfg) in
+  let s = if moment = None then whole else go (loaded (cfg 0) (fun r -> moments.(r))) in
+  List.iter (fun r -> let u = s.rank_of r in print_endline (show_list show_step u.taken ^ " | " ^ show_outcome u.ended_as)) all
+
+(* Of each rank its micro-steps: supervised tokens, or -1 for one that is idle. *)
+let run_weights () =
+  let scale = match word () with "mean" -> mean_scale | _ -> sum_scale in
+  let micro () = match option () with None -> Idle (q_of 0) | Some n -> Batch (List.init n (fun _ -> q_of 0)) in
+  let world = list (fun () -> list micro) in
+  let show m = let q = scale world m in Printf.sprintf "%d/%d" q.qnum q.qden in
+  print_endline (show_list (show_list show) world)
+
 let checkpoint () =
   let k_read_samples = int () in let k_carried = list int in let k_taken = list int in
   { k_read_samples; k_carried; k_taken }
@@ -328,6 +370,8 @@ let answer = function
   | "shared" -> run_shared ()
   | "loading" -> run_events show_loaded
   | "system" -> run_system ()
+  | "epoch" -> run_epoch ()
+  | "weights" -> run_weights ()
   | name -> failwith ("no command " ^ name)
 
 let () = try while true do match word () with "" -> raise End_of_file | name -> answer name done with End_of_file -> ()

@@ -6,6 +6,7 @@ packs to ranks, as a sampler does it. `tests.conformance.scoreboard` installs th
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -18,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from odb_ref.conformance.asking import Exchange
+from odb_ref.conformance.vectors import decode
 
 Question = Mapping[str, Any]
 Plan = list[list[list[int]]]
@@ -46,6 +48,18 @@ def _load(package: str, path: str) -> Any:
             module = sys.modules[name] = module_from_spec(spec)
             spec.loader.exec_module(module)
         return sys.modules[name]
+
+
+def plan_model(question: Question) -> Any:
+    """The model that is extracted from Coq: packed plans, and the online protocol."""
+    from tests.proofs import plans, vectors
+
+    kind, record = question["kind"], {name: value for name, value in question.items() if name != "kind"}
+    if kind in vectors.RULES_OF:
+        (answer,) = vectors.ask([(kind, record)])
+        return vectors.make_exact(kind, answer).get("plan", answer)
+    (said,) = plans.ask_model(plans.write_problem(decode(record, kind)))
+    return json.loads(said.replace(" ", ","))
 
 
 # verl: ranks, each with its own batch ------------------------------------------------------------------------------------

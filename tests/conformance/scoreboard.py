@@ -23,36 +23,12 @@ from odb_ref.conformance.judge import RULES
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build" / "peers"
 PAGE = ROOT / "docs" / "explanation" / "scoreboard.md"
-VERL_NEEDS = (
-    *(
-        "tensordict==0.10.0",
-        "orjson",
-        "cloudpickle",
-        "importlib_metadata",
-        "zipp",
-        "pyvers",
-        "codetiming",
-        "hydra-core",
-    ),
-    *("omegaconf", "antlr4-python3-runtime==4.9.3", "torchdata", "dill", "pylatexenc"),
-)
-TRL_NEEDS = (
-    *(
-        "datasets==4.7.0",
-        "pyarrow",
-        "multiprocess",
-        "dill",
-        "xxhash",
-        "pandas",
-        "python-dateutil",
-        "pytz",
-        "tzdata",
-        "six",
-    ),
-    *("httpx", "httpcore", "h11", "anyio"),
-)
+VERL_NEEDS = """tensordict==0.10.0 orjson cloudpickle importlib_metadata zipp pyvers codetiming hydra-core omegaconf
+antlr4-python3-runtime==4.9.3 torchdata dill pylatexenc"""
+TRL_NEEDS = """datasets==4.7.0 pyarrow multiprocess dill xxhash pandas python-dateutil pytz tzdata six httpx httpcore h11
+anyio"""
 TERMS_ALL = (
-    "groups,align,target,agreement,want,shares,"
+    "groups,align,target,agreement,want,shares,run,epoch,rest,weights,"
     "layout,cost,limits,multiple_of,at_least,at_most,pad_to,together,within,oversize,short,order,mean,changes,uses"
 )
 
@@ -73,7 +49,7 @@ def _verl(number: str, planner: str = "plan_verl", name: str = "", note: str = "
     return Peer(
         name=name or f"verl-{number}",
         planner=f"tests.conformance.peers:{planner}",
-        requirements=(f"verl=={number}", *VERL_NEEDS),
+        requirements=(f"verl=={number}", *VERL_NEEDS.split()),
         has_ranks=True,
         without=f"{TERMS_ALL.replace('multiple_of,at_least,', '')},plan_all,{NONSENSE},{EMPTY}",
         note=note,
@@ -89,16 +65,22 @@ ALONE = "failing,one-beyond-the-budget,openrlhf-1280,dealt-beyond,trl-4554"
 PEERS = (
     Peer(
         name="odb-ref, one place",
-        planner="odb_ref.conformance.ours:plan_here",
+        planner="tests.conformance.ours:plan_here",
         without="",
         note="`plan_all` and `plan_ranks`",
     ),
     Peer(
         name="odb-ref, ranks",
-        planner="odb_ref.conformance.ours:plan_there",
+        planner="tests.conformance.ours:plan_there",
         has_ranks=True,
         without="plan_all",
         note="`plan_rank`",
+    ),
+    Peer(
+        name="the model",
+        planner="tests.conformance.peers:plan_model",
+        without=f"layout,mean,changes,uses-negative,{NONSENSE}",
+        note="extracted from Coq (`make -C proofs extraction`): packed plans, and the online protocol",
     ),
     _verl("0.9.1", note="`rearrange_micro_batches` with the group, as its engines call it"),
     _verl("0.8.0", note="the same, two releases before"),
@@ -129,7 +111,7 @@ PEERS = (
     Peer(
         name="trl-1.16.0",
         planner="tests.conformance.peers:plan_trl",
-        requirements=("trl==1.16.0", *TRL_NEEDS),
+        requirements=("trl==1.16.0", *TRL_NEEDS.split()),
         without=f"{TERMS_ALL},plan_ranks,{NONSENSE}",
         note='`pack_dataset("bfd")`, packs as a `DistributedSampler` deals them',
     ),

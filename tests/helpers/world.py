@@ -398,7 +398,8 @@ class World:
         node = self.nodes[rank]
         match item:
             case Read(asked):
-                if self.fails.get(rank) == ("read", node.machine.state.round):
+                state = node.machine.state
+                if self.fails.get(rank) == ("read", state.round + (state.phase is Phase.COUNT)):
                     return LocalFailed("unreadable")
                 if node.machine.config.update_samples is not None:
                     return self._answer_update(node, asked)

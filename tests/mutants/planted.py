@@ -25,13 +25,16 @@ OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
 OF_THE_ADAPTER = ("tests/torch/test_budget.py", "tests/torch/test_updates.py")
 OF_THE_EXCHANGE = ("tests/torch/test_identity.py", "tests/torch/test_mesh.py")
 OF_THE_SIMULATOR = ("tests/simulator/test_budgets.py",)
-OF_THE_PLANNER = ("tests/plan",)
+OF_THE_PLANNER = ("tests/plan", "tests/conformance")
 OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
 """What is made for such slips first."""
 LIMIT_S = 900
 PURE = (
     "odb_ref/plan/",
-    *(f"odb_ref/core/batching/{name}.py" for name in ("alignment", "layouts", "grouping", "rules", "shards")),
+    *(
+        f"odb_ref/core/batching/{name}.py"
+        for name in ("alignment", "layouts", "grouping", "rules", "shards", "weighting")
+    ),
     "odb_ref/core/offer.py",
 )
 """What the conformance cases are about."""
@@ -45,6 +48,8 @@ class Planted:
     path: str
     old: str
     new: str
+    unseen: str = ""
+    """Why no case of the vectors can show it, where that is so."""
 
     @property
     def tests(self) -> tuple[str, ...]:
@@ -65,8 +70,8 @@ def _core(name: str, module: str, old: str, new: str) -> Planted:
     return Planted(name=name, path=f"odb_ref/core/{module.replace('.', '/')}.py", old=old, new=new)
 
 
-def _plan(name: str, module: str, old: str, new: str) -> Planted:
-    return Planted(name=name, path=f"odb_ref/plan/{module}.py", old=old, new=new)
+def _plan(name: str, module: str, old: str, new: str, unseen: str = "") -> Planted:
+    return Planted(name=name, path=f"odb_ref/plan/{module}.py", old=old, new=new, unseen=unseen)
 
 
 def _torch(name: str, module: str, old: str, new: str) -> Planted:
@@ -112,6 +117,19 @@ PLANTED = (
         "batching.layouts",
         "accumulate(cost.of_tokens(sample.length) for sample in group[:-2])",
         "accumulate(sample.length for sample in group[:-2])",
+    ),
+    _core("weights are for one rank", "batching.weighting", "world_size / update.supervised", "1 / update.supervised"),
+    _core(
+        "a sum weighs as a mean does",
+        "batching.weighting",
+        "(local.supervised if self.reduction is LossReduction.MEAN else 1)",
+        "local.supervised",
+    ),
+    _core(
+        "a rest forgets what was carried",
+        "resume",
+        "(*self.start.carried, *range(",
+        "(*self.start.carried[1:], *range(",
     ),
     # Budgets that change.
     _core(
@@ -514,6 +532,7 @@ PLANTED = (
         "settling",
         "least = costs[0] if costs and not self._has_exchange else 1",
         "least = 1 if self._has_exchange or is_one else costs[0]",
+        unseen="shows with more than 32,768 samples",
     ),
     _plan("nothing is evened out", "division", "    if bounds or len(numbers) > EXCHANGED:", "    if numbers:"),
     _plan(
@@ -670,7 +689,7 @@ def catch_by_vectors(planted: Planted) -> tuple[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plant(planted, folder)
-        for arguments in (["odb_ref.conformance.ours:plan_here"], ["odb_ref.conformance.ours:plan_there", "--ranks"]):
+        for arguments in (["tests.conformance.ours:plan_here"], ["tests.conformance.ours:plan_there", "--ranks"]):
             environment = {**os.environ, "PYTHONPATH": name}
             done = subprocess.run(
                 [*run, *arguments],
@@ -683,7 +702,9 @@ def catch_by_vectors(planted: Planted) -> tuple[str, float]:
             )
             if done.returncode:
                 broken = [line.split()[0] for line in done.stdout.splitlines() if " broken in " in line]
-                return ", ".join(broken) or "it ends", time.perf_counter() - began
+                if not broken:
+                    raise RuntimeError(f"{planted.name}: the kit itself fails: {done.stderr[-2000:]}")
+                return ", ".join(broken), time.perf_counter() - began
     return "", time.perf_counter() - began
 
 

@@ -7,10 +7,10 @@ from random import Random
 import pytest
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 
-from odb_ref.conformance.ours import plan_here
 from odb_ref.conformance.vectors import Problem, encode
 from odb_ref.core.errors import UsageError
 from odb_ref.plan import Options, division, packing, settling
+from tests.conformance.ours import plan_here
 from tests.proofs.conftest import Model
 from tests.proofs.plans import EXACT, SHIPPED, Thresholds, draw_problem, make_cases, write_problem
 

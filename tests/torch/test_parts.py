@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler  # noqa: E402
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
+from odb_ref.core.batching.weighting import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.core.types import StepCounts  # noqa: E402
 from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply  # noqa: E402
-from odb_ref.torch.info import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.torch.options import compute_trace_path  # noqa: E402
 from odb_ref.torch.reading.collator import Collator, OnIdle  # noqa: E402
 from odb_ref.torch.reading.measure import Measured, SupervisedCounter  # noqa: E402

@@ -71,10 +71,7 @@ class Part:
         """Returns those of ``places`` that were neither taken nor set aside; positions count places that were not set aside."""
         bad = frozenset(self.bad)
         good = [item for place, item in enumerate(places) if place not in bad]
-        taken = frozenset(self.checkpoint.taken)
-        start = self.checkpoint.start
-        rest = [good[p] for p in start.carried if not self.checkpoint.is_taken(p)]
-        return rest + [good[p] for p in range(start.read_samples, len(good)) if p not in taken]
+        return [good[position] for position in self.checkpoint.compute_rest(len(good))]
 
 
 @dataclass(frozen=True, slots=True)
