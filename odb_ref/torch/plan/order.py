@@ -19,6 +19,7 @@ from odb_ref.torch.plan.updates import begin_inside
 from odb_ref.torch.reading.quarantine import Quarantine
 from odb_ref.torch.reading.seeding import Use, compute_seed
 from odb_ref.torch.reading.service import ReadPlan
+from odb_ref.trace.origin import Lot, make_lot
 
 
 def compute_order(count: int, seed: int, epoch: int) -> Sequence[int]:
@@ -118,23 +119,23 @@ class Order:
 
     def compute_keys(
         self, epoch: int, rank: int, world_size: int, base: tuple[Generation, ...]
-    ) -> tuple[Sequence[object], int | None, int, str]:
-        """Returns this rank's keys in order, how many samples the epoch has (None when unknown), how many were taken before,
-        and of a sampler that all ranks have alike a digest of what it lists.
+    ) -> tuple[Sequence[object], int | None, Lot, str]:
+        """Returns this rank's keys in order, how many samples the epoch has (None when unknown), what was taken before (of keys
+        that are no numbers without a digest), and of a sampler that all ranks have alike a digest of what it lists.
         """
         order: Sequence[object] = self._compute_order(epoch) if self.sampler is None else list_keys(self.sampler, epoch)
         if not self.is_auto:
-            return _pack(order), len(order) if world_size == 1 else None, 0, ""
+            return _pack(order), len(order) if world_size == 1 else None, Lot(), ""
         listed = "" if self.sampler is None else compute_digest(order)
         if self.drops_last:
             order = order[: self.count_updates() * (self.update_samples or 1)]
-        total = len(order)
-        bad = 0
+        total, taken = len(order), Lot()
         for generation in base:
-            order = generation.compute_rest(order)
-            bad += sum(len(part.bad) for part in generation.parts)
+            rest = generation.compute_rest(order)
+            taken += _make_lot(order) - _make_lot(rest) - _make_lot(generation.list_bad(order))
+            order = rest
         own = order if self.is_shared or world_size == 1 else order[rank::world_size]
-        return _pack(own), total, total - len(order) - bad, listed
+        return _pack(own), total, taken, listed
 
     def _compute_order(self, epoch: int) -> Sequence[int]:
         count = self.count_samples()
@@ -185,10 +186,10 @@ def make_beginning(
     """
     progress = choose_progress(order, rank, world_size, loaded, settings)
     keys: Sequence[object] | None = None
-    total, before, listed = None, 0, ""
+    total, before, listed = None, Lot(), ""
     if not order.is_iterable:
         keys, total, before, listed = order.compute_keys(epoch, rank, world_size, progress.base)
-        if quota is not None and before >= quota:
+        if quota is not None and before.samples >= quota:
             keys = []  # met before the number of ranks changed: there is nothing left to read
 
     beginning = Beginning(
@@ -204,15 +205,22 @@ def make_beginning(
             ),
             read_ahead=read_ahead if order.update_samples is None else max(1, order.update_samples // world_size // 2),
             max_bad=max_bad,
-            quota_samples=None if quota is None else max(1, quota - before),
+            quota_samples=None if quota is None else max(1, quota - before.samples),
             epoch=epoch,
             is_shared=order.is_shared,
+            taken_before=before,
         ),
         total_samples=total,
-        emitted_before=before,
+        emitted_before=before.samples,
     )
     _check_keys(order, beginning.start, rank, loaded)
     return beginning
+
+
+def _make_lot(keys: Sequence[object]) -> Lot:
+    """Returns the lot of what is listed; only numbers have a digest."""
+    numbers = [key for key in keys if isinstance(key, int)]
+    return make_lot(numbers) if len(numbers) == len(keys) else Lot(len(keys))
 
 
 def _check_keys(order: Order, start: EpochStart, rank: int, loaded: Sequence[EpochState]) -> None:
