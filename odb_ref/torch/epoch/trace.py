@@ -88,7 +88,7 @@ def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
 def _find_others(start: EpochStart) -> tuple[OwnedLot, ...]:
     """Returns what another number of ranks had trained on, where there was one, and the samples have numbers."""
     parts = start.progress.base[-1].parts if start.progress.base else ()
-    if not parts or not start.keys or not all(isinstance(key, int) for key in start.keys):
+    if not parts or start.keys is None or not all(isinstance(key, int) for key in start.keys):
         return ()
     saved = parts[0].checkpoint
     return (OwnedLot(lot=start.taken_before, steps=saved.start.planned_steps + saved.taken_steps),)
