@@ -230,9 +230,9 @@ Proof.
     destruct (hist_order cfg s r q G) as [_ [_ Rq2]]. 
     assert (Lim : exists m, limit (rank_of s q) = Some m /\ m <= length (taken (rank_of s q))).
     { destruct (queue (rank_of s q)) as [|x ys] eqn:Q.
-      - assert (Ob : outbox (rank_of s q) <> []).
+      - assert (Ob : released (rank_of s q) <> []).
         { intros E. pose proof (k_released _ _ _ _ _ _ Kq) as Z. unfold released_of in Z. rewrite Q, E, !app_nil_r in Z. lia. }
-        destruct (t_outbox _ _ (g_tight _ _ _ _ _ I q Hq) Ob) as [D|[l [D1 D2]]]; rewrite Q in *; simpl in *; [specialize (deep q Hq); lia|]. exists l. split; [exact D1|lia].
+        destruct (t_released _ _ (g_tight _ _ _ _ _ I q Hq) Ob) as [D|[l [D1 D2]]]; rewrite Q in *; simpl in *; [specialize (deep q Hq); lia|]. exists l. split; [exact D1|lia].
       - unfold takeableb, below in T. rewrite Q in T. simpl in T. destruct (limit (rank_of s q)) as [l|]; [|discriminate]. apply Nat.ltb_ge in T. eauto. }
     destruct Lim as [l [L1 L2]]. rewrite (k_free _ _ _ _ _ _ Kq Sq) in L1. destruct (h_kind (hist_of s q)) as [| | |o l'] eqn:Hk; try discriminate. injection L1 as ->.
     exfalso. destruct (history_limit _ _ _ _ Hk) as [[i [n ->]]|E].
@@ -327,7 +327,7 @@ Definition phase_is (p : phase_name) (s : state) : bool :=
 
 (** Every reachable state that is not an end: a rank's loader is not done, or a trainer may still continue. *)
 Lemma free_lemma : forall s, reachable s ->
-  can (calm s) s \/ (exists r, r < W /\ at_phase (rank_of s r) = FILL /\ is_ready (rank_of s r) = true /\ outbox (rank_of s r) <> [] /\ urged (rank_of s r) = false /\
+  can (calm s) s \/ (exists r, r < W /\ at_phase (rank_of s r) = FILL /\ is_ready (rank_of s r) = true /\ released (rank_of s r) <> [] /\ urged (rank_of s r) = false /\
      (running s r = true -> exists q, q < W /\ stopped (rank_of s q) = true) /\ (running s r = false -> False)) \/
   (forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can (unaided s) s)))).
 Proof.
@@ -357,7 +357,7 @@ Proof.
     assert (Ns : stopped (rank_of s f) = false) by (unfold must_end in Me; apply orb_false_iff in Me; apply Me).
     assert (Lim : limit (rank_of s f) = None) by (rewrite (k_free _ _ _ _ _ _ Kf Ns), Kk; reflexivity).
     assert (Q : queue (rank_of s f) <> []).
-    { destruct (t_outbox _ _ (g_tight _ _ _ _ _ I f Hf) Ob) as [D|[l [D _]]]; [|congruence]. intros Q. rewrite Q in D. simpl in D. specialize (deep f Hf). lia. }
+    { destruct (t_released _ _ (g_tight _ _ _ _ _ I f Hf) Ob) as [D|[l [D _]]]; [|congruence]. intros Q. rewrite Q in D. simpl in D. specialize (deep f Hf). lia. }
     assert (Tk : takeable (rank_of s f)) by (split; [exact Q|intros l L; congruence]).
     destruct (running s f) eqn:Ru; [|left; apply (take_possible s f I Hf Ru Tk)].
     destruct (trainer_goes_on s f R Hf Ru) as [C|[[q [Hq [Sq _]]]|[[_ [q [Hq [Sq _]]]] _]]]; [|left; exact C| |].
@@ -374,7 +374,7 @@ Proof.
     destruct (dec_exists (fun q => phase_is DRAIN (rank_of s q) && negb (running s q)) W) as [[d [Hd Ed]]|ND].
     + left. apply andb_true_iff in Ed as [Ed Rd]. apply negb_true_iff in Rd. unfold phase_is in Ed. destruct (at_phase (rank_of s d)) eqn:Pd; try discriminate.
       apply (take_possible s d I Hd Rd). destruct (t_drain _ _ (g_tight _ _ _ _ _ I d Hd) Pd) as [Ob Li]. split.
-      * destruct (t_outbox _ _ (g_tight _ _ _ _ _ I d Hd) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep d Hd). lia.
+      * destruct (t_released _ _ (g_tight _ _ _ _ _ I d Hd) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep d Hd). lia.
       * intros l' L. specialize (Li l' L). lia.
     + assert (Each : forall q, q < W -> can (calm s) s \/ at_phase (rank_of s q) = DONE \/
         (at_phase (rank_of s q) = DRAIN /\ (forsaken s q \/ (running s q = true /\ broken s q /\ can (unaided s) s)))).

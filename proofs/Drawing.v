@@ -271,7 +271,7 @@ Qed.
 Lemma dress_read : forall w w' e e' m u a b x, set_read a (set_ended e' (set_wanted w' (set_window x (dress w e m u)))) =
   dress w' e' m (set_read a (set_wanted b (set_window x u))).
 Proof. reflexivity. Qed.
-Lemma dress_more_views : forall w e m u, outbox (dress w e m u) = outbox u /\ plan (dress w e m u) = plan u /\ groups (dress w e m u) = groups u /\
+Lemma dress_more_views : forall w e m u, released (dress w e m u) = released u /\ plan (dress w e m u) = plan u /\ groups (dress w e m u) = groups u /\
   marks (dress w e m u) = marks u /\ read (dress w e m u) = read u /\ ended (dress w e m u) = e /\ round (dress w e m u) = round u /\
   planned (dress w e m u) = planned u /\ failure (dress w e m u) = failure u /\ window (dress w e m u) = window u /\ wanted (dress w e m u) = w.
 Proof. repeat split. Qed.
@@ -407,7 +407,7 @@ Proof.
       destruct Se as [Wa En]. cbv zeta in *. destruct (target c a) as [|k].
       * cbn [option_map] in E. rewrite asks_nothing_unless_counting in E by apply drain_not_counting. injection E as <-.
         exists 0, e, m. split; [reflexivity|]. split; [exact A|]. do 5 (split; [reflexivity|]).
-        intros _. exact (keeps_tied n u _ 0 e T (drain_keeps d Complete _ (set_outbox (outbox u ++ plan u) (set_plan [] (set_groups [] u))) P1 P2)).
+        intros _. exact (keeps_tied n u _ 0 e T (drain_keeps d Complete _ (set_released (released u ++ plan u) (set_plan [] (set_groups [] u))) P1 P2)).
       * change (c_align (wide big c) (round u) (groups (dress 0 e m u)) (S k) (due_before (wide big c) (dress 0 e m u))) with (c_align c (round u) (groups u) (S k) (due_before c u)).
         destruct (c_align c (round u) (groups u) (S k) (due_before c u)) as [al carried].
         match type of E with option_map _ (Some (deliver d ?x)) = _ => set (v := x) in * end.

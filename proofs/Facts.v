@@ -96,7 +96,7 @@ Lemma agree_cases : forall c rank d a s t, agree c rank d a s = Some t ->
   agreed c rank a s t /\ steps_of t = steps_of s /\ failure t = failure s /\ taken t = taken s /\
   (at_phase t <> COUNT -> aligned t = aligned s /\ window t = window s /\ wanted t = wanted s).
 Proof.
-  intros c rank d a s t E. assert (Rl : steps_of (set_outbox (outbox s ++ plan s) (set_plan [] (set_groups [] s))) = steps_of s) by (unfold steps_of; simpl; rewrite app_nil_r; reflexivity).
+  intros c rank d a s t E. assert (Rl : steps_of (set_released (released s ++ plan s) (set_plan [] (set_groups [] s))) = steps_of s) by (unfold steps_of; simpl; rewrite app_nil_r; reflexivity).
   each_agreement E B Sr Ra Tg Ea.
   - split; [apply agreed_bad; auto|repeat split].
   - split; [eapply agreed_stop; eauto; apply drain_phase|]. rewrite drain_steps. repeat split.

@@ -133,7 +133,7 @@ Proof.
     - pose proof (k_free _ _ _ _ _ _ Kr S) as L1. rewrite Wr, Hk in L1. specialize (Li l L1). lia. }
   destruct (running u r) eqn:Run.
   2:{ left. apply (take_goes_on u v r R F H Gr Xr Run). split.
-      - destruct (t_outbox _ _ (g_tight _ _ _ _ _ I r H) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep r H). lia.
+      - destruct (t_released _ _ (g_tight _ _ _ _ _ I r H) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep r H). lia.
       - intros l' L. specialize (Li l' L). lia. }
   destruct (never_ends_or_not u r) as [Ne|Ne]; [auto 6|].
   destruct (min_exists (fun i => length (taken (rank_of u i))) W SR) as [q [Hq M]]. simpl in M.
@@ -154,8 +154,8 @@ Proof.
   { rewrite (k_released _ _ _ _ _ _ Kq), Wq, <- Wr, <- (k_released _ _ _ _ _ _ Kr). unfold released_of. rewrite !app_length. lia. }
   unfold takeableb, below in T. rewrite L1 in T. replace (length (taken (rank_of v q)) <? l) with true in T by (symmetry; apply Nat.ltb_lt; lia). rewrite andb_true_r in T.
   destruct (queue (rank_of v q)) as [|x ys] eqn:Q; [|discriminate].
-  assert (Oq : outbox (rank_of v q) <> []) by (intros O; unfold released_of in Rel; rewrite Q, O, !app_length in Rel; simpl in Rel; lia).
-  destruct (t_outbox _ _ (g_tight _ _ _ _ _ I q Hq) Oq) as [D|[l' [D1 D2]]]; rewrite Q in *; simpl in *; [specialize (deep q Hq); lia|]. rewrite L1 in D1. injection D1 as <-. lia.
+  assert (Oq : released (rank_of v q) <> []) by (intros O; unfold released_of in Rel; rewrite Q, O, !app_length in Rel; simpl in Rel; lia).
+  destruct (t_released _ _ (g_tight _ _ _ _ _ I q Hq) Oq) as [D|[l' [D1 D2]]]; rewrite Q in *; simpl in *; [specialize (deep q Hq); lia|]. rewrite L1 in D1. injection D1 as <-. lia.
 Qed.
 
 End Gone.

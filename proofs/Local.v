@@ -72,8 +72,8 @@ Definition history (c : config) (rs : list result) : hist := fold_left (h_step c
 
 (** ** The invariant of one rank *)
 
-Definition steps_of (s : state) : list step := taken s ++ queue s ++ outbox s ++ plan s.
-Definition released_of (s : state) : list step := taken s ++ queue s ++ outbox s.
+Definition steps_of (s : state) : list step := taken s ++ queue s ++ released s ++ plan s.
+Definition released_of (s : state) : list step := taken s ++ queue s ++ released s.
 Definition samples_of (xs : list step) : list sample := concat (map s_group xs).
 
 Record offer_ok (c : config) (rank : nat) (s : state) (o : offer) : Prop := {
@@ -122,10 +122,10 @@ Record core (c c0 : config) (rank : nat) (inp : list sample) (h : hist) (s : sta
 (** The part that says what a rank waits for. *)
 Record tight (depth : nat) (s : state) : Prop := {
   t_queue : length (queue s) <= depth;
-  t_outbox : outbox s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s);
-  t_fill : at_phase s = FILL -> must_end s = false /\ (is_ready s = false \/ (outbox s <> [] /\ urged s = false));
-  t_drain : at_phase s = DRAIN -> outbox s <> [] /\ (forall l, limit s = Some l -> length (taken s) + length (queue s) < l);
-  t_done : at_phase s = DONE -> outbox s = [] \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s) }.
+  t_released : released s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s);
+  t_fill : at_phase s = FILL -> must_end s = false /\ (is_ready s = false \/ (released s <> [] /\ urged s = false));
+  t_drain : at_phase s = DRAIN -> released s <> [] /\ (forall l, limit s = Some l -> length (taken s) + length (queue s) < l);
+  t_done : at_phase s = DONE -> released s = [] \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s) }.
 
 (** ** Numbers *)
 
@@ -185,9 +185,9 @@ Proof.
 Qed.
 
 Lemma deliver_eq : forall depth s, exists d e,
-  outbox s = d ++ e /\ deliver depth s = set_outbox e (set_queue (queue s ++ d) s) /\ length d <= depth - length (queue s) /\
+  released s = d ++ e /\ deliver depth s = set_released e (set_queue (queue s ++ d) s) /\ length d <= depth - length (queue s) /\
   (e = [] \/ length d = depth - length (queue s) \/ exists x r, e = x :: r /\ below (limit s) (s_number x) = false).
-Proof. intros. do 2 eexists. destruct (take_room_spec (limit s) (outbox s) (depth - length (queue s))) as [E [L C]]. eauto. Qed.
+Proof. intros. do 2 eexists. destruct (take_room_spec (limit s) (released s) (depth - length (queue s))) as [E [L C]]. eauto. Qed.
 
 Lemma deliver_steps : forall depth s, steps_of (deliver depth s) = steps_of s /\ released_of (deliver depth s) = released_of s.
 Proof.
@@ -204,7 +204,7 @@ Qed.
 Lemma deliver_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> numbered_from 0 (h_steps h) -> length (queue s) <= depth ->
   let t := deliver depth s in
   length (queue t) <= depth /\
-  (outbox t <> [] -> length (queue t) = depth \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)).
+  (released t <> [] -> length (queue t) = depth \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)).
 Proof.
   intros c c0 rank inp h depth s K Na Q t. subst t. destruct (deliver_eq depth s) as [d [e [E [Eq [L C]]]]]. rewrite Eq. simpl.
   rewrite app_length. split; [lia|]. intros NE. destruct C as [C|[C|[x [r [-> B]]]]]; [easy|left; lia|right].
@@ -218,14 +218,14 @@ Qed.
 (** ** Posting *)
 
 Lemma post_eq : forall c rank s,
-  post c rank s = s /\ (at_phase s = FILL -> must_end s = false /\ (is_ready s = false \/ (outbox s <> [] /\ urged s = false)))
+  post c rank s = s /\ (at_phase s = FILL -> must_end s = false /\ (is_ready s = false \/ (released s <> [] /\ urged s = false)))
   \/ at_phase s = FILL /\ (must_end s = true \/ is_ready s = true) /\
      post c rank s = set_phase OFFER (set_groups (c_group c (budget s) (window s)) (set_posted (Some (MOffer (compute_offer c rank s (c_group c (budget s) (window s))))) s)).
 Proof.
   intros. unfold post. destruct (posts s) eqn:R; [right|left; split; [destruct s; reflexivity|intros P]]; unfold posts in R.
   - destruct (at_phase s); try discriminate. split; [reflexivity|]. split; [|reflexivity]. destruct (must_end s); [auto|]. right. destruct (is_ready s); [reflexivity|discriminate].
   - rewrite P in R. apply orb_false_iff in R as [R1 R2]. split; [exact R1|]. destruct (is_ready s); [right|auto]. simpl in R2. apply orb_false_iff in R2 as [R2 R3].
-    split; [destruct (outbox s); discriminate|exact R3].
+    split; [destruct (released s); discriminate|exact R3].
 Qed.
 
 Lemma post_core : forall c c0 rank inp h s, core c c0 rank inp h s -> core c c0 rank inp h (post c rank s).
@@ -245,7 +245,7 @@ Qed.
 
 Lemma post_tight : forall c rank depth s, at_phase s <> DRAIN -> at_phase s <> DONE ->
   length (queue s) <= depth ->
-  (outbox s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)) ->
+  (released s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)) ->
   tight depth (post c rank s).
 Proof.
   intros c rank depth s D1 D2 Q O. destruct (post_eq c rank s) as [[-> F]|[P [R ->]]]; constructor; simpl; auto; try easy.
@@ -268,13 +268,13 @@ Qed.
 
 Lemma finish_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> numbered_from 0 (h_steps h) -> at_phase s = DRAIN ->
   length (queue s) <= depth ->
-  (outbox s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)) ->
+  (released s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)) ->
   tight depth (finish_when_drained s).
 Proof.
-  intros c c0 rank inp h depth s K Na P Q O. assert (Next : forall x r, outbox s = x :: r -> s_number x = length (taken s) + length (queue s)).
+  intros c c0 rank inp h depth s K Na P Q O. assert (Next : forall x r, released s = x :: r -> s_number x = length (taken s) + length (queue s)).
   { intros x r E. apply (step_number c c0 rank inp h s _ x K Na). unfold steps_of. rewrite E.
     rewrite nth_error_app2 by lia. rewrite nth_error_app2 by lia. replace (_ - _) with 0 by lia. reflexivity. }
-  unfold finish_when_drained, is_drained. rewrite P. destruct (outbox s) as [|x r] eqn:E; [constructor; simpl; rewrite ?E; auto; discriminate|]. specialize (Next x r eq_refl).
+  unfold finish_when_drained, is_drained. rewrite P. destruct (released s) as [|x r] eqn:E; [constructor; simpl; rewrite ?E; auto; discriminate|]. specialize (Next x r eq_refl).
   destruct (below (limit s) (s_number x)) eqn:B; constructor; simpl; rewrite ?E; auto; try discriminate.
   - intros _. split; [discriminate|]. intros l L. rewrite L in B. simpl in B. apply Nat.ltb_lt in B. lia.
   - intros _. right. unfold below in B. destruct (limit s) as [l|]; [|discriminate]. apply Nat.ltb_ge in B. exists l. split; [reflexivity|lia].

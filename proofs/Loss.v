@@ -39,7 +39,7 @@ Record lost_from (u v : state) : Prop := {
   l_wanted : wanted u = wanted v;
   l_plan : plan u = plan v;
   l_collated : collated u = collated v;
-  l_outbox : outbox u = outbox v;
+  l_released : released u = released v;
   l_queue : queue u = queue v;
   l_taken : taken u = taken v;
   l_failure : failure u = failure v;
@@ -53,7 +53,7 @@ Proof.
 Qed.
 
 Lemma lost_steps : forall u v, lost_from u v -> steps_of u = steps_of v /\ released_of u = released_of v.
-Proof. intros u v L. destruct L. unfold steps_of, released_of. rewrite l_plan0, l_outbox0, l_queue0, l_taken0. auto. Qed.
+Proof. intros u v L. destruct L. unfold steps_of, released_of. rewrite l_plan0, l_released0, l_queue0, l_taken0. auto. Qed.
 
 Lemma post_going : forall c r s, is_ending s = false -> is_ending (post c r s) = false.
 Proof. intros c r s E. unfold is_ending in *. destruct (post_phase c r s) as [-> |[_ ->]]; auto. Qed.

@@ -98,7 +98,7 @@ Record state := mkState {
   collated : bool;
   planned : nat;
   gsum : nat;
-  outbox : list step;
+  released : list step;
   queue : list step;
   taken : list step;
   failure : option nat;
@@ -108,29 +108,29 @@ Record state := mkState {
   ended_as : option outcome_kind;
   posted : option msg }.
 
-Definition set_phase (v : phase_name) (s : state) : state := mkState v (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_round (v : nat) (s : state) : state := mkState (at_phase s) v (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_read (v : nat) (s : state) : state := mkState (at_phase s) (round s) v (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_ended (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) v (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_wanted (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) v (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_window (v : list sample) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) v (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_marks (v : list nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) v (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_groups (v : list group) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) v (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_budget (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) v (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_aligned (v : list group) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) v (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_plan (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) v (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_collated (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) v (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_planned (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) v (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_gsum (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) v (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_outbox (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) v (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_queue (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) v (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_taken (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) v (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_failure (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) v (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_stopped (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) v (urged s) (limit s) (ended_as s) (posted s).
-Definition set_urged (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) v (limit s) (ended_as s) (posted s).
-Definition set_limit (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) v (ended_as s) (posted s).
-Definition set_outcome (v : option outcome_kind) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) v (posted s).
-Definition set_posted (v : option msg) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) v.
+Definition set_phase (v : phase_name) (s : state) : state := mkState v (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_round (v : nat) (s : state) : state := mkState (at_phase s) v (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_read (v : nat) (s : state) : state := mkState (at_phase s) (round s) v (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_ended (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) v (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_wanted (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) v (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_window (v : list sample) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) v (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_marks (v : list nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) v (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_groups (v : list group) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) v (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_budget (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) v (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_aligned (v : list group) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) v (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_plan (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) v (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_collated (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) v (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_planned (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) v (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_gsum (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) v (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_released (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) v (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_queue (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) v (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_taken (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) v (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_failure (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) v (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_stopped (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) v (urged s) (limit s) (ended_as s) (posted s).
+Definition set_urged (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) v (limit s) (ended_as s) (posted s).
+Definition set_limit (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) v (ended_as s) (posted s).
+Definition set_outcome (v : option outcome_kind) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) v (posted s).
+Definition set_posted (v : option msg) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) v.
 
 Definition initial (c : config) (rank : nat) : state :=
   mkState FILL 0 0 false (c_window c 0) [] [] [] (c_first c rank) [] [] true 0 0 [] [] [] None false false None None None.
@@ -182,7 +182,7 @@ Definition is_nil {A} (l : list A) : bool := match l with [] => true | _ => fals
 
 (** Whether the offer is to be posted: when it is ready, or at once when the epoch is to end. An urged rank does not wait for its consumer. *)
 Definition posts (s : state) : bool :=
-  match at_phase s with FILL => must_end s || (is_ready s && (is_nil (outbox s) || urged s)) | _ => false end.
+  match at_phase s with FILL => must_end s || (is_ready s && (is_nil (released s) || urged s)) | _ => false end.
 
 Definition post (c : config) (rank : nat) (s : state) : state :=
   let gs := c_group c (budget s) (window s) in
@@ -199,11 +199,11 @@ Fixpoint take_room (room : nat) (lim : option nat) (ob : list step) : list step 
   end.
 
 Definition deliver (depth : nat) (s : state) : state :=
-  let moved := take_room (depth - length (queue s)) (limit s) (outbox s) in
-  set_outbox (snd moved) (set_queue (queue s ++ fst moved) s).
+  let moved := take_room (depth - length (queue s)) (limit s) (released s) in
+  set_released (snd moved) (set_queue (queue s ++ fst moved) s).
 
 Definition is_drained (s : state) : bool :=
-  match at_phase s with DRAIN => match outbox s with x :: _ => negb (below (limit s) (s_number x)) | [] => true end | _ => false end.
+  match at_phase s with DRAIN => match released s with x :: _ => negb (below (limit s) (s_number x)) | [] => true end | _ => false end.
 
 Definition finish_when_drained (s : state) : state := set_phase (if is_drained s then DONE else at_phase s) s.
 
@@ -223,15 +223,15 @@ Definition agree (c : config) (rank depth : nat) (a : offer) (s : state) : optio
   | None =>
       if negb (o_ready a) then None
       else
-        let released := set_outbox (outbox s ++ plan s) (set_plan [] (set_groups [] s)) in
+        let advanced := set_released (released s ++ plan s) (set_plan [] (set_groups [] s)) in
         match target c a with
-        | 0 => Some (drain depth Complete (planned s) released)
+        | 0 => Some (drain depth Complete (planned s) advanced)
         | S t =>
             let (al, carried) := c_align c (round s) (groups s) (S t) (due_before c s) in
             let want := if ended s then 0 else c_window c (S (round s)) - length carried in
             Some (deliver depth
               (set_phase COUNT (set_wanted want (set_window carried (set_marks (last_n (c_max_age c) (marks s ++ [read s]))
-              (set_aligned al (set_budget (o_budget a) (set_posted (Some (MCounts (map count_group al))) released))))))))
+              (set_aligned al (set_budget (o_budget a) (set_posted (Some (MCounts (map count_group al))) advanced))))))))
         end
   end.
 

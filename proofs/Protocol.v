@@ -206,9 +206,9 @@ Proof.
   pose proof (k_steps _ _ _ _ _ _ K) as Ks. apply (f_equal (@length shared_step)) in Ks. rewrite map_length in Ks.
   pose proof (k_released _ _ _ _ _ _ K) as Kr. fold (whole s) in Hr, Hl. rewrite Hr, <- Ks in Kr. unfold has_planned_everything, steps_of, released_of in *. rewrite !app_length in *.
   assert (Pl : plan (rank_of s r) = []) by (destruct (plan (rank_of s r)); [reflexivity|simpl in *; lia]).
-  assert (Ob : outbox (rank_of s r) = []).
+  assert (Ob : released (rank_of s r) = []).
   { destruct (t_done _ _ (g_tight _ _ _ _ _ I r H) P) as [X|[l' [X1 X2]]]; [exact X|]. rewrite (k_free _ _ _ _ _ _ K St), Hk in X1. injection X1 as <-.
-    destruct (outbox (rank_of s r)); [reflexivity|]. simpl in *. lia. }
+    destruct (released (rank_of s r)); [reflexivity|]. simpl in *. lia. }
   rewrite Pl, Ob, !app_nil_r in C. exact C.
 Qed.
 

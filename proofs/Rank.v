@@ -52,7 +52,7 @@ Notation core := (core c c0 rank inp).
 
 Definition loose (s : state) : Prop :=
   length (queue s) <= depth /\
-  (outbox s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)).
+  (released s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)).
 
 Lemma tight_loose : forall s, tight depth s -> loose s.
 Proof. intros s T. destruct T. split; assumption. Qed.
@@ -67,7 +67,7 @@ Proof. intros s P. destruct (post_eq c rank s) as [[E _]|[F _]]; [exact E|]. des
 
 (** A change of input or flags does nothing to a rank that is ending. *)
 Lemma after_post_any : forall s t, tight depth s -> core h t ->
-  at_phase t = at_phase s -> queue t = queue s -> outbox t = outbox s -> taken t = taken s -> limit t = limit s ->
+  at_phase t = at_phase s -> queue t = queue s -> released t = released s -> taken t = taken s -> limit t = limit s ->
   core h (post c rank t) /\ tight depth (post c rank t).
 Proof.
   intros s t T K P Q O Tk L.
@@ -80,8 +80,8 @@ Proof.
 Qed.
 
 Lemma settled : forall t, core h t -> length (queue t) <= depth ->
-  (outbox t <> [] -> length (queue t) = depth \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)) ->
-  (at_phase t = DONE -> outbox t = [] \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)) ->
+  (released t <> [] -> length (queue t) = depth \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)) ->
+  (at_phase t = DONE -> released t = [] \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)) ->
   core h (post c rank (finish_when_drained t)) /\ tight depth (post c rank (finish_when_drained t)).
 Proof.
   intros t K Q O D. destruct (at_phase t) eqn:P; [| | | |rewrite post_ending by (destruct (finish_eq t) as [p [-> [-> | ->]]]; auto)|].
@@ -192,7 +192,7 @@ Proof.
     + destruct (o_ready a) eqn:Ra; simpl in E; [|discriminate].
       destruct (k_offer _ _ _ _ _ _ K P) as [o [Po Oo]]. specialize (R eq_refl o Po).
       destruct (of_ready _ _ _ _ Oo R) as [R1 [R2 [R3 _]]].
-      set (rel := set_outbox (outbox s ++ plan s) (set_plan [] (set_groups [] s))) in *.
+      set (rel := set_released (released s ++ plan s) (set_plan [] (set_groups [] s))) in *.
       assert (S1 : steps_of rel = steps_of s) by (unfold steps_of, rel; simpl; rewrite app_nil_r; reflexivity).
       assert (S2 : released_of rel = steps_of s) by reflexivity.
       assert (S3 : length (steps_of s) = length (h_steps h)) by (rewrite <- (k_steps _ _ _ _ _ _ K), map_length; reflexivity).

@@ -378,7 +378,7 @@ Proof.
       * intros Eg. rewrite Eg in Al. symmetry in Al. apply Nat.eqb_neq in Al. right. lia.
 Qed.
 
-Lemma released_steps : forall u, steps_of (set_outbox (outbox u ++ plan u) (set_plan [] (set_groups [] u))) = steps_of u.
+Lemma released_steps : forall u, steps_of (set_released (released u ++ plan u) (set_plan [] (set_groups [] u))) = steps_of u.
 Proof. intros u. unfold steps_of. simpl. rewrite app_nil_r. reflexivity. Qed.
 
 Lemma dead_image : forall h v u t e inp, ~ alive h -> (forall k, h_kind h <> NCount k) -> (forall l, h_kind h <> NClosed Complete l) -> image c e inp h v u \/ steps_of u = v_steps v -> steps_of t = steps_of u -> at_phase t <> OFFER -> image c e inp h v t.

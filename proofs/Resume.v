@@ -142,7 +142,7 @@ Proof.
   - unfold released_of. simpl. rewrite app_nil_r. exact Ln.
   - exact F5.
   - exact F6.
-  - unfold steps_of at 1. unfold w, place. cbn [taken queue outbox plan aligned window read concat app]. rewrite app_nil_r, F2, F3, (i_steps _ _ _ _ _ _ Im). exact C.
+  - unfold steps_of at 1. unfold w, place. cbn [taken queue released plan aligned window read concat app]. rewrite app_nil_r, F2, F3, (i_steps _ _ _ _ _ _ Im). exact C.
   - unfold w, place. cbn [read]. rewrite F2. exact Le.
   - unfold w, place. cbn [ended read wanted]. intros E. rewrite F2, E. split; [apply Re, E|reflexivity].
   - reflexivity.

@@ -36,7 +36,7 @@ class Invariant:
 
 
 def _compute_moved(config: Config, before: State, after: State) -> Moved:
-    """Returns the steps that have left queue, outbox and plan, and those that have come: what stays was judged when it
+    """Returns the steps that are no longer queued, released or planned, and those that have come: what stays was judged when it
     came. Of new aligned steps, the tokens too, which several invariants speak of.
 
     Steps leave at the front, taken, and come at the back, planned. Where anything else has happened, all have left and come.
@@ -44,18 +44,18 @@ def _compute_moved(config: Config, before: State, after: State) -> Moved:
     is_aligned = after.aligned is not before.aligned
     tokens = tuple(map(config.layout.compute_tokens, after.aligned)) if is_aligned else ()
     taken = after.taken_steps - before.taken_steps
-    delivered = len(before.outbox) - len(after.outbox)
-    # Most transitions: nothing is planned or released. Queue and outbox are compared one by one: to join them is to copy the
-    # outbox, which holds hundreds of steps where these hold few samples.
+    delivered = len(before.released) - len(after.released)
+    # Most transitions: nothing is planned or released. Queue and released steps are compared one by one: to join them is to
+    # copy hundreds of steps where these hold few samples.
     if (
         after.plan is before.plan
         and 0 <= taken <= len(before.queue)
-        and (after.outbox is before.outbox or after.outbox == before.outbox[delivered:])
-        and after.queue == before.queue[taken:] + before.outbox[:delivered]
+        and (after.released is before.released or after.released == before.released[delivered:])
+        and after.queue == before.queue[taken:] + before.released[:delivered]
     ):
         return before.queue[:taken], (), tokens
-    old = before.queue + before.outbox + before.plan
-    new = after.queue + after.outbox + after.plan
+    old = before.queue + before.released + before.plan
+    new = after.queue + after.released + after.plan
     kept = len(old) - taken
     if 0 <= taken <= len(old) and new[:kept] == old[taken:]:
         return old[:taken], new[kept:], tokens
@@ -96,7 +96,7 @@ def _is_numbered(_config: Config, before: State, after: State, moved: Moved) -> 
     for number, step in enumerate(come, first):
         if step.number != number:
             return False
-    is_all = len(come) == len(after.queue) + len(after.outbox) + len(after.plan)
+    is_all = len(come) == len(after.queue) + len(after.released) + len(after.plan)
     return first == (after.taken_steps if is_all else before.planned_steps)
 
 
@@ -187,10 +187,15 @@ def _is_update_whole(config: Config, before: State, after: State, _moved: Moved)
 
 
 INVARIANTS: Final = (
-    Invariant("I1", "CONSERVE", "read = window + aligned + plan + outbox + queue + taken", _is_conserved),
+    Invariant("I1", "CONSERVE", "read = window + aligned + plan + released + queue + taken", _is_conserved),
     Invariant("I2", "ONCE", "an alignment emits and carries exactly the window", _is_same_samples),
     Invariant("I3", "REPLAY", "the window is in sampler order, each position once", _is_window_in_order),
-    Invariant("I4", "ALIGN", "queue, outbox and plan are numbered from taken to planned, without a gap", _is_numbered),
+    Invariant(
+        "I4",
+        "ALIGN",
+        "queued, released and planned steps are numbered from taken to planned, without a gap",
+        _is_numbered,
+    ),
     Invariant("I5", "RELEASE", "a plan leaves only whole, collated, and on an agreement", _is_released_after_commit),
     Invariant("I6", "BUDGET", "a group of two or more fits the budget in force and every limit", _is_within_budget),
     Invariant("I7", "AGE", "nothing due is carried", _is_young),

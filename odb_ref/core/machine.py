@@ -189,17 +189,17 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
         return _drain(config, replace(state, groups=()), outcome, agreement.stop_step)
     if agreement.ready_min != 1:
         raise PeerError(f"agreement in round {state.round}, field ready_min: {agreement.ready_min}, expected 1")
-    released = replace(state, groups=(), outbox=state.outbox + state.plan, plan=())
+    advanced = replace(state, groups=(), released=state.released + state.plan, plan=())
     if is_closing(config, agreement):
-        return _drain(config, released, Outcome(OutcomeKind.COMPLETE), released.planned_steps)
+        return _drain(config, advanced, Outcome(OutcomeKind.COMPLETE), advanced.planned_steps)
     aligned, carried = form_steps(config, state, compute_round_target(config, agreement))
-    asked, told = ask_for_samples(config, released, carried)
+    asked, told = ask_for_samples(config, advanced, carried)
     counting = replace(
-        released,
+        advanced,
         phase=Phase.COUNT,
         wanted_samples=asked,
         window=carried,
-        marks=(*released.marks, released.read_samples)[-config.max_age_rounds :],
+        marks=(*advanced.marks, advanced.read_samples)[-config.max_age_rounds :],
         aligned=aligned,
         agreed_tokens=agreement.budget_min,
     )
@@ -247,20 +247,20 @@ def _return_samples(window: Group, groups: tuple[Group, ...]) -> Group:
 
 
 def _deliver(config: Config, state: State) -> tuple[State, tuple[Effect, ...]]:
-    """Moves released steps from the outbox into the queue while there is room. Spec: R6.6."""
+    """Moves released steps into the queue while there is room. Spec: R6.6."""
     steps = _list_deliverable(config, state)
     if not steps:
         return state, ()
-    state = replace(state, outbox=state.outbox[len(steps) :], queue=state.queue + steps)
+    state = replace(state, released=state.released[len(steps) :], queue=state.queue + steps)
     return state, tuple(map(make_deliver, steps))
 
 
 def _list_deliverable(config: Config, state: State, *, taken: int = 0) -> tuple[Step, ...]:
-    """Returns the first steps of the outbox: those for which the queue has room when so many are ``taken`` from it."""
-    if not state.outbox:
+    """Returns the first released steps: those for which the queue has room when so many are ``taken`` from it."""
+    if not state.released:
         return ()
     room = config.depth_steps - len(state.queue) + taken
-    steps = state.outbox[:room]
+    steps = state.released[:room]
     if steps and steps[-1].number < state.step_limit:  # they are numbered upwards
         return steps
     return tuple([step for step in steps if step.number < state.step_limit])
@@ -273,7 +273,7 @@ def _take(config: Config, state: State) -> Transition:
     steps = _list_deliverable(config, state, taken=1)
     taken = replace(
         state,
-        outbox=state.outbox[len(steps) :],
+        released=state.released[len(steps) :],
         queue=state.queue[1:] + steps,
         taken_steps=state.taken_steps + 1,
         taken_samples=state.taken_samples + len(state.queue[0].group),
@@ -297,7 +297,7 @@ def _drain(config: Config, state: State, outcome: Outcome, step_limit: int) -> T
 
 
 def _finish_when_drained(state: State) -> Transition:
-    if state.outcome is None or (state.outbox and state.outbox[0].number < state.step_limit):
+    if state.outcome is None or (state.released and state.released[0].number < state.step_limit):
         return state, ()
     return replace(state, phase=Phase.DONE), (Finish(state.outcome, state.step_limit),)
 

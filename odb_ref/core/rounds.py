@@ -37,7 +37,7 @@ def post_when_ready(config: Config, state: State) -> Transition:
     is_ready = state.is_collated and not state.wanted_samples
     # An urged rank does not wait for its consumer, which may wait for one that has left; it still has its input ready,
     # since the offers of the others may hold no stop yet. Nor does one that has nothing to release.
-    may_post = is_ready and (state.is_urged or not state.outbox or not state.plan)
+    may_post = is_ready and (state.is_urged or not state.released or not state.plan)
     must_end = bool(state.failure) or state.is_stopped
     if not may_post and not must_end:
         return state, ()

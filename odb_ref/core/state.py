@@ -48,7 +48,7 @@ class State:
     """The budget that the round before has agreed on for the groups of this one, where it is below the configuration's."""
     accepted_tokens: int = NONE
     """The largest budget that this rank accepts; what it offers for the next round."""
-    # Steps, from formed to taken: aligned, plan, outbox, queue. Numbered alike on all ranks (ALIGN).
+    # Steps, from formed to taken: aligned, plan, released, queue. Numbered alike on all ranks (ALIGN).
     aligned: tuple[Group, ...] = ()
     """The steps of ``round`` whose global counts are not known yet; only in COUNT."""
     plan: tuple[Step, ...] = ()
@@ -59,7 +59,7 @@ class State:
     """Steps planned so far in the epoch: the number of the next one."""
     global_samples: int = 0
     """Samples planned so far, by all ranks together."""
-    outbox: tuple[Step, ...] = ()
+    released: tuple[Step, ...] = ()
     """Released steps that wait for room in the queue (RELEASE)."""
     queue: tuple[Step, ...] = ()
     """Delivered steps the consumer has not taken: at most ``depth_steps``."""

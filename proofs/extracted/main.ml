@@ -89,7 +89,7 @@ let show_state accepted s =
   String.concat " | "
     [ show_phase s.at_phase; show_int s.round; show_int s.read; show_bool s.ended; show_int s.wanted; show_group s.window;
       show_list show_int s.marks; show_list show_group s.groups; show_option s.budget; show_option accepted; show_list show_group s.aligned; show_list show_step s.plan;
-      show_bool s.collated; show_int s.planned; show_int s.gsum; show_list show_step s.outbox; show_list show_step s.queue;
+      show_bool s.collated; show_int s.planned; show_int s.gsum; show_list show_step s.released; show_list show_step s.queue;
       show_int (List.length s.taken); show_option s.failure; show_bool s.stopped; show_bool s.urged; show_option s.limit;
       show_outcome s.ended_as ]
 

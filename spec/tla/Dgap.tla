@@ -154,14 +154,14 @@ Readable(r, s) == IF IsDrawn THEN Len(s.places) ELSE Shard[r]
 
 Idling(r) ==
     [phase |-> "fill", round |-> 0, read |-> 0, ended |-> FALSE, wanted |-> WindowSize(0), held |-> 0, marks |-> <<>>,
-     aligned |-> <<>>, plan |-> <<>>, collated |-> TRUE, planned |-> 0, global |-> 0, outbox |-> <<>>, queue |-> <<>>,
+     aligned |-> <<>>, plan |-> <<>>, collated |-> TRUE, planned |-> 0, global |-> 0, released |-> <<>>, queue |-> <<>>,
      taken |-> 0, got |-> 0, failed |-> FALSE, stopped |-> FALSE, urged |-> FALSE, limit |-> None, outcome |-> NoOutcome,
      reading |-> WindowSize(0), collating |-> None, post |-> NoPost, causes |-> <<>>, left |-> FALSE, inside |-> FALSE, told |-> FALSE,
      lost |-> FALSE, gone |-> FALSE, agreed |-> Cap, accepted |-> Cap, coming |-> Accepted[r], draw |-> <<0, 0, 0>>, places |-> <<>>, loaderless |-> FALSE, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
 
 PostWhenReady(r, s) ==
     LET isReady == s.collated /\ s.wanted = 0
-        mayPost == isReady /\ (s.urged \/ s.outbox = <<>>)
+        mayPost == isReady /\ (s.urged \/ s.released = <<>>)
         mustEnd == s.failed \/ s.stopped
     IN IF s.phase # "fill" \/ (~mayPost /\ ~mustEnd) THEN s
        ELSE [s EXCEPT !.phase = "offer", !.post = Offer(r, s, isReady)]
@@ -170,14 +170,14 @@ PostWhenReady(r, s) ==
 Fresh(r) ==
     IF IsDrawn THEN PostWhenReady(r, AfterDraw(r, Idling(r), [q \in Ranks |-> WindowSize(0)])) ELSE Idling(r)
 
-\* R6.6. Steps are numbered without a gap, so the outbox begins at taken + queued.
+\* R6.6. Steps are numbered without a gap, so those released begin at taken + queued.
 DeliverNow(r, s) ==
-    LET room == Min({Depth[r] - Len(s.queue), Len(s.outbox), s.limit - (s.taken + Len(s.queue))})
+    LET room == Min({Depth[r] - Len(s.queue), Len(s.released), s.limit - (s.taken + Len(s.queue))})
         n == Max({0, room})
-    IN [s EXCEPT !.queue = @ \o SubSeq(s.outbox, 1, n), !.outbox = SubSeq(s.outbox, n + 1, Len(s.outbox))]
+    IN [s EXCEPT !.queue = @ \o SubSeq(s.released, 1, n), !.released = SubSeq(s.released, n + 1, Len(s.released))]
 
 FinishWhenDrained(s) ==
-    IF s.outbox # <<>> /\ s.taken + Len(s.queue) < s.limit THEN s ELSE [s EXCEPT !.phase = "done"]
+    IF s.released # <<>> /\ s.taken + Len(s.queue) < s.limit THEN s ELSE [s EXCEPT !.phase = "done"]
 
 DrainTo(r, s, outcome, limit) ==
     FinishWhenDrained(DeliverNow(r, [s EXCEPT !.phase = "drain", !.outcome = outcome, !.limit = Min({@, limit})]))
@@ -199,7 +199,7 @@ AfterRead(r, s) ==
 \* Only in variants: windows cut by time. What is not read yet is read for the next window.
 AfterEarlyPost(r, s) == [s EXCEPT !.phase = "offer", !.wanted = 0, !.reading = 0, !.post = Offer(r, s, TRUE)]
 
-Release(s) == [s EXCEPT !.outbox = @ \o s.plan, !.plan = <<>>]
+Release(s) == [s EXCEPT !.released = @ \o s.plan, !.plan = <<>>]
 
 AfterCollate(r, s) ==
     LET ready == [s EXCEPT !.collating = None, !.collated = TRUE]
@@ -214,7 +214,7 @@ IsGoingOn(a) == a.failed = None /\ a.stop = None /\ a.ready = 1 /\ a.target > 0
 \* `aligned` counts only if the agreement is one to go on.
 AfterAgreed(r, before, a, aligned) ==
     LET s == [before EXCEPT !.post = NoPost]
-        released == IF Variant = "release_early" THEN s ELSE Release(s)
+        advanced == IF Variant = "release_early" THEN s ELSE Release(s)
         carried == s.held - Sum(aligned)
         room == IF s.ended THEN 0 ELSE Max({0, WindowSize(s.round + 1) - carried})
         wanted == IF IsDrawn THEN 0 ELSE room
@@ -225,9 +225,9 @@ AfterAgreed(r, before, a, aligned) ==
          [] a.failed = None /\ a.stop # None -> DrainTo(r, s, Outcome("stopped", a.stop), a.step)
          [] a.failed = None /\ a.stop = None /\ a.ready = 0 -> [s EXCEPT !.phase = "error"]
          [] a.failed = None /\ a.stop = None /\ a.ready = 1 /\ a.target = 0 ->
-                DrainTo(r, released, Outcome("complete", None), s.planned)
+                DrainTo(r, advanced, Outcome("complete", None), s.planned)
          [] OTHER ->
-                DeliverNow(r, [released EXCEPT !.phase = "count", !.wanted = wanted, !.reading = Reads(s, wanted),
+                DeliverNow(r, [advanced EXCEPT !.phase = "count", !.wanted = wanted, !.reading = Reads(s, wanted),
                     !.held = carried, !.aligned = aligned,
                     !.agreed = IF Variant = "own_budget" THEN s.accepted ELSE a.budget,
                     !.slots = IF Variant = "idle_uses_slot" THEN @ - Len(aligned) ELSE @,
@@ -393,7 +393,7 @@ Accept(r) ==
     /\ UNCHANGED <<failures, stops, losses>>
 PostEarly(r) ==
     /\ Variant \in {"idle_uses_slot", "windows_by_time"}
-    /\ rank[r].phase = "fill" /\ rank[r].collated /\ rank[r].wanted > 0 /\ rank[r].outbox = <<>>
+    /\ rank[r].phase = "fill" /\ rank[r].collated /\ rank[r].wanted > 0 /\ rank[r].released = <<>>
     /\ \E o \in Ranks \ {r} : rank[o].post.kind = "offer" /\ rank[o].post.samples > 0
     /\ Become(r, AfterEarlyPost(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
 
@@ -449,10 +449,10 @@ FairSpec == Spec /\ ([]<>~CanGoOn \/ []<><<GoesOn>>_vars)
 
 (* ---- Properties, by the ids of properties.md ----------------------------------------------------------------------- *)
 
-Formed(s) == Sum(s.aligned) + Sum(s.plan) + Sum(s.outbox) + Sum(s.queue)
+Formed(s) == Sum(s.aligned) + Sum(s.plan) + Sum(s.released) + Sum(s.queue)
 Released(s) == s.planned - Len(s.plan)
 Ready(s) == IF s.collated THEN s.planned ELSE Released(s)
-Steps(s) == s.plan \o s.outbox \o s.queue
+Steps(s) == s.plan \o s.released \o s.queue
 
 NotStuck == CanGoOn \/ IsFinal
 NoError == \A r \in Ranks : rank[r].phase # "error"

@@ -115,7 +115,7 @@ class Script:
             wants = f", {state.wanted_samples} samples to read" if state.wanted_samples else ""
             return [
                 f"{state.phase}, round {state.round}{wants}, window {show_group(state.window)}, "
-                f"{len(state.plan)} planned, {len(state.outbox)} in the outbox, {len(state.queue)} queued, "
+                f"{len(state.plan)} planned, {len(state.released)} released, {len(state.queue)} queued, "
                 f"{state.taken_steps} taken"
             ]
         before = self.machines[rank].state

@@ -37,7 +37,7 @@ FULL = State(
     window=make_group(9),
     aligned=(make_group(7), make_group(8)),
     plan=(make_step(3, 5, 6), make_step(4)),
-    outbox=(make_step(2, 4),),
+    released=(make_step(2, 4),),
     queue=(make_step(1, 2, 3),),
     taken_steps=1,
     taken_samples=2,
@@ -57,7 +57,7 @@ def test_every_sample_read_is_somewhere() -> None:
         {"window": ()},
         {"aligned": (make_group(7),)},
         {"plan": FULL.plan[1:]},
-        {"outbox": ()},
+        {"released": ()},
         {"queue": (make_step(1, 2),)},
         {"taken_samples": 1},
     ],
@@ -71,7 +71,7 @@ def test_a_sample_lost_from_any_place_is_noticed(change: dict[str, Any]) -> None
 LATER = replace(
     FULL,
     queue=(make_step(2, 4),),
-    outbox=FULL.plan,
+    released=FULL.plan,
     plan=(make_step(5, 7), make_step(6, 8)),
     aligned=(),
     taken_steps=2,
@@ -103,8 +103,8 @@ def test_what_stays_in_the_queue_need_not_be_judged_again() -> None:
         ({"planned_steps": 8}, "I4"),
         ({"queue": FULL.queue + LATER.queue}, "I1 I4"),
         ({"queue": ()}, "I1 I4"),
-        ({"outbox": FULL.plan[::-1]}, "I4"),
-        ({"outbox": (make_step(3, 5), FULL.plan[1])}, "I1"),
+        ({"released": FULL.plan[::-1]}, "I4"),
+        ({"released": (make_step(3, 5), FULL.plan[1])}, "I1"),
         ({"taken_steps": 3}, "I4"),
         ({"taken_steps": 1}, "I4"),
     ],
@@ -116,8 +116,8 @@ def test_what_moves_wrongly_is_noticed(change: dict[str, Any], names: str) -> No
     assert [name for name in ("I1", "I4") if not holds(name, FULL, wrong)] == names.split()
 
 
-HANDED = replace(FULL, outbox=(*FULL.outbox, FULL.plan[0]), plan=FULL.plan[1:])
-TAKEN = replace(HANDED, queue=FULL.outbox, outbox=FULL.plan[:1], taken_steps=2, taken_samples=4)
+HANDED = replace(FULL, released=(*FULL.released, FULL.plan[0]), plan=FULL.plan[1:])
+TAKEN = replace(HANDED, queue=FULL.released, released=FULL.plan[:1], taken_steps=2, taken_samples=4)
 """Of `HANDED` one step is taken, and one delivered in its place."""
 
 
@@ -127,14 +127,14 @@ TAKEN = replace(HANDED, queue=FULL.outbox, outbox=FULL.plan[:1], taken_steps=2, 
         ({}, ""),
         ({"queue": ()}, "I1 I4"),
         ({"queue": (make_step(2),)}, "I1"),
-        ({"outbox": HANDED.outbox}, "I1 I4"),
-        ({"outbox": (make_step(3, 5),)}, "I1"),
-        ({"outbox": (make_step(4, 5, 6),)}, "I4"),
+        ({"released": HANDED.released}, "I1 I4"),
+        ({"released": (make_step(3, 5),)}, "I1"),
+        ({"released": (make_step(4, 5, 6),)}, "I4"),
         ({"plan": ()}, "I4"),
         ({"taken_samples": 3}, "I1"),
         ({"taken_steps": 1}, "I4"),
-        ({"queue": (), "outbox": HANDED.outbox, "taken_steps": 3}, "I4"),
-        ({"queue": HANDED.queue, "outbox": HANDED.outbox, "taken_steps": 0, "taken_samples": 2}, "I4"),
+        ({"queue": (), "released": HANDED.released, "taken_steps": 3}, "I4"),
+        ({"queue": HANDED.queue, "released": HANDED.released, "taken_steps": 0, "taken_samples": 2}, "I4"),
         ({"queue": (), "taken_steps": 3, "taken_samples": 5}, ""),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -188,10 +188,10 @@ def test_a_new_window_is_in_order_without_repeats() -> None:
         {"planned_steps": 6},
         {"planned_steps": 4},
         {"queue": ()},
-        {"outbox": ()},
+        {"released": ()},
         {"plan": FULL.plan[:1]},
-        {"queue": FULL.outbox, "outbox": FULL.queue},
-        {"outbox": FULL.plan, "plan": FULL.outbox},
+        {"queue": FULL.released, "released": FULL.queue},
+        {"released": FULL.plan, "plan": FULL.released},
     ],
 )
 def test_steps_are_numbered_from_the_queue_to_the_plan(change: dict[str, Any]) -> None:
@@ -368,7 +368,7 @@ PLANNED = State(plan=(make_step(0),), planned_steps=1, is_collated=False)
         ("I3", START, State(read_samples=2, window=make_group(2, 1))),
         ("I6", START, State(read_samples=2, aligned=(make_group(5, 6, length=9),))),
         ("I7", replace(OFFERED, marks=(4, 5)), replace(COUNTING, aligned=(make_group(5, 4),), window=make_group(3))),
-        ("I5", PLANNED, replace(PLANNED, plan=(), outbox=PLANNED.plan)),
+        ("I5", PLANNED, replace(PLANNED, plan=(), released=PLANNED.plan)),
         ("I9", START, State(groups=(make_group(1),))),
         ("I9", START, State(outcome=ENDED)),
         ("I9", START, State(phase=Phase.DRAIN)),

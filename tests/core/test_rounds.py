@@ -54,27 +54,27 @@ def post(state: State, config: Config = CONFIG) -> Offer:
 
 def test_a_rank_that_has_nothing_to_release_does_not_wait_for_its_consumer() -> None:
     """Spec: R3.4. So the portions of an update are drawn while the update before is trained on."""
-    state = replace(STATE, is_collated=True, outbox=(Step(6, 1, (), ZERO_COUNTS),))
+    state = replace(STATE, is_collated=True, released=(Step(6, 1, (), ZERO_COUNTS),))
     _, effects = post_when_ready(CONFIG, state)
     assert effects
 
 
 @pytest.mark.parametrize(
-    ("is_collated", "wanted", "has_outbox", "is_urged", "failure", "is_stopped"),
+    ("is_collated", "wanted", "has_released", "is_urged", "failure", "is_stopped"),
     list(itertools.product([True, False], [0, 1], [False, True], [False, True], ["", "x"], [False, True])),
 )
 def test_an_offer_waits_for_its_input_and_its_consumer_unless_the_epoch_is_to_end(
-    is_collated: bool, wanted: int, has_outbox: bool, is_urged: bool, failure: str, is_stopped: bool
+    is_collated: bool, wanted: int, has_released: bool, is_urged: bool, failure: str, is_stopped: bool
 ) -> None:
     """Spec: R3.4."""
-    outbox = (Step(6, 1, (), ZERO_COUNTS),) if has_outbox else ()
+    released = (Step(6, 1, (), ZERO_COUNTS),) if has_released else ()
     plan = (Step(7, 2, (), ZERO_COUNTS),)
     state = replace(
-        STATE, is_collated=is_collated, wanted_samples=wanted, outbox=outbox, plan=plan, is_urged=is_urged, failure=failure,
+        STATE, is_collated=is_collated, wanted_samples=wanted, released=released, plan=plan, is_urged=is_urged, failure=failure,
         is_stopped=is_stopped,
     )  # fmt: skip
     is_ready = is_collated and wanted == 0
-    is_posted = (is_ready and (is_urged or not has_outbox)) or failure == "x" or is_stopped
+    is_posted = (is_ready and (is_urged or not has_released)) or failure == "x" or is_stopped
     after, effects = post_when_ready(CONFIG, state)
     if not is_posted:
         assert (after, effects) == (state, ())

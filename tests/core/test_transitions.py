@@ -54,7 +54,7 @@ QUOTA = make_config(mode=Mode.QUOTA, quota_samples=20)
 STEP_2, STEP_3, STEP_4, STEP_5 = make_step(2, 3), make_step(3, 4), make_step(4, 5), make_step(5)
 IN_OFFER = State(
     phase=Phase.OFFER, round=2, read_samples=10, window=make_group(6, 7, 8, 9), marks=(3, 6),
-    groups=(make_group(6, 8), make_group(7), make_group(9)), plan=(STEP_4, STEP_5), outbox=(STEP_3,), queue=(STEP_2,),
+    groups=(make_group(6, 8), make_group(7), make_group(9)), plan=(STEP_4, STEP_5), released=(STEP_3,), queue=(STEP_2,),
     planned_steps=6, global_samples=14, taken_steps=2, taken_samples=3,
 )  # fmt: skip
 """Three groups, of 10, 5 and 9 padded tokens. Steps 4 and 5 are collated, 3 is released, 2 is delivered."""
@@ -64,7 +64,7 @@ AGREEMENT = Offer(
 )  # fmt: skip
 IN_COUNT = replace(
     IN_OFFER, phase=Phase.COUNT, wanted_samples=15, window=make_group(7), marks=(6, 10), groups=(),
-    aligned=(make_group(6, 8), make_group(9)), plan=(), outbox=(STEP_4, STEP_5), queue=(STEP_2, STEP_3),
+    aligned=(make_group(6, 8), make_group(9)), plan=(), released=(STEP_4, STEP_5), queue=(STEP_2, STEP_3),
 )  # fmt: skip
 COUNTS = (StepCounts(5, 50, 11), StepCounts(3, 29, 7))
 STEP_6, STEP_7 = Step(6, 2, make_group(6, 8), COUNTS[0]), Step(7, 2, make_group(9), COUNTS[1])
@@ -112,14 +112,14 @@ def test_the_last_agreement_releases_and_drains() -> None:
     """Spec: R5.3, R7.1."""
     outcome = Outcome(OutcomeKind.COMPLETE)
     drained = replace(
-        IN_OFFER, phase=Phase.DRAIN, groups=(), plan=(), outbox=(STEP_4, STEP_5), queue=(STEP_2, STEP_3), step_limit=6,
+        IN_OFFER, phase=Phase.DRAIN, groups=(), plan=(), released=(STEP_4, STEP_5), queue=(STEP_2, STEP_3), step_limit=6,
         outcome=outcome,
     )  # fmt: skip
     closing = Agreed(replace(AGREEMENT, samples_max=0))
     assert transition(CONFIG, IN_OFFER, closing) == (drained, (Deliver(STEP_3),))
     roomy = make_config(depth_steps=9)
     assert transition(roomy, IN_OFFER, closing) == (
-        replace(drained, phase=Phase.DONE, outbox=(), queue=(STEP_2, STEP_3, STEP_4, STEP_5)),
+        replace(drained, phase=Phase.DONE, released=(), queue=(STEP_2, STEP_3, STEP_4, STEP_5)),
         (Deliver(STEP_3), Deliver(STEP_4), Deliver(STEP_5), Finish(outcome, 6)),
     )
 
@@ -130,7 +130,7 @@ def test_a_stop_drops_what_is_not_released(stop_step: int, delivered: tuple[Step
     state, effects = transition(CONFIG, IN_OFFER, Agreed(replace(AGREEMENT, stop_rank=0, stop_step=stop_step)))
     outcome = Outcome(OutcomeKind.STOPPED, 0, f"its consumer left after {stop_step} steps")
     assert state == replace(
-        IN_OFFER, phase=Phase.DONE, groups=(), outbox=IN_OFFER.outbox[len(delivered) :], queue=(STEP_2, *delivered),
+        IN_OFFER, phase=Phase.DONE, groups=(), released=IN_OFFER.released[len(delivered) :], queue=(STEP_2, *delivered),
         step_limit=stop_step, outcome=outcome,
     )  # fmt: skip
     assert effects == (*map(Deliver, delivered), Finish(outcome, stop_step))
@@ -141,7 +141,7 @@ def test_a_rank_that_has_stopped_itself_keeps_its_lower_limit() -> None:
     stopped = replace(IN_OFFER, is_stopped=True, step_limit=2)
     state, (finish,) = transition(CONFIG, stopped, Agreed(replace(AGREEMENT, stop_rank=0, stop_step=4)))
     assert isinstance(finish, Finish)
-    assert (state.step_limit, finish.step_limit, state.queue, state.outbox) == (2, 2, (STEP_2,), (STEP_3,))
+    assert (state.step_limit, finish.step_limit, state.queue, state.released) == (2, 2, (STEP_2,), (STEP_3,))
 
 
 @pytest.mark.parametrize("changes", [{"failed_rank": 0}, {"round_max": 3}, {"fingerprint_max": NONE}])
@@ -196,14 +196,14 @@ def test_a_step_taken_leaves_the_queue_and_makes_room() -> None:
     """Spec: R5.6, R6.6."""
     two = replace(IN_COUNT, queue=(make_step(2, 3, 0), STEP_3))
     assert transition(CONFIG, two, StepTaken()) == (
-        replace(two, queue=(STEP_3, STEP_4), outbox=(STEP_5,), taken_steps=3, taken_samples=5),
+        replace(two, queue=(STEP_3, STEP_4), released=(STEP_5,), taken_steps=3, taken_samples=5),
         (Deliver(STEP_4),),
     )
 
 
-def test_the_last_step_out_of_the_outbox_lets_the_offer_go() -> None:
+def test_the_last_released_step_out_lets_the_offer_go() -> None:
     """Spec: R5.6, R3.4."""
-    filling = replace(IN_OFFER, phase=Phase.FILL, groups=(), queue=(STEP_2,), outbox=(STEP_3,))
+    filling = replace(IN_OFFER, phase=Phase.FILL, groups=(), queue=(STEP_2,), released=(STEP_3,))
     state, (deliver, post) = transition(make_config(depth_steps=1), filling, StepTaken())
     assert deliver == Deliver(STEP_3)
     assert isinstance(post, PostOffer)
@@ -211,7 +211,7 @@ def test_the_last_step_out_of_the_outbox_lets_the_offer_go() -> None:
 
 
 DRAINING = replace(
-    IN_OFFER, phase=Phase.DRAIN, groups=(), plan=(), outbox=(STEP_3,), queue=(STEP_2,), step_limit=4,
+    IN_OFFER, phase=Phase.DRAIN, groups=(), plan=(), released=(STEP_3,), queue=(STEP_2,), step_limit=4,
     outcome=Outcome(OutcomeKind.FAILED, 0, "disk"),
 )  # fmt: skip
 
@@ -220,11 +220,11 @@ def test_draining_ends_when_the_last_step_is_delivered() -> None:
     """Spec: R7.1."""
     one = make_config(depth_steps=1)
     outcome = Outcome(OutcomeKind.FAILED, 0, "disk")
-    done = replace(DRAINING, phase=Phase.DONE, outbox=(), queue=(STEP_3,), taken_steps=3, taken_samples=4)
+    done = replace(DRAINING, phase=Phase.DONE, released=(), queue=(STEP_3,), taken_steps=3, taken_samples=4)
     assert transition(one, DRAINING, StepTaken()) == (done, (Deliver(STEP_3), Finish(outcome, 4)))
-    longer = replace(DRAINING, outbox=(STEP_3, STEP_4), step_limit=5)
+    longer = replace(DRAINING, released=(STEP_3, STEP_4), step_limit=5)
     assert transition(one, longer, StepTaken()) == (
-        replace(longer, outbox=(STEP_4,), queue=(STEP_3,), taken_steps=3, taken_samples=4),
+        replace(longer, released=(STEP_4,), queue=(STEP_3,), taken_steps=3, taken_samples=4),
         (Deliver(STEP_3),),
     )
 
@@ -233,7 +233,7 @@ def test_steps_from_the_limit_on_are_neither_delivered_nor_taken() -> None:
     """Spec: R5.6, R6.6."""
     limited = replace(IN_COUNT, step_limit=3)
     taken, effects = transition(CONFIG, limited, StepTaken())
-    assert (taken.queue, taken.outbox, effects) == ((STEP_3,), (STEP_4, STEP_5), ())
+    assert (taken.queue, taken.released, effects) == ((STEP_3,), (STEP_4, STEP_5), ())
     with pytest.raises(UsageError) as caught:
         transition(CONFIG, taken, StepTaken())
     assert str(caught.value) == "StepTaken, but no step is there to take"
@@ -242,7 +242,7 @@ def test_steps_from_the_limit_on_are_neither_delivered_nor_taken() -> None:
 def test_a_full_queue_takes_no_more() -> None:
     """Spec: R6.6. Checks: FREE. As many steps are delivered as there is room, not one more."""
     state, effects = transition(make_config(depth_steps=3), IN_COUNT, StepTaken())
-    assert (state.queue, state.outbox) == ((STEP_3, STEP_4, STEP_5), ())
+    assert (state.queue, state.released) == ((STEP_3, STEP_4, STEP_5), ())
     assert effects == (Deliver(STEP_4), Deliver(STEP_5))
 
 
@@ -255,7 +255,7 @@ def test_the_reports_end_the_epoch_after_what_is_released() -> None:
     outcome = Outcome(OutcomeKind.FAILED, 0, "disk")
     reports = (Report(0, "disk", 2, SAME), Report(1, "too late", 2, SAME))
     assert transition(CONFIG, IN_REPORT, Reported(reports)) == (
-        replace(IN_REPORT, phase=Phase.DONE, outbox=(), queue=(STEP_2, STEP_3), step_limit=4, outcome=outcome),
+        replace(IN_REPORT, phase=Phase.DONE, released=(), queue=(STEP_2, STEP_3), step_limit=4, outcome=outcome),
         (Deliver(STEP_3), Finish(outcome, 4)),
     )
 

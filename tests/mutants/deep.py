@@ -113,8 +113,8 @@ DEEP = (
     _mutant(
         "no marks after round 50",
         "machine",
-        "(*released.marks, released.read_samples)",
-        "(*released.marks, released.read_samples if released.round < 50 else released.marks[-1])",
+        "(*advanced.marks, advanced.read_samples)",
+        "(*advanced.marks, advanced.read_samples if advanced.round < 50 else advanced.marks[-1])",
         "AGE",
     ),
     _mutant(
@@ -188,14 +188,14 @@ DEEP = (
         "a report drops what waits for room",
         "machine",
         "replace(state, phase=Phase.REPORT, groups=())",
-        "replace(state, phase=Phase.REPORT, groups=(), outbox=())",
+        "replace(state, phase=Phase.REPORT, groups=(), released=())",
         "ABORT",
     ),
     _mutant(
         "the limit after a failure leaves out what waits for room",
         "machine",
         "state.planned_steps - len(state.plan))",
-        "state.planned_steps - len(state.plan) - len(state.outbox))",
+        "state.planned_steps - len(state.plan) - len(state.released))",
         "ABORT",
     ),
     _mutant(

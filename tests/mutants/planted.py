@@ -84,9 +84,9 @@ def _trace(name: str, module: str, old: str, new: str) -> Planted:
 PLANTED = (
     _core("an invariant names the rank after", "invariants", "rank {config.rank} ", "rank {config.rank + 1} "),
     _core(
-        "a take may change the outbox as it likes",
+        "a take may change the released steps as it likes",
         "invariants",
-        "(after.outbox is before.outbox or after.outbox == before.outbox[delivered:])",
+        "(after.released is before.released or after.released == before.released[delivered:])",
         "delivered >= 0",
     ),
     _core(

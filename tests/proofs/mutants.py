@@ -168,7 +168,7 @@ MUTANTS = (
           "reduce_counted"),
     _edit("the target is one step less", "Machine.v", "(o_samples_min a) else c_rule c a.",
           "(o_samples_min a) else c_rule c a - 1.", "exchange_keeps_second"),
-    _edit("later steps go first", "Machine.v", "set_outbox (outbox s ++ plan s)", "set_outbox (plan s ++ outbox s)",
+    _edit("later steps go first", "Machine.v", "set_released (released s ++ plan s)", "set_released (plan s ++ released s)",
           "agree_keeps"),
     _edit("what is left of a round is dropped", "Machine.v", "by_position (window s ++ returned)", "window s", "count_keeps"),
     _edit("an exchange exceeds the bounds", "PlanSettling.v", "&& room h && room g then", "&& room h then", "PlanSettling.v"),

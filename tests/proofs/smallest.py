@@ -44,7 +44,7 @@ FIELDS = (
         "collated",
         "planned",
     ),
-    *("global samples", "outbox", "queue", "taken", "failure", "stopped", "urged", "limit", "outcome", "post"),
+    *("global samples", "released", "queue", "taken", "failure", "stopped", "urged", "limit", "outcome", "post"),
 )
 """What a line of an answer holds, in its order."""
 LAST = 10

@@ -330,7 +330,7 @@ def _deliver_late(config: Config, state: State, event: Event) -> Transition:
     after, effects = transition(config, state, event)
     if len(after.queue) < 2 or not isinstance(event, Agreed):
         return after, effects
-    late = replace(after, queue=after.queue[:-1], outbox=(after.queue[-1], *after.outbox))
+    late = replace(after, queue=after.queue[:-1], released=(after.queue[-1], *after.released))
     return late, tuple(effect for effect in effects if effect != Deliver(after.queue[-1]))
 
 

@@ -221,7 +221,7 @@ def show_state(state: State, effects: Sequence[Effect], prints: dict[str, int]) 
         int(state.is_collated),
         state.planned_steps,
         state.global_samples,
-        show_list(map(_show_step, state.outbox)),
+        show_list(map(_show_step, state.released)),
         show_list(map(_show_step, state.queue)),
         state.taken_steps,
         state.failure or -1,

@@ -49,7 +49,7 @@ MOST_EVENTS = 6_000
 
 LEAST = {
     "due": 35, "due and carried": 20, "a due group that is not the fullest": 30, "carried": 90, "ended source carries": 30,
-    "quota cut inside a round": 7, "quota met exactly": 12, "report with an outbox": 4, "round 20": 35, "round 100": 5,
+    "quota cut inside a round": 7, "quota met exactly": 12, "report with steps released": 4, "round 20": 35, "round 100": 5,
     "more than 16 ranks": 50, "a failed rank beyond 16": 5, "a stopped rank beyond 16": 5, "65,536 tokens": 35,
     "split": 65, "split by cost": 60, "split packed": 30,
     "a window that is full": 40, "full at once": 9, "carried in sampler order": 40, "split in sampler order": 30,
@@ -176,8 +176,8 @@ class World:
         reach = self._reach
         reach("round 20", after.round >= 20)
         reach("round 100", after.round >= 100)
-        reach("a step waits for room", bool(after.outbox) and after.phase is Phase.FILL)
-        reach("report with an outbox", after.phase is Phase.REPORT and bool(after.outbox))
+        reach("a step waits for room", bool(after.released) and after.phase is Phase.FILL)
+        reach("report with steps released", after.phase is Phase.REPORT and bool(after.released))
         if before.phase is Phase.OFFER and after.phase is Phase.COUNT:
             self._note_alignment(rank, before)
         if isinstance(event, Counted) and before.phase is Phase.COUNT:
@@ -270,7 +270,7 @@ class World:
         rank = self.ranks[index]
         # Moments that are rare by themselves: a failure while steps wait for room, a consumer that leaves at the very end.
         stop = rates.stop * (40 if rank.state.phase is Phase.DRAIN else 1)
-        fail = rates.fail * (20 if rank.state.outbox else 1)
+        fail = rates.fail * (20 if rank.state.released else 1)
         if rng.random() < (0.1 if self.is_broken else rates.lose):
             self.is_broken = True
             self.handle(index, PeerLost(rng.choice((None, 0, len(self.ranks) - 1)), str(rng.randrange(1, 9))))

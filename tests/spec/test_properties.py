@@ -93,7 +93,7 @@ def test_nothing_is_lost_at_any_moment(shards: list[list[int]], config: Config, 
     while world.step():
         for node in world.nodes:
             state = node.machine.state
-            in_steps = [s for steps in (state.plan, state.outbox, state.queue) for step in steps for s in step.group]
+            in_steps = [s for steps in (state.plan, state.released, state.queue) for step in steps for s in step.group]
             held = [*state.window, *(sample for group in state.aligned for sample in group), *in_steps]
             unread = node.shard[node.read :]
             assert sorted((*_positions(node), *(s.position for s in (*held, *unread)))) == list(range(len(node.shard)))

@@ -173,7 +173,7 @@ def test_quota_mode_lowers_the_target_to_what_the_poorest_rank_can_fill() -> Non
     assert [len(node.taken) for node in world.nodes] == [1, 1]
 
 
-def test_an_offer_waits_for_reads_collation_and_outbox() -> None:
+def test_an_offer_waits_for_reads_collation_and_room() -> None:
     """Spec: R3.4. Checks: RELEASE."""
     world = World(make_config(depth_steps=1, window_samples=2), make_shards([[8] * 8]))
     posted_in = []
@@ -184,7 +184,7 @@ def test_an_offer_waits_for_reads_collation_and_outbox() -> None:
                 state = world.nodes[0].machine.state
                 assert not state.wanted_samples
                 assert state.is_collated
-                assert not state.outbox
+                assert not state.released
     assert world.is_over
 
 

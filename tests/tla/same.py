@@ -19,7 +19,7 @@ from odb_ref.core.types import Group, Step
 TLA_NONE = 1_000_000_000
 Label = tuple[object, ...]
 _RANK_FIELDS = (
-    "phase round read ended wanted held marks aligned plan collated planned global outbox queue taken got failed stopped "
+    "phase round read ended wanted held marks aligned plan collated planned global released queue taken got failed stopped "
     "urged limit outcome reading collating post causes left inside told lost gone loaderless agreed accepted coming draw places"
 )
 ACTIONS = {
@@ -127,7 +127,7 @@ def _label_rank(rank: ExploredRank) -> Label:
         "phase": str(state.phase), "round": state.round, "read": state.read_samples, "ended": state.is_ended,
         "wanted": state.wanted_samples, "held": len(state.window), "marks": state.marks,
         "aligned": _sizes(state.aligned), "plan": _sizes(state.plan), "collated": state.is_collated,
-        "planned": state.planned_steps, "global": state.global_samples, "outbox": _sizes(state.outbox),
+        "planned": state.planned_steps, "global": state.global_samples, "released": _sizes(state.released),
         "queue": _sizes(rank.queue), "taken": state.taken_steps, "got": state.taken_samples,
         "failed": bool(state.failure), "stopped": state.is_stopped, "urged": state.is_urged,
         "limit": _number(state.step_limit),

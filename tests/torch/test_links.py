@@ -42,7 +42,7 @@ HEADER = struct.Struct("!BI")
 
 
 def make_roster(rank: int, world_size: int) -> Roster:
-    return Roster(processes=tuple(range(world_size)), place=rank)
+    return Roster(processes=tuple(range(world_size)), index=rank)
 
 
 def count_descriptors() -> int:

@@ -221,9 +221,9 @@ class Delivery:
     def _log_wait(self, waited_s: float) -> None:
         """Logs which rank is waited for, and what that rank is doing."""
         roster, awaited = self.driver.exchange.roster, self.driver.exchange.find_awaited()
-        who, whom = roster.name_process(roster.place), "itself"
+        who, whom = roster.name_process(roster.index), "itself"
         text = self.describe().text
-        if awaited is not None and awaited.rank != roster.place:
+        if awaited is not None and awaited.rank != roster.index:
             whom, text = roster.name_process(awaited.rank), awaited.text
         logger.warning("%s waits for %s, which %s (for %.0f s)", who, whom, text, waited_s)
 

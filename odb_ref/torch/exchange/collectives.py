@@ -60,7 +60,7 @@ class Transport(Protocol):
         """``describe`` says what this process is doing, for others that wait for it."""
         ...
 
-    def ask(self, place: int | None) -> None:
+    def ask(self, index: int | None) -> None:
         """Asks what a process is doing."""
         ...
 
@@ -97,7 +97,7 @@ class LocalTransport:
     def set_describe(self, describe: Callable[[], Activity]) -> None:
         """Does nothing: nobody asks."""
 
-    def ask(self, place: int | None) -> None:
+    def ask(self, index: int | None) -> None:
         """Does nothing: nobody else is there."""
 
     def find_awaited(self) -> Activity | None:
@@ -167,7 +167,7 @@ class ReduceTransport:
 
     def _gather(self, payload: bytes) -> list[bytes]:
         """Returns what all processes give, in order."""
-        parts = {self.roster.place: payload}
+        parts = {self.roster.index: payload}
         for child in self._tree.children:
             parts |= _split(self.links.receive(child, MessageKind.GATHER))
         if self._tree.parent is not None:
@@ -186,9 +186,9 @@ class ReduceTransport:
         """``describe`` says what this process is doing, for others that wait for it."""
         self.links.set_describe(describe)
 
-    def ask(self, place: int | None) -> None:
+    def ask(self, index: int | None) -> None:
         """Asks what a process is doing."""
-        self.links.ask(place)
+        self.links.ask(index)
 
     def find_awaited(self) -> Activity | None:
         """Returns which process is waited for, and what it is doing; None when nothing is known."""
@@ -231,7 +231,7 @@ TRANSPORTS: Final[dict[str, type[ReduceTransport]]] = {"reduce": ReduceTransport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """The neighbours of a process, by their places in the roster."""
+    """The neighbours of a process, by their indices in the roster."""
 
     parent: int | None
     peers: tuple[int, ...]

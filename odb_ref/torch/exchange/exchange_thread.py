@@ -122,7 +122,7 @@ class Exchange:
             self._describe = RankStatus
 
     def find_awaited(self) -> Activity | None:
-        """Returns which process the exchange waits for, by its place in the roster, and what that one says it is doing.
+        """Returns which process the exchange waits for, by its index in the roster, and what that one says it is doing.
 
         None when it waits for none.
         """
@@ -149,12 +149,12 @@ class Exchange:
     def _describe_activity(self) -> Activity:
         loader, awaited = find_other(self.identity)
         text = self._describe().text
-        return Activity(self.roster.place, f"{text}: it waits in {loader}" if loader else text, 0, loader, awaited)
+        return Activity(self.roster.index, f"{text}: it waits in {loader}" if loader else text, 0, loader, awaited)
 
     def _check_crossed(self, transport: Transport) -> None:
         """Ends the exchange when the process that it waits for waits for this one, in another loader. Spec: R18.2."""
         activity = transport.find_awaited()
-        own = self.roster.processes[self.roster.place]
+        own = self.roster.processes[self.roster.index]
         is_crossed = self._waits > 0 and activity is not None and activity.awaited == own
         if activity is None or not is_crossed:
             self._crossed_s = None
@@ -163,13 +163,13 @@ class Exchange:
         self._crossed_s = self._crossed_s or now_s
         # Where threads begin loaders in no fixed order, one may be on its way.
         if now_s - self._crossed_s > self._timeout_s / 2:
-            names = map(self.roster.name_process, (self.roster.place, activity.rank))
+            names = map(self.roster.name_process, (self.roster.index, activity.rank))
             cause = describe_crossed(next(names), self.identity, next(names), activity.loader)
             end_all(self.roster.processes[activity.rank], cause)
 
     def _end_crossed(self, rank: int, cause: str) -> None:
-        place = self.roster.processes.index(rank) if rank in self.roster.processes else None
-        self._end_all(End(PeerLost(place, cause), is_crossed=True))
+        index = self.roster.processes.index(rank) if rank in self.roster.processes else None
+        self._end_all(End(PeerLost(index, cause), is_crossed=True))
 
     def close(self) -> None:
         """Takes leave of the other ranks with the next tick. Does not wait; `join` does."""
@@ -204,7 +204,7 @@ class Exchange:
         self.close()
 
     def _name_own(self, cause: str) -> PeerLost:
-        return PeerLost(self.roster.place, cause)
+        return PeerLost(self.roster.index, cause)
 
     def _to_event(self, loss: PeerLost) -> PeerLost:
         """Returns the loss of a process as that of its rank."""
@@ -283,9 +283,9 @@ class Exchange:
         with self._condition:
             is_leaving = self._is_closing and self._submit is None
             flags = (
-                -self.roster.place if post is None else _LOWEST,
+                -self.roster.index if post is None else _LOWEST,
                 int(self._is_urgent),
-                -self.roster.place if is_leaving else _LOWEST,
+                -self.roster.index if is_leaving else _LOWEST,
             )
         answer = transport.reduce_offers((*(to_wire(post) if post is not None else _NOTHING), *flags))
         missing, is_urgent, leaving = answer[POST_SIZE:]

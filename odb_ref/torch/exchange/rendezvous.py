@@ -142,7 +142,7 @@ class _Arrival:
 
 
 class _Meeting:
-    """One process's way into the exchange. It is known by its place in the roster."""
+    """One process's way into the exchange. It is known by its index in the roster."""
 
     def __init__(
         self,
@@ -158,8 +158,8 @@ class _Meeting:
         self._begun = begun
         """What each rank of the job waits in, in words: for who waits for it elsewhere."""
         self._roster = roster
-        self._place = roster.place
-        self._job_rank = str(roster.processes[roster.place])
+        self._index = roster.index
+        self._job_rank = str(roster.processes[roster.index])
         self._timeout_s = timeout_s
         self._log_wait_s = log_wait_s
         self._began = time.monotonic()
@@ -192,7 +192,7 @@ class _Meeting:
         if (said := self._read_end()) is not None:
             end, _ = said
             self.missed = end if end.rank == self._roster.rank else None
-        self._store.set(str(self._place), self._own.encode())
+        self._store.set(str(self._index), self._own.encode())
         self._begun.set(self._job_rank, f"it waits in {self._own.loader}")
         try:
             with blocked(Wait(self._own.loader, self._find_awaited, self._end_crossed)):
@@ -208,16 +208,16 @@ class _Meeting:
             for link in self._links.values():
                 link.connection.close()
             raise
-        return Links(self._place, self._links, self._timeout_s, self._roster.name_process)
+        return Links(self._index, self._links, self._timeout_s, self._roster.name_process)
 
-    def _connect_to(self, place: int) -> None:
+    def _connect_to(self, index: int) -> None:
         """Connects to where the process listens, by what it has said last: it may be what one of an earlier generation left."""
         pause_s = 0.01
         while True:
-            if (entry := self._read(place)) is not None:
+            if (entry := self._read(index)) is not None:
                 with contextlib.suppress(OSError):
                     at = entry.endpoint
-                    self._link(place, connect(at.address, at.port, bytes.fromhex(at.secret), self._place, CONNECT_S))
+                    self._link(index, connect(at.address, at.port, bytes.fromhex(at.secret), self._index, CONNECT_S))
                     return
             self.check_time()
             pause_s = self._pause(pause_s)
@@ -230,26 +230,26 @@ class _Meeting:
         return min(POLL_S, 2 * pause_s)
 
     def _accept(self, wait_s: float) -> None:
-        for place, connection in self._listener.accept(wait_s):
-            self._link(place, connection)
+        for index, connection in self._listener.accept(wait_s):
+            self._link(index, connection)
 
-    def _link(self, place: int, connection: socket.socket) -> None:
+    def _link(self, index: int, connection: socket.socket) -> None:
         """Takes up a connection. What its process has said in the store is of now: it was let in, or has let this one in.
 
         Raises: _GaveUpError when it begins another loader, or has given up since.
         """
-        if (entry := self._read(place)) is None:
+        if (entry := self._read(index)) is None:
             raise _GaveUpError
-        self._links[place] = Link(place, connection, entry.endpoint if self._is_here(entry.endpoint) else None)
+        self._links[index] = Link(index, connection, entry.endpoint if self._is_here(entry.endpoint) else None)
         if not self._own.loader.is_of(entry.loader):
-            own, other = map(self._roster.name_process, (self._place, place))
+            own, other = map(self._roster.name_process, (self._index, index))
             cause = describe_crossed(own, self._own.loader, other, entry.loader)
-            self._say_end(place, cause + self._own.loader.describe_difference(entry.loader))
+            self._say_end(index, cause + self._own.loader.describe_difference(entry.loader))
             raise _GaveUpError
 
-    def _read(self, place: int) -> _Arrival | None:
+    def _read(self, index: int) -> _Arrival | None:
         """Returns what a process has said; None when it has said nothing, or given up."""
-        said = self._store.get(str(place)) if self._store.check([str(place)]) else b""
+        said = self._store.get(str(index)) if self._store.check([str(index)]) else b""
         return _Arrival.decode(said) if said else None
 
     def _is_here(self, endpoint: Endpoint) -> bool:
@@ -274,25 +274,25 @@ class _Meeting:
             missing = self._find_missing()
             name = self._roster.name_process
             waits_for = f"{name(missing[0])}, which has not started its loader" if missing else "the ranks to connect"
-            logger.warning("%s waits for %s (for %.0f s)", name(self._place), waits_for, now - self._began)
+            logger.warning("%s waits for %s (for %.0f s)", name(self._index), waits_for, now - self._began)
 
     def _find_missing(self) -> list[int]:
-        return [place for place in range(len(self._roster.processes)) if self._read(place) is None]
+        return [index for index in range(len(self._roster.processes)) if self._read(index) is None]
 
     def _find_awaited(self) -> int:
         """Returns the first rank of the job that has not come; -1 when all have."""
-        keys = [str(place) for place in range(len(self._roster.processes))]
+        keys = [str(index) for index in range(len(self._roster.processes))]
         if self._store.check(keys):
             return -1
-        first = bisect_left(range(len(keys)), True, key=lambda place: not self._store.check(keys[: place + 1]))
+        first = bisect_left(range(len(keys)), True, key=lambda index: not self._store.check(keys[: index + 1]))
         return self._roster.processes[first]
 
     def _end_crossed(self, rank: int, cause: str) -> None:
         self._say_end(self._roster.processes.index(rank) if rank in self._roster.processes else None, cause)
 
-    def _say_end(self, place: int | None, cause: str) -> None:
+    def _say_end(self, index: int | None, cause: str) -> None:
         """Says to all that have come why the ranks do not meet, unless one has said so before."""
-        rank = None if place is None else place // self._roster.peers
+        rank = None if index is None else index // self._roster.peers
         entries = map(self._read, range(len(self._roster.processes)))
         come = [entry.endpoint.secret for entry in entries if entry is not None]
         before = self._store.get("end").decode() if self._store.check(["end"]) else ""
@@ -339,12 +339,12 @@ class _Meeting:
     def forget(self) -> None:
         """Removes this process's entries once all have met: a key that goes between a look and a read would be waited for."""
         with contextlib.suppress(RuntimeError):
-            self._store.delete_key(str(self._place))
+            self._store.delete_key(str(self._index))
             self._begun.delete_key(self._job_rank)
 
     def _withdraw(self) -> None:
         with contextlib.suppress(RuntimeError):
-            self._store.set(str(self._place), "")
+            self._store.set(str(self._index), "")
             self._begun.set(self._job_rank, f"it has given up {self._own.loader}")
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ class Roster:
 
     processes: tuple[int, ...] = (0,)
     """Their ranks in the job."""
-    place: int = 0
+    index: int = 0
     """Which of them this process is."""
     peers: int = 1
     """How many of them are one data-parallel rank."""
@@ -35,12 +35,12 @@ class Roster:
     @property
     def rank(self) -> int:
         """The data-parallel rank of this process."""
-        return self.place // self.peers
+        return self.index // self.peers
 
     @property
     def peer(self) -> int:
         """Which of its rank's peers this process is."""
-        return self.place % self.peers
+        return self.index % self.peers
 
     @property
     def world_size(self) -> int:
@@ -55,9 +55,9 @@ class Roster:
             return f"{which} (rank {rank} of its mesh)"
         return f"rank {own[0]}" + (f" (rank {rank} of its group)" if own[0] != rank else "")
 
-    def name_process(self, place: int) -> str:
+    def name_process(self, index: int) -> str:
         """Returns how a message names a process."""
-        return self.name(place // self.peers, place % self.peers)
+        return self.name(index // self.peers, index % self.peers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +100,10 @@ class Ranks:
             return Roster()
         if self.mesh is not None:
             return self._make_roster_of(self.mesh)
-        place, _ = self.find_rank_and_size()
+        index, _ = self.find_rank_and_size()
         group = dist.group.WORLD if self.process_group is None else self.process_group
         name = "" if group is None or group is dist.group.WORLD else group.group_name
-        return Roster(processes=tuple(dist.get_process_group_ranks(group)), place=place, group_name=name)
+        return Roster(processes=tuple(dist.get_process_group_ranks(group)), index=index, group_name=name)
 
     def _make_roster_of(self, mesh: DeviceMesh) -> Roster:
         others = [dimension for dimension in range(mesh.ndim) if dimension not in self.dimensions]
@@ -111,7 +111,7 @@ class Ranks:
         if dist.get_rank() not in processes:
             raise UsageError(f"rank {dist.get_rank()} is not a member of the loader's mesh")
         _, size = self.find_rank_and_size()
-        return Roster(processes=processes, place=processes.index(dist.get_rank()), peers=len(processes) // size)
+        return Roster(processes=processes, index=processes.index(dist.get_rank()), peers=len(processes) // size)
 
 
 def choose_ranks(

@@ -90,7 +90,7 @@ class RankChecks:
         Raises: Breach.
         """
         state = rank.state
-        steps = (*rank.taken, *rank.queue, *state.outbox, *state.plan)
+        steps = (*rank.taken, *rank.queue, *state.released, *state.plan)
         if rank.queue != state.queue:
             raise Breach("FREE", f"rank {config.rank}: the queue is not what was delivered")
         emitted = [sample.position for step in steps for sample in step.group]
@@ -361,7 +361,7 @@ def _check_complete(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
     if any(rank.is_gone for rank in ranks):
         return
     planned = [
-        sorted(sample.position for step in (*rank.taken, *rank.queue, *rank.state.outbox) for sample in step.group)
+        sorted(sample.position for step in (*rank.taken, *rank.queue, *rank.state.released) for sample in step.group)
         for rank in ranks
     ]
     is_drawn = bounds.is_shared or bounds.update_samples is not None

@@ -24,7 +24,7 @@ def describe_rank(rank: ExploredRank) -> str:
     words += [f"reading{rank.reading}"] if rank.reading else []
     words += [f"collating{rank.collating}"] if rank.collating is not None else []
     words.append(f"window{len(state.window)}")
-    words.append(f"plan{len(state.plan)}/{len(state.outbox)}/{len(state.queue)}/{len(rank.taken)}")
+    words.append(f"plan{len(state.plan)}/{len(state.released)}/{len(state.queue)}/{len(rank.taken)}")
     flags = (
         ("failed", bool(rank.causes)),
         ("left", rank.is_left),

@@ -150,7 +150,7 @@ def forget(rank: ExploredRank) -> ExploredRank:
         planned_steps=state.planned_steps,
         plan=state.plan,
         is_collated=is_ready,
-        outbox=state.outbox if is_complete else (),
+        released=state.released if is_complete else (),
         outcome=state.outcome,
         step_limit=state.step_limit,
     )
