@@ -106,7 +106,7 @@ _SUITES: Final = (
     _Suite(
         name="TLC",
         property="AS-MODELLED",
-        says="the TLA+ model's graph, as TLC walks it by spec/tla/graph_*.cfg, is the core's, whose traces are behaviours of it",
+        says="the TLA+ model's graph, as TLC walks it (spec/tla/graph_*.cfg), is the core's; traces are behaviours of it",
         tests=("tests/tla/test_same_graph.py", "tests/tla/test_traces.py"),
     ),
 )
