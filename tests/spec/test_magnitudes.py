@@ -205,6 +205,10 @@ def judge(plan: Plan, world: World, folder: Path, checkpoints: tuple[Checkpoint,
         is_new = checkpoint.start == RoundStart()
         write_trace(path, node, UNKNOWN, None if is_new else checkpoint)
     found = [str(item) for item in check_traces(paths).violations]
+    for node, checkpoint in zip(world.nodes, checkpoints, strict=True):
+        state, start = node.machine.state, checkpoint.start  # of R4.3: a mark a round, the last A of them
+        if len(state.marks) != min(plan.config.max_age_rounds, len(start.marks) + state.round - start.round):
+            found.append(f"keeps {len(state.marks)} marks in round {state.round}")
     kinds = {node.finish.outcome.kind if node.finish else None for node in world.nodes}
     if kinds - {OutcomeKind.COMPLETE, OutcomeKind.STOPPED}:
         found.append(f"ends with {kinds}")
