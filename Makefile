@@ -36,8 +36,10 @@ $(DEMO_READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
 demo: $(DEMO_READY) ## Simulate a real trace, train two ranks on real text, check both, write demo-out/report.html
 	$(BIN)/odb-ref demo --out $(DEMO_OUT)
 
+# As many processes as cores run already.
+quick test: export OMP_NUM_THREADS = 1
 quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in under a minute
-	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
+	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal --slice -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
 
 test: $(READY) ## The tests, of a few long tables of cases a slice: those that can on all cores, the others two by two or one by one
 	$(BIN)/pytest --slice --part together -n logical --maxprocesses 8 --dist worksteal --durations 15; together=$$?; \
@@ -57,10 +59,11 @@ soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, w
 	$(BIN)/python -m tests.proofs.mutants
 	$(BIN)/python -m tests.simulator_answers.brute
 
-lint: $(READY) ## Format, lint and types
+lint: $(READY) ## Format, lint, types and phrases
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.repo.prose
 
 audit: ## Have coqchk judge the proofs that are built, all of them (two minutes)
 	proofs/audit.py --here --whole

@@ -7,6 +7,7 @@ import io
 import re
 import sys
 from contextlib import redirect_stdout
+from inspect import formatannotation, getdoc, signature
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -106,7 +107,30 @@ def _read_source(_: Sphinx, name: str, content: list[str]) -> None:
     content[0] = _resolve_links(content[0], source, target)
 
 
+def _tabulate(_: Sphinx, what: str, name: str, kind: type, options: object, lines: list[str]) -> None:
+    """Makes a table of the parameters that a class lists below "Args:", each with its type."""
+    if what != "class" or "Args:" not in lines or not kind.__module__.startswith("odb_ref.torch"):
+        return
+    begin = lines.index("Args:")
+    end = lines.index("", begin)
+    entries = [line.strip() if line.startswith("     ") else f"\0{line.strip()}" for line in lines[begin + 1 : end]]
+    types = {name: formatannotation(one.annotation) for name, one in signature(kind).parameters.items()}
+    table = [".. list-table::", "   :header-rows: 1", "", "   * - parameter", "     - type", "     - meaning"]
+    for entry in " ".join(entries).split("\0")[1:]:
+        parameter, _, meaning = entry.strip().partition(": ")
+        table += [f"   * - ``{parameter}``", f"     - ``{types[parameter]}``", f"     - {meaning}"]
+    lines[begin:end] = ["", *table]
+
+
+def _shorten(_: Sphinx, what: str, name: str, kind: object, *__: object) -> tuple[str, None] | None:
+    """Returns a signature without the parameters that are in a table."""
+    is_listed = what == "class" and name.startswith("odb_ref.torch") and "Args:" in (getdoc(kind) or "")
+    return ("(...)", None) if is_listed else None
+
+
 def setup(app: Sphinx) -> None:
     """Connects what is above."""
     app.connect("builder-inited", _write_generated, priority=100)
     app.connect("source-read", _read_source)
+    app.connect("autodoc-process-docstring", _tabulate, priority=100)
+    app.connect("autodoc-process-signature", _shorten)

@@ -6,7 +6,7 @@
 `Accelerator.prepare` is for the model and the optimizer; the loader is passed beside it or through it, which changes nothing:
 an `ODBDataLoader` is not re-sharded and not re-batched. What prepare would do for a plain loader, moving a batch to the
 device, is one line here. Ranks see different samples, and their losses are weighed once, by this loop; gradients are averaged
-over ranks at the end of each accumulation window, which the loader knows.
+over ranks at the end of each update, which the loader knows.
 """
 
 from __future__ import annotations

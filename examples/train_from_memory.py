@@ -87,7 +87,7 @@ def main() -> None:
         for batch, info in loader.steps():
             guard.backward(batch, info)
             numbers += [] if info.is_idle else batch["numbers"]
-            with scaled_learning_rate(optimizer, info.window_supervised / REFERENCE_TOKENS):
+            with scaled_learning_rate(optimizer, info.update_supervised / REFERENCE_TOKENS):
                 optimizer.step()
 
     results = gather_objects((numbers, guard.failures))

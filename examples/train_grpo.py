@@ -36,7 +36,7 @@ class Rollouts(dict):
 
 
 class Policy(nn.Module):
-    """Says what comes next, by the last token alone."""
+    """Predicts the next token from the last one alone."""
 
     def __init__(self) -> None:
         super().__init__()

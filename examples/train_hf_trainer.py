@@ -79,8 +79,7 @@ def main() -> None:
     weights = trainer.accelerator.gather(weights)
     if trainer.is_world_process_zero():
         print(f"{trainer.state.global_step} updates, {trainer.state.epoch} epochs")
-        if trainer.step_info is not None:
-            print(f"the last epoch trained on {trainer.step_info.emitted_samples} of {SAMPLES} samples")
+        print(f"the last epoch trained on {round(trainer.progress.coverage * SAMPLES)} of {SAMPLES} samples")
         print(f"the same weights on every rank: {bool((weights == weights[0]).all())}")
     trainer.end()
 

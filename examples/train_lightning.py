@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/train_lightning.py --ranks 2
 
 `LightningLoader` is the train loader and brings a callback; `scale_loss` weighs the loss of a training step, so that each
-update has the gradient of the mean over the supervised tokens of all ranks and of all micro-steps of its accumulation window.
+update has the gradient of the mean over the supervised tokens of all ranks and of all its micro-steps.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Tiny(pl.LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser(description="A Lightning Trainer on an ODBDataLoader.")
     parser.add_argument("--out", default="lightning-run", help="folder for checkpoints")
-    parser.add_argument("--ranks", type=int, default=1, help="as many as torchrun starts")
+    parser.add_argument("--ranks", type=int, default=1, help="the number that torchrun starts")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -96,10 +96,9 @@ def main() -> None:
         trainer.fit(model, loader)
         weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).sum()
         weights = trainer.strategy.all_gather(weights).reshape(-1)
-        info = loader.step_info
     if trainer.is_global_zero:
         print(f"{trainer.global_step} updates, {trainer.current_epoch} epochs")
-        print(f"the last epoch trained on {info.emitted_samples} of {SAMPLES} samples")
+        print(f"the last epoch trained on {round(loader.progress.coverage * SAMPLES)} of {SAMPLES} samples")
         print(f"the same weights on every rank: {bool((weights == weights[0]).all())}")
 
 

@@ -7,7 +7,7 @@ The second command goes on from the first one's checkpoint, in the middle of the
 that an uninterrupted training has. With ``--torchtitan`` the model is torchtitan's own small Llama 3, sharded by its own
 function (``pip install torchtitan triton``); else a small transformer.
 
-Of torchtitan's loop three things change. Batches come with what belongs to them. The number of valid tokens on all ranks,
+Three things change in torchtitan's loop. Batches come with what belongs to them. The number of valid tokens on all ranks,
 which it counts and adds up before the forward pass, is in that already: it is what `StepInfo.scale` divides by. And an epoch
 ends on all ranks together, where torchtitan raises ``DataloaderExhaustedError`` on whichever rank runs dry first.
 """

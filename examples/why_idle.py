@@ -1,4 +1,4 @@
-"""Says of every idle step of a traced epoch why it was idle.
+"""Prints why each idle step of a traced epoch was idle.
 
     python examples/why_idle.py ddp-trace/*.ndjson
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from odb_ref.torch.flattening import BoundedShapes, FlattenSamples
     from odb_ref.torch.from_dataloader import apply
     from odb_ref.torch.gathering import gather_integers, gather_objects, gather_samples
-    from odb_ref.torch.info import StepInfo, pop_step_info
+    from odb_ref.torch.info import StepInfo
     from odb_ref.torch.loader import ODBDataLoader
     from odb_ref.torch.micro_batches import MicroBatch, plan_micro_batches
     from odb_ref.torch.reading.costs import count_patches
@@ -49,7 +49,6 @@ __all__ = [
     "plan_micro_batches",
     "plan_rank",
     "plan_ranks",
-    "pop_step_info",
 ]
 
 _CORE: Final = dict.fromkeys(("JobError", "OdbError", "UsageError"), "odb_ref.core.errors") | dict.fromkeys(
@@ -59,6 +58,8 @@ _CORE: Final = dict.fromkeys(("JobError", "OdbError", "UsageError"), "odb_ref.co
 
 
 def __getattr__(name: str) -> object:
+    if name == "pop_step_info":
+        raise ImportError("odb_ref.pop_step_info is loader.steps() now: for batch, info in loader.steps()")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_CORE.get(name, "odb_ref.torch")), name)

@@ -169,7 +169,7 @@ Proof. intros. change zero_counts with (count_group []). apply map_nth. Qed.
 
 (** ** Offers that are ready *)
 
-(** Of one group or more at least one is to be emitted, no more than there are, and at most one fewer. *)
+(** Where there are groups, at least one is to be emitted, no more than there are, and at most one fewer. *)
 Lemma groups_to_emit_bounds : forall c b gs, 1 <= length gs -> 1 <= groups_to_emit c b gs <= length gs /\ length gs <= S (groups_to_emit c b gs).
 Proof. intros c b gs L. unfold groups_to_emit. destruct (Nat.ltb_spec 1 (length gs)), (c_keeps c b gs); simpl; lia. Qed.
 

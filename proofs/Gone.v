@@ -88,7 +88,7 @@ Proof.
   - eexists. apply (StepTrained W cfg depth input u r H); [rewrite (f_running _ _ _ _ F r H); exact Ru|]. intros q Hq. destruct (E r H) as [-> _]. destruct (E q Hq) as [-> _]. apply Tk, Hq.
 Qed.
 
-(** ABORT, STOP, FREE: whoever leaves, is lost or gone, whenever: something goes on, a driver that tells its rank included; or the
+(** ABORT, STOP, FREE: whichever rank leaves, is lost or gone, whenever: something goes on, a driver that tells its rank included; or the
     loader of every process that lives is done, or delivers to a trainer inside a step that never ends. *)
 Theorem every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends : forall u, lossy_reachable u ->
   goes_on u \/ forall r, r < W -> gone r = false -> at_phase (rank_of u r) = DONE \/ (at_phase (rank_of u r) = DRAIN /\ running u r = true /\ never_ends u r).

@@ -153,7 +153,7 @@ Qed.
 (** ** FEWEST, part 1: any partition that fits can be had as runs of the sorted samples
 
     For tokens alone, with no further limits. Counting argument: [count_ge t l] samples are at least [t] long. The group that
-    holds a sample at least as long as the longest one left may be replaced by the longest samples left, as many as it held. *)
+    holds a sample at least as long as the longest one left may be replaced by the same number of the longest samples left. *)
 
 Fixpoint count_ge (t : nat) (l : list sample) : nat :=
   match l with [] => 0 | x :: r => (if t <=? len x then 1 else 0) + count_ge t r end.

@@ -165,7 +165,7 @@ Proof.
 Qed.
 End Shipped.
 
-(** Of the partitions of a window under a padded budget none has fewer groups, where tokens are the only resource. *)
+(** No partition of a window under a padded budget has fewer groups, where tokens are the only resource. *)
 Theorem FEWEST : forall budget w P, Permutation (concat P) w -> Forall (Types.fits budget []) P -> length (compute_groups budget [] w) <= length P.
 Proof. exact no_partition_under_the_budget_has_fewer_groups. Qed.
 
@@ -202,7 +202,7 @@ Proof. exact the_steps_of_the_system_train_on_the_global_mean. Qed.
 
 Notation one_begins_the_other a b := (is_prefix a b \/ is_prefix b a).
 
-(** Of two runs with one configuration and one input, whose sources answer alike ([reader]: when they end, and for how much a window has
+(** For two runs with one configuration and one input, whose sources answer alike ([reader]: when they end, and for how much a window has
     room), whatever the schedules, the depths and what fails: the steps that a rank plans in one are the first of those that it plans in the other. *)
 Theorem REPLAY : forall W c src input, setting_ok W (fun _ => c) ->
   forall d d' s s' r, lossy_replays W c src input d s -> lossy_replays W c src input d' s' -> r < W ->
@@ -249,7 +249,7 @@ Qed.
 
 Notation is_unit T key p g := (exists k, In k (units_in_plan T key p) /\ Permutation g k).
 
-(** Of known lengths, packed, on whatever terms, of samples that stay on their ranks, are dealt out, or have keys that are. Each sample is in one
+(** Known lengths, packed, on whatever terms, of samples that stay on their ranks, are dealt out, or have keys that are. Each sample is in one
     micro-batch, once, and of its own rank where samples stay; each micro-batch keeps the budget and the limits, but, where that is allowed,
     a unit by itself; every rank has as many, as the terms say; one is empty only on a rank none of whose micro-batches has two
     units; samples of one key are together. There is a plan but for one of three reasons that the terms allow. Settling ends: none may give

@@ -61,7 +61,7 @@ Fixpoint odds {A : Type} (l : list A) : list A := match l with [] => [] | x :: r
 
 Definition arrange {A : Type} (l : list A) : list A := if t_is_at_ends T then rev (odds l) ++ odds (tl l) else l.
 
-(** Of a step the costliest goes to the rank that has had least. *)
+(** The costliest micro-batch of a step goes to the rank that has had least. *)
 Definition has_less (x y : nat * list group) : bool :=
   let a := sum_over (spent unit_cost) (snd x) in let b := sum_over (spent unit_cost) (snd y) in
   (a <? b) || ((a =? b) && (fst x <=? fst y)).
@@ -77,7 +77,7 @@ Definition deal_out (ranks count : nat) (bs : list group) : list (list group) :=
 
 Definition row_of (gs : list group) (row : list group) : list group := map (members gs) (arrange row).
 
-(** Of units, given by their samples, that so many ranks have to share: of each rank by itself, or of all. *)
+(** Units, given by their samples, that so many ranks have to share: of each rank by itself, or of all. *)
 Definition plan_pools (pools : list (list group * nat)) : option (list (list (list group))) :=
   let count := round_up (list_max (map (fun '(gs, ranks) => ceil (need_of (units_of gs) ranks) ranks) pools)) in
   let dealt := map (fun '(gs, ranks) => deal_out ranks count (divide_into (units_of gs) (count * ranks) ranks)) pools in

@@ -125,7 +125,7 @@ Fixpoint bisect (units : list sample) (count : nat -> nat) (fuel low middle high
 
 Definition is_filled (g : group) : bool := negb (length g =? 0).
 
-(** Of units none of which is alone; [whole] is what the micro-batches of all ranks are a multiple of. *)
+(** For units none of which is alone; [whole] is what the micro-batches of all ranks are a multiple of. *)
 Definition find_fewest (units : list sample) (alone whole at_least : nat) : list group :=
   let packed := pack_either_way units in
   let low := ceil (Nat.max (least units + alone) at_least) whole in
@@ -135,7 +135,7 @@ Definition find_fewest (units : list sample) (alone whole at_least : nat) : list
 Definition others (units : list sample) : list sample := filter (fun x => room [x]) units.
 Definition loners (units : list sample) : list sample := filter (fun x => negb (room [x])) units.
 
-(** Of costs that fall, the first of every [ranks]. *)
+(** The first of every [ranks] of costs that fall. *)
 Fixpoint every (ranks skip : nat) (l : list nat) : list nat :=
   match l with
   | [] => []
@@ -398,7 +398,7 @@ Proof.
 Qed.
 
 (** A division, into a number of micro-batches that there are enough of: each unit is in one, none exceeds a bound but a unit by itself,
-    there are as many as were asked for, and one is empty only where none has two units. *)
+    there is the number that was asked for, and one is empty only where none has two units. *)
 Theorem a_division_is_right : forall units fewest steps ranks, let count := steps * ranks in
   cost_something units -> holds (others units) fewest -> length (loners units) + length fewest <= count -> 1 <= ranks ->
   let gs := divide units fewest count ranks in

@@ -23,7 +23,7 @@ Fixpoint spent (g : group) : nat := match g with [] => 0 | x :: r => cost x + sp
 
 Definition b_cost (b : batch) : nat := b_start b + spent (b_group b).
 
-(** Of the micro-batches that are [ok] the first with the best b_cost, with its place, the first place being [i]. *)
+(** The first micro-batch with the best b_cost of those that are [ok], with its place, the first place being [i]. *)
 Fixpoint choose (ok : batch -> bool) (better : nat -> nat -> bool) (i : nat) (bs : list batch) : option (nat * batch) :=
   match bs with
   | [] => None

@@ -1,7 +1,7 @@
 (** Shared shards (odb_ref/core/batching/shards.py): what ranks draw from one order. Spec: R14.
 
     A deal is a function of what all ranks want and of how many places are left. What is proved of draws holds for every deal that
-    gives as many places as there are wanted, or left; the shipped one is proved to be such a deal, and to be even at the end. *)
+    gives the places that are wanted, or left; the shipped one is proved to be such a deal, and to be even at the end. *)
 Require Import List Arith Lia Bool Permutation.
 Import ListNotations.
 

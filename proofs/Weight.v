@@ -1,5 +1,5 @@
 (** WEIGHT, over the rationals: the average over ranks of the scaled losses is the mean over all supervised tokens, with idle
-    ranks, steps without supervised tokens, and an accumulation window. What holds of losses holds of gradients, component
+    ranks, steps without supervised tokens, and updates of several micro-steps. What holds of losses holds of gradients, component
     by component, since both are linear. The scale is that of odb_ref/torch/info.py, mode exact. *)
 Require Import List QArith Qfield Lia.
 Import ListNotations.
@@ -18,7 +18,7 @@ Definition supervised (m : micro) : nat := length (tokens_of m).
 Definition mean_loss (m : micro) : Q := match m with Batch ts => q_sum ts / q_of (length ts) | Idle x => x end.
 Definition sum_loss (m : micro) : Q := match m with Batch ts => q_sum ts | Idle x => x end.
 
-(** The rank's window is a list of micro-steps; the world is a list of ranks. *)
+(** The rank's update is a list of micro-steps; the world is a list of ranks. *)
 Definition all_supervised (world : list (list micro)) : nat :=
   fold_right Nat.add 0%nat (map (fun w => fold_right Nat.add 0%nat (map supervised w)) world).
 
@@ -83,7 +83,7 @@ Theorem the_average_of_the_scaled_sums_is_the_global_mean : forall world, (0 < l
   averaged world (fun m => sum_scale world m * sum_loss m) == global_mean world.
 Proof. intros world Wa T. apply averaged_of_shares; [exact Wa|exact T|]. intros [ts|x]; simpl; ring. Qed.
 
-(** WEIGHT, for a trainer that divides each loss by the [k] micro-steps of the window itself: the scale is [k] times as large. *)
+(** WEIGHT, for a trainer that divides each loss by the [k] micro-steps of the update itself: the scale is [k] times as large. *)
 Theorem a_trainer_that_divides_by_the_micro_steps_gets_the_global_mean_too : forall world k, (0 < k)%nat -> (0 < length world)%nat -> (0 < all_supervised world)%nat ->
   averaged world (fun m => q_of k * mean_scale world m * mean_loss m / q_of k) == global_mean world.
 Proof.
@@ -94,8 +94,8 @@ Proof.
   rewrite E. reflexivity.
 Qed.
 
-(** A window without supervised tokens trains on nothing. *)
-Theorem a_window_without_supervised_tokens_has_loss_zero : forall world m, all_supervised world = 0%nat ->
+(** An update without supervised tokens trains on nothing. *)
+Theorem an_update_without_supervised_tokens_has_loss_zero : forall world m, all_supervised world = 0%nat ->
   mean_scale world m * mean_loss m == 0 /\ sum_scale world m * sum_loss m == 0.
 Proof.
   intros world m T. unfold mean_scale, sum_scale. rewrite T. destruct m as [ts|x]; simpl; split; try ring; unfold Qdiv; change (q_of 0) with 0; change (/ 0) with 0; ring.

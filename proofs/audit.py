@@ -64,7 +64,7 @@ class Refused(Exception):
 
 
 def run(folder: Path, *command: str | Path) -> str:
-    """What a command prints, on both streams: ``coqchk`` answers on the second. Of the environment it sees where programs are.
+    """What a command prints, on both streams: ``coqchk`` answers on the second. It sees of the environment where programs are.
 
     Raises: Refused when it fails.
     """
@@ -128,7 +128,7 @@ def check_sentences(name: str, sentences: Iterable[str]) -> None:
         start = sentence.lstrip("-+*{} \n")
         first = words[0] if words and start.startswith(words[0]) else start[:1]
         if is_proof:
-            # Tactics are in small letters; a command inside a proof, or an end that is none, could hide the rest.
+            # Tactics are in small letters; a command inside a proof, or a false end, could hide the rest.
             is_proof = first != "Qed"
             if is_proof and first[:1].isupper() and first != "Ltac":
                 raise Refused(f"{name}: {first} has no place in a proof: {line}")
@@ -261,7 +261,7 @@ def compile_copy(modules: Sequence[str]) -> Iterator[Path]:
 
 @contextmanager
 def take_compiled(modules: Sequence[str]) -> Iterator[Path]:
-    """This folder, as it is compiled. Quick, and no more to be trusted than whoever compiled it.
+    """This folder, as it is compiled. Quick, and no more to be trusted than the one who compiled it.
 
     Raises: Refused.
     """

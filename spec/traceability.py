@@ -176,7 +176,7 @@ def _is_exploration(claim: Claim) -> bool:
 
 
 def _is_evidence(claim: Claim, name: str) -> bool:
-    """True for a test of the property itself; a counterexample to something stronger is none."""
+    """True for a test of the property itself; a counterexample to something stronger does not count."""
     return name in claim.properties and not re.match(r"NP\d", claim.text)
 
 

@@ -1,18 +1,20 @@
 """What is run: all tests, or one of three parts, which ``make test`` runs one after the other.
 
-How much Hypothesis tries: its default, without deadlines; few examples, always the same, while mutmut runs the tests.
-A deadline would measure how busy the machine is. Under mutmut (see tests/mutants/SURVIVORS.md) the suite runs some two
-thousand times, a mutant must meet the examples that the unmutated code met, and nobody reads a shrunk example.
+How much Hypothesis tries: its default, without deadlines; a quarter in a slice; few examples, always the same, while
+mutmut runs the tests. A deadline would measure how busy the machine is. Under mutmut (see tests/mutants/SURVIVORS.md) the
+suite runs some two thousand times, a mutant must meet the examples that the unmutated code met, and nobody reads a shrunk
+example.
 """
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, is_hypothesis_test, settings
 
 from tests.helpers.effort import IS_MUTATED
 
@@ -25,7 +27,7 @@ settings.register_profile(
     database=None,
     phases=(Phase.explicit, Phase.generate),
 )
-settings.load_profile("mutants" if IS_MUTATED else "odb")
+settings.register_profile("slice", deadline=None, max_examples=25)
 
 
 _ALONE: Final = ("bench", "test_gpu.py", "test_leaks.py", "test_real_runs.py", "test_resources.py")
@@ -45,33 +47,69 @@ _WAITING: Final = (
 
 SLICED: Final = {
     # Each of these builds, explores or starts something of its own for every case.
-    "test_an_attack_is_refused": 11,
-    "test_a_rule_that_is_no_function_of_the_agreement_or_has_no_name_of_its_own_is_refuted": 6,
-    "test_a_rule_that_leaves_its_bounds_ends_its_process_or_hangs_is_refuted": 5,
-    "test_a_deep_defect_is_caught": 4,
+    "test_an_attack_is_refused": 22,
+    "test_a_rule_that_is_no_function_of_the_agreement_or_has_no_name_of_its_own_is_refuted": 9,
+    "test_a_lone_stop_is_told_to_all": 8,
+    "test_a_rule_that_leaves_its_bounds_ends_its_process_or_hangs_is_refuted": 8,
+    "test_every_trace_keeps_the_properties": 8,
+    "test_a_deep_defect_is_caught": 6,
+    "test_a_job_emits_each_sample_of_the_order_once": 6,
+    "test_an_epoch_goes_on_with_another_number_of_ranks": 6,
+    "test_counterexample_can_be_replayed_and_the_real_core_survives_it": 6,
+    "test_every_trace_gives_the_same_either_way": 6,
+    "test_large_random_world_ends_properly": 6,
+    "test_mutant_is_killed_without_the_cores_own_invariants": 6,
+    "test_what_goes_wrong_ends_all_ranks": 6,
+    "test_a_page_is_legible_without_network_and_without_complaints": 5,
+    "test_a_rank_does_what_one_does_whose_source_is_what_it_drew": 5,
+    "test_every_stage_is_legible_without_network_and_without_complaints": 5,
+    "test_the_proved_system_and_the_code_have_the_same_graph": 5,
+    "test_a_collate_fn_may_use_its_buffer_again": 4,
+    "test_a_module_without_its_package_names_the_command_that_installs_it": 4,
+    "test_a_planted_planner_breaks_its_property_and_no_other": 4,
+    "test_any_chain_of_restarts_trains_each_update_whole": 4,
+    "test_every_property_holds_in_every_interleaving": 4,
+    "test_no_command_s_table_is_cut_at_80_columns": 4,
+    "test_no_setting_beats_the_recommendation_by_more_than_the_tolerance": 4,
     "test_the_checker_accepts_worlds_of_all_magnitudes_and_their_rests": 4,
     "test_the_configuration_holds_or_fails_as_it_says": 4,
+    "test_the_losses_of_one_process_each_sample_once_the_same_after_a_checkpoint_and_no_warning": 4,
     "test_the_model_and_the_code_have_the_same_graph": 4,
-    "test_a_page_is_legible_without_network_and_without_complaints": 3,
+    "test_the_order_may_be_that_of_distributed_sampler": 4,
+    "test_the_real_core_keeps_every_property_there": 4,
+    "test_a_page_begins_with_its_answer_ends_with_where_it_comes_from_and_is_of_bounded_size": 3,
+    "test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exact": 3,
+    "test_each_world_of_the_whole_graph_has_one_that_stands_for_it": 3,
     "test_every_property_holds_in_every_interleaving_of_large_worlds": 3,
-    "test_every_stage_is_legible_without_network_and_without_complaints": 3,
-    "test_the_losses_of_one_process_each_sample_once_the_same_after_a_checkpoint_and_no_warning": 3,
+    "test_fast_epochs_with_early_breaks_leave_nothing_behind": 3,
     "test_ours_is_right": 3,
     "test_pairs_go_in_halves_of_whole_pairs_with_exact_gradients": 3,
     "test_the_batches_are_those_of_the_seed_whatever_the_workers": 3,
+    "test_the_model_makes_the_same_transitions_as_the_python": 3,
     "test_the_peer_beside_it": 3,
+    "test_the_verdict_and_the_ends_are_those_of_the_whole_graph": 3,
     "test_what_is_drawn_depends_on_no_worker_and_no_start_method": 3,
-    "test_fast_epochs_with_early_breaks_leave_nothing_behind": 3,
+    "test_a_checkpoint_goes_on_as_the_plain_trainers": 2,
     "test_a_cluster_survives_likewise": 2,
     "test_a_rank_that_waits_says_for_whom": 2,
+    "test_a_worker_that_is_stopped_ends_every_rank": 2,
+    "test_a_wrong_rule_is_refuted_in_under_a_minute_with_a_schedule": 2,
     "test_an_iterator_keeps_its_loader_alive": 2,
     "test_any_number_of_ranks_goes_on_after_any_step_of_any_other": 2,
+    "test_batches_are_what_they_were": 2,
     "test_batches_that_do_not_fit_go_in_halves_and_change_no_weight": 2,
-    "test_pairs_that_do_not_fit_go_in_halves_and_change_no_weight": 2,
-    "test_a_worker_that_is_stopped_ends_every_rank": 2,
     "test_no_process_outlives_the_training_process": 2,
+    "test_pairs_that_do_not_fit_go_in_halves_and_change_no_weight": 2,
+    "test_running_out_of_memory_changes_no_update": 2,
+    "test_the_log_and_the_weights_are_those_of_the_plain_trainer": 2,
 }
 """Tests of which ``make test`` runs one case in so many, always the same ones; ``make soak`` and a plain ``pytest`` run all."""
+
+DEEP: Final = {
+    "test_real_runs_that_nothing_was_fitted_to_lie_within_the_bands",
+    "test_more_tolerance_never_costs_more",
+}
+"""Tests that ``make test`` leaves to ``make soak``: another looks at a smaller case of the same."""
 
 
 def find_part(path: Path) -> str:
@@ -85,6 +123,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=["together", "waiting", "alone"], help=text)
     parser.addoption("--slice", action="store_true", help="Of the tests with many long cases only some: see `SLICED`.")
     parser.addoption("--sliced", action="store_true", help="Only the tests that --slice cuts, with all their cases.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("mutants" if IS_MUTATED else "slice" if config.getoption("slice") else "odb")
+
+
+def pytest_collection_finish() -> None:
+    """Spares every collection of garbage what is imported: a framework that collects does so in each rank of each test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -102,7 +150,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         test, _, _ = item.nodeid.partition("[")
         name, place = test.rpartition("::")[2], seen[test]
         seen[test] += 1
-        if name in SLICED if is_rest else not is_cut or place % SLICED.get(name, 1) == 0:
+        is_long = name in SLICED or name in DEEP or is_hypothesis_test(getattr(item, "obj", None))
+        if is_long if is_rest else not is_cut or (name not in DEEP and place % SLICED.get(name, 1) == 0):
             kept.append(item)
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept

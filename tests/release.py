@@ -1,7 +1,8 @@
 """A release, checked: ``python -m tests.release dist`` for who makes one (`make release`).
 
-The changelog has an entry of the version, and the tests of core and traces pass from the installed wheel, in a folder that
-holds nothing of the repository but them.
+The changelog has an entry of the version. The installed wheel passes in a folder that holds nothing else but tests:
+without an extra it names the one that is missing and checks traces, with [sim] it passes those of core and traces, with [torch]
+those of the loader.
 """
 
 from __future__ import annotations
@@ -17,8 +18,15 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+TOOLS = ("hypothesis", "jsonschema", "pytest", "pytest-timeout")
 COPIED = ("tests", "spec", "pyproject.toml")
-TESTED = ("tests/core", "tests/trace")
+LOADER = ("loader", "settings", "packed", "updates", "failures", "resume_matrix")
+TESTED = {
+    "sim": ("tests/core", "tests/trace"),
+    "torch": tuple(f"tests/torch/test_{name}.py" for name in LOADER),
+}
+"""The tests of each extra; both are installed for the second."""
+MISSING = "odb-ref simulate: needs the simulator: pip install 'odb-ref[sim]'"
 WHERE = "import odb_ref, odb_sim; print(odb_ref.__file__, odb_sim.__file__)"
 
 
@@ -40,15 +48,24 @@ def test_wheel(wheel: Path) -> bool:
             copy(ROOT / name, work / name)
         venv.create(Path(folder) / "env", with_pip=True)
         python = Path(folder) / "env" / "bin" / "python"
-        tools = ["hypothesis", "jsonschema", "pytest", "pytest-timeout"]
-        subprocess.run([python, "-m", "pip", "install", "--quiet", f"{wheel.absolute()}[sim]", *tools], check=True)
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        shown = subprocess.run(
-            [python, "-c", WHERE], cwd=work, env=environment, capture_output=True, text=True, check=True
-        )
-        assert all(str(Path(folder) / "env") in path for path in shown.stdout.split()), shown.stdout
-        command = [python, "-m", "pytest", "-o", "pythonpath=.", *TESTED]
-        return subprocess.run(command, cwd=work, env=environment, check=False).returncode == 0
+        install = [python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / ".ci" / "constraints.txt"]
+
+        def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
+
+        subprocess.run([*install, wheel.absolute()], check=True)
+        shown = run(python, "-c", WHERE)
+        assert all(str(Path(folder) / "env") in path for path in shown.stdout.split()), shown
+        assert "usage" in run(python.parent / "odb-ref", "check", "--help").stdout
+        missing = run(python.parent / "odb-ref", "simulate", "gsm8k")
+        assert (missing.returncode, missing.stderr.strip()) == (2, MISSING), missing
+        for extra, tests in TESTED.items():
+            subprocess.run([*install, f"{wheel.absolute()}[{extra}]", *TOOLS], check=True)
+            command = [python, "-m", "pytest", "-o", "pythonpath=.", *tests]
+            if subprocess.run(command, cwd=work, env=environment, check=False).returncode:
+                return False
+        return True
 
 
 def main() -> int:

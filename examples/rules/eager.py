@@ -1,4 +1,4 @@
-"""A target rule of one's own, and a right one: half way between the fewest groups to emit and the most there are.
+"""A target rule of your own that is right: half way between the fewest groups to emit and the most there are.
 
     odb-ref verify --policy examples/rules/eager.py:EagerRule
 

@@ -11,10 +11,9 @@ from odb_ref.compat.config import LossScalingMode, ODBConfig, resolve_config, sp
 from odb_ref.compat.handle import ODBHandle
 from odb_ref.compat.step_info import mark
 from odb_ref.torch import ODBDataLoader as OwnDataLoader
-from odb_ref.torch import StepInfo, UsageError
+from odb_ref.torch import UsageError
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.from_dataloader import ADOPTED, adopt_options
-from odb_ref.torch.info import TABLE
 from odb_ref.torch.plan.state import StateDict
 from odb_ref.torch.settings import arrange, spread
 
@@ -89,10 +88,8 @@ class ODBDataLoader(Generic[Batch]):
             setattr(self, name, getattr(plain, name))
 
     def __iter__(self) -> Iterator[Batch]:
-        steps = self.loader.steps()
-        for batch, info in steps:
-            if not mark(batch, info) and batch is not None:
-                TABLE.put(batch, info, owner=self)
+        for batch, info in self.loader.steps():
+            mark(batch, info)
             yield batch
 
     def __len__(self) -> int:
@@ -102,11 +99,6 @@ class ODBDataLoader(Generic[Batch]):
     def odb_handle(self) -> ODBHandle:
         """What `apply` returns, and what the integrations take."""
         return ODBHandle(self.odb_config)
-
-    @property
-    def step_info(self) -> StepInfo | None:
-        """What belongs to the step that was handed out last."""
-        return self.loader.step_info
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that the next iteration reads; without it each iteration goes on to the next."""
@@ -197,7 +189,7 @@ def apply(
     config: ODBConfig | None = None,
     **options: object,
 ) -> ODBHandle:
-    """Makes an `ODBDataLoader` of a DataLoader, in place: whoever holds it iterates over batches under the budget from now on.
+    """Makes an `ODBDataLoader` of a DataLoader, in place: all that hold it iterate over batches under the budget from now on.
 
     A plain one is a `torch.utils.data.DataLoader` no longer, which is what keeps frameworks from taking it apart to make one
     of their own of it, with batches of one sample.

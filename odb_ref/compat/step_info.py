@@ -20,8 +20,7 @@ from odb_ref.compat.constants import (
     TOTAL_TOKENS_KEY,
 )
 from odb_ref.core.types import StepCounts
-from odb_ref.torch import StepInfo
-from odb_ref.torch import pop_step_info as pop_own
+from odb_ref.torch import StepInfo, UsageError
 from odb_ref.torch.info import LossScaling, Weighting
 
 _COUNTS: Final = (LOCAL_BATCH_SIZE_KEY, TOTAL_BATCH_SIZE_KEY, LOCAL_TOKENS_KEY, TOTAL_TOKENS_KEY)
@@ -53,14 +52,13 @@ class ODBStepInfo:
         return loss * scale if self.step is None else replace(self.step, loss_scale=scale).scale(loss)
 
 
-def mark(batch: object, info: StepInfo) -> bool:
-    """Returns True when the batch can carry what belongs to it, and does from now on."""
+def mark(batch: object, info: StepInfo) -> None:
+    """Puts what belongs to a batch into it, where it is a mapping."""
     if not isinstance(batch, MutableMapping):
-        return False
+        return
     batch[ODB_STEP_INFO_KEY] = Carrier(info)
     counts = info.local_samples, info.global_samples, info.local_tokens, info.global_tokens
     batch.update(zip(_COUNTS, map(torch.tensor, counts), strict=True))
-    return True
 
 
 def carries_step(batch: object) -> bool:
@@ -85,16 +83,16 @@ def pop_step_info(
 
     Numbers that somebody else has put into it, under the keys of `odb.constants`, are taken out and weighed by.
 
-    Raises: UsageError when the object is neither a mapping nor a batch of such a loader.
+    Raises: UsageError when the object is not a mapping: the release needs one too.
     """
-    info = find_step(batch)
-    if info is None and isinstance(batch, MutableMapping):
+    if not isinstance(batch, MutableMapping):
+        raise UsageError(
+            f"pop_step_info: a {type(batch).__name__} is not a mapping, and carries nothing: read loader.loader.steps()"
+        )
+    if (info := find_step(batch)) is None:
         return _pop_numbers(batch, loss_scaling, world_size)
-    if info is None:
-        info = pop_own(batch)
-    elif isinstance(batch, MutableMapping):
-        for key in (ODB_STEP_INFO_KEY, *_COUNTS):
-            batch.pop(key, None)
+    for key in (ODB_STEP_INFO_KEY, *_COUNTS):
+        batch.pop(key, None)
     scale = info.loss_scale if loss_scaling in ("auto", None) else compute_scale(info, resolve_scaling(loss_scaling))
     if world_size is not None:
         scale *= world_size / info.world_size
@@ -131,7 +129,7 @@ def _read(value: object) -> int:
 
 
 def compute_scale(info: StepInfo, scaling: str) -> float:
-    """Returns the weight of a step's loss under a mode that may not be the loader's; each step is a window of its own."""
+    """Returns the weight of a step's loss under a mode that may not be the loader's; each step is an update of its own."""
     local = StepCounts(info.local_samples, info.local_tokens, info.local_supervised)
     total = StepCounts(info.global_samples, info.global_tokens, info.global_supervised)
     return Weighting(scaling=LossScaling(scaling)).compute_scale(local, total, info.world_size)

@@ -119,7 +119,7 @@ def prepare_dynamic_batch(  # noqa: PLR0917
 def restore_dynamic_batch(data: torch.Tensor, batch_idx_list: Sequence[Sequence[int]]) -> torch.Tensor:
     """Returns the rows of all micro-batches in the order of the samples; of a sample that was repeated, the first.
 
-    Raises: UsageError when there are not as many rows as indices.
+    Raises: UsageError when rows and indices differ in number.
     """
     flat = [*chain.from_iterable(batch_idx_list)]
     if len(flat) != data.shape[0]:
@@ -168,7 +168,7 @@ def _take(value: torch.Tensor, indices: list[int]) -> torch.Tensor:
     rows = [every[index] for index in indices]
     if value.layout != torch.jagged:
         return torch.nested.as_nested_tensor(rows)
-    # Of its tensors verl says the ragged dimension by this attribute of torch's, and not in their shape.
+    # verl marks the ragged dimension of a tensor by this attribute of torch's, and not in its shape.
     ragged: int = getattr(value, "_ragged_idx", 1)
     ends = torch.tensor([0] + [row.shape[ragged - 1] for row in rows], device=value.device).cumsum(0)
     return torch.nested.nested_tensor_from_jagged(torch.cat(rows, ragged - 1), ends, jagged_dim=ragged)

@@ -57,7 +57,7 @@ class Answer:
 def read_plan(said: Json) -> JudgedPlan:
     """Returns a plan for all ranks: alone, or as ``"plan"`` beside what is said of it.
 
-    Raises: AnswerError when it is none.
+    Raises: AnswerError when it is something else.
     """
     whole = said if isinstance(said, Mapping) else {"plan": said}
     plans = [[[*map(_read_index, _items(batch))] for batch in _items(own)] for own in _items(whole.get("plan"))]
@@ -75,7 +75,7 @@ def read_plan(said: Json) -> JudgedPlan:
         raise AnswerError(f"a report is an object, got {report!r}")
     for name, rows in (("weights", weights), ("scales", scales)):
         if rows is not None and [len(own) for own in rows] != [len(own) for own in plans]:
-            raise AnswerError(f"{name} are not of as many micro-batches as the plan")
+            raise AnswerError(f"{name} do not have one entry for each micro-batch of the plan")
     return JudgedPlan(
         plans=plans,
         weights=weights,

@@ -25,7 +25,7 @@ RULES: Final = {
     "DETERMINISM": "R13.1: the same again, and in another process with another hash seed",
     "BUDGET": "R13.2: each within the budget and all limits; R13.3: but a unit that travels alone",
     "EXPECT": "R13.3, R13.4: there is a plan, or a refusal, as the case says",
-    "MULTIPLE": "R13.4: as many as multiple_of, at_least and at_most say",
+    "MULTIPLE": "R13.4: the number that multiple_of, at_least and at_most allow",
     "NONEMPTY": "R13.4: none is empty while its rank has units for it",
     "TOGETHER": "R13.7: samples of one key are where `within` says",
     "ORDER": "R13.8: they are run in the order that was asked for",

@@ -44,7 +44,7 @@ class Problem:
     together: Column | None = None
     uses: dict[str, Column] = field(default_factory=dict)
     mean: str | None = None
-    """Of what the weights are asked for."""
+    """What the weights are asked for."""
     changes: list[Mapping[str, object]] | None = None
     """By rank, in what its terms differ from the others', or what it is told of the groups of the step."""
     terms: Options
@@ -108,7 +108,7 @@ class Case:
     exact: Record
     """What the model answers, or what is best by an exhaustive search, as far as it is known."""
     twin: str | None
-    """Of a case that is refused: one that differs in the reason alone, and is planned."""
+    """The case that differs from a refused one in the reason alone, and is planned."""
 
     @property
     def problem(self) -> Problem:

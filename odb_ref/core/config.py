@@ -48,7 +48,7 @@ class Terms:
     With ``update_samples`` an optimizer update holds so many samples of all ranks, and nothing is carried from one to the next
     (R16); what bounds windows and carrying then has no say. None: windows of ``window_samples``.
     ``max_age_rounds`` bounds for how many rounds a sample may be carried. The first ``ramp_rounds`` windows are smaller
-    (halved once for each round still to go), so that the first step comes early; None: as many as `choose_ramp` says.
+    (halved once for each round still to go), so that the first step comes early; None: what `choose_ramp` says.
     """
 
     layout: Layout = field(

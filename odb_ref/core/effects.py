@@ -28,7 +28,7 @@ class PostOffer:
 
     offer: Offer
     digest: int | None = None
-    """Of what the peers of a rank must have alike; None when there is none, or it does not matter any more. Spec: R17.3."""
+    """The digest of what a rank's peers must have alike; None when there is none, or it no longer matters. Spec: R17.3."""
 
 
 @dataclass(frozen=True, slots=True)

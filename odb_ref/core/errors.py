@@ -70,7 +70,7 @@ class JobError(OdbError, RuntimeError):
 
 
 def read_integer(value: object) -> int | None:
-    """Returns the integer that a value of any library stands for, as one of Python's; None where it is none."""
+    """Returns the integer that a value of any library stands for, as one of Python's; None where there is none."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:

@@ -20,7 +20,7 @@ class SamplesRead:
     samples: tuple[Sample, ...]
     is_ended: bool = False
     is_full: bool = False
-    """The reader stops below what was asked for: it holds as many bytes as it may. Depends on nothing but samples."""
+    """The reader stops below what was asked for: it holds all the bytes it may. Depends on nothing but samples."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What an exchange answers: the one place where the posts of all ranks are combined; and what their reports say went wrong.
 
-A transport combines them piece by piece, by reductions; whoever holds all posts at once (simulator, explorer, checker's
+A transport combines them piece by piece, by reductions; a driver that holds all posts at once (simulator, explorer, checker's
 worlds, tests) asks here. Spec: R3.2, R4.5, R6.2 to R6.4, R7.2, R7.3.
 """
 

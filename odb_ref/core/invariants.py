@@ -37,7 +37,7 @@ class Invariant:
 
 def _compute_moved(config: Config, before: State, after: State) -> Moved:
     """Returns the steps that are no longer queued, released or planned, and those that have come: what stays was judged when it
-    came. Of new aligned steps, the tokens too, which several invariants speak of.
+    came. For new aligned steps, the tokens too, which several invariants speak of.
 
     Steps leave at the front, taken, and come at the back, planned. Where anything else has happened, all have left and come.
     """

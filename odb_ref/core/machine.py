@@ -147,9 +147,7 @@ def _read(config: Config, state: State, event: SamplesRead) -> State:
         raise UsageError(f"SamplesRead holds {len(samples)} samples, only {state.wanted_samples} were asked for")
     is_drawn = config.shared_samples is not None  # what was drawn is read, whatever its bytes: nobody else will
     if event.is_full and (event.is_ended or len(samples) == state.wanted_samples or not is_held or is_drawn):
-        raise UsageError(
-            "SamplesRead is full, but nothing is left out, or nothing is held: a round without a sample is none"
-        )
+        raise UsageError("SamplesRead is full, but nothing is left out, or nothing is held: a round needs a sample")
     for position, sample in enumerate(samples, state.read_samples):
         if sample.position != position:
             raise UsageError(f"sample {sample.id} has position {sample.position}, expected {position}")

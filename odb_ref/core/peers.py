@@ -19,7 +19,7 @@ POST_SIZE: Final = WIRE_SIZE + 2
 """An offer on its way to the other ranks: its fields, and the least and the greatest digest of the rank's peers."""
 
 _NONE: Final = -(2**62)
-"""Of a peer that is to be compared with nobody: neutral under max."""
+"""The digest of a peer that is compared with nobody: neutral under max."""
 _DIFFERENT: Final = -1
 """The least fingerprint of a rank whose peers hold other samples: no rank's own fingerprint is negative."""
 _FINGERPRINT_MIN: Final = list_wire_fields().index("fingerprint_min")

@@ -114,7 +114,7 @@ def form_steps(config: Config, state: State, target: int) -> tuple[tuple[Group, 
 
 
 def is_quota_met(config: Config, state: State) -> bool:
-    """Returns True when as many samples are planned as the quota asks for. Spec: R4.6."""
+    """Returns True when the planned samples reach the quota. Spec: R4.6."""
     return config.quota_samples is not None and state.global_samples >= config.quota_samples
 
 
@@ -124,7 +124,7 @@ def compute_wanted_samples(config: Config, round_: int, carried: int, *, is_ende
 
 
 def ask_for_samples(config: Config, state: State, carried: Group) -> tuple[int, int | None]:
-    """Returns for how many samples to ask a source of one's own now, and what to tell all ranks that one wants of a shared one:
+    """Returns for how many samples to ask the rank's own source now, and what to tell all ranks that one wants of a shared one:
     of an update, how many tokens one has.
 
     Either is for the next window, into which ``carried`` are carried. Spec: R2.3, R14.2, R16.4.
@@ -182,7 +182,7 @@ def foresee_draw(config: Config, round_: int) -> Draw:
 
 
 def make_read(config: Config, round_: int, count: int) -> Read:
-    """Returns the read of so many samples of a source of one's own, for the window of ``round_``. Spec: R6.1, R16.2."""
+    """Returns the read of so many samples of the rank's own source, for the window of ``round_``. Spec: R6.1, R16.2."""
     place = None if config.update_samples is None else config.compute_update_place(round_ // config.update_rounds)
     return Read(count, place)
 

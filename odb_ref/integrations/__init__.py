@@ -1,7 +1,7 @@
 """Thin layers between `odb_ref.torch` and training frameworks; each module needs the framework it is named after.
 
 They use the frameworks' public hooks only and decide nothing about batches: what a framework does to a loss (divide it by the
-micro-steps of an accumulation window, by its own token count) is met here, so that each loss is scaled exactly once. WEIGHT.
+micro-steps of an update, by its own token count) is met here, so that each loss is scaled exactly once. WEIGHT.
 """
 
 from odb_ref.extras import require

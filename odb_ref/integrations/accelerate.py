@@ -12,8 +12,8 @@
             optimizer.zero_grad()
 
 `Accelerator.prepare` leaves an `ODBDataLoader` as it is. `Accelerator.accumulate` does not know where such a loader's epoch
-ends, and would carry the rest of an epoch that does not fill a window into the next one; ``is_update_end`` does know. A
-prepared optimizer or scheduler may as well be told in every step, within the context: it steps where a window ends.
+ends, and would carry the rest of an epoch that does not fill an update into the next one; ``is_update_end`` does know. A
+prepared optimizer or scheduler may as well be told in every step, within the context: it steps where an update ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ASKED: Final = {
 
 
 def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> AbstractContextManager[None]:
-    """Forward and backward of a step go in this context: gradients are averaged over ranks at the end of a window only.
+    """Forward and backward of a step go in this context: gradients are averaged over ranks at the end of an update only.
 
     Preserves: WEIGHT.
 

@@ -9,7 +9,7 @@
         engine.step()
 
 An engine divides each loss by the ``gradient_accumulation_steps`` of its configuration, and counts to that number to know when
-to step. It would carry the rest of an epoch that does not fill a window into the next one. `backward` tells it where a window
+to step. It would carry the rest of an epoch that does not fill an update into the next one. `backward` tells it where an update
 ends, and has it divide nothing. ``train_batch_size`` and ``train_micro_batch_size_per_gpu`` mean nothing to these batches:
 DeepSpeed wants them to fit together, and reckons its own throughput by them.
 
@@ -35,18 +35,18 @@ class Engine(Protocol):
         """Returns what its configuration says."""
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool, /) -> None:
-        """Has the next backward pass end a window, or not."""
+        """Sets whether the next backward pass ends an update."""
 
     def backward(self, loss: Tensor, *, scale_wrt_gas: bool) -> Tensor | None:
         """Runs the backward pass."""
 
 
 def backward(engine: Engine, loss: Tensor, info: StepInfo, logits: Tensor | None = None) -> None:
-    """Runs the backward pass of a step, its loss weighed once, whoever was told to divide; then call ``engine.step()``.
+    """Runs the backward pass of a step, its loss weighed once, even where the engine divides; then call ``engine.step()``.
 
     ``logits`` are for `StepInfo.scale`. Preserves: WEIGHT.
 
-    Raises: UsageError when the engine's windows, or its ranks, are not the loader's.
+    Raises: UsageError when the engine's updates, or its ranks, are not the loader's.
     """
     steps, wanted = engine.gradient_accumulation_steps(), info.weighting.accumulation_steps
     if steps not in (1, wanted):

@@ -15,15 +15,15 @@ With ``update_samples=N`` every optimizer step is an update of exactly N samples
 
 In the free mode Lightning divides each loss by ``accumulate_grad_batches``; the loader's weights allow for it, and another
 number than the loader's is refused. The gradient of every optimizer step is that of the mean over all supervised tokens of its
-window on all ranks. An epoch whose last window is not full ends with up to ``accumulation_steps - 1`` idle replays.
+update on all ranks. An epoch whose last update is not full ends with up to ``accumulation_steps - 1`` idle replays.
 
 Lightning shards and wraps loaders of PyTorch's class only: ``use_distributed_sampler`` changes nothing here. Since the length
 of an epoch is not known before its end, Lightning reads one batch ahead, and ``max_epochs`` or ``max_steps`` ends training.
 
 The callback keeps the loader's place in each checkpoint: that of the last batch trained on, of all ranks, so that another
 number of ranks can go on from it. Lightning's own support for loaders with a state is not used: it keeps rank 0's state only,
-and loads none from a checkpoint made at the end of an epoch. A checkpoint in the middle of an accumulation window loses the
-window's gradient, as Lightning's do.
+and loads none from a checkpoint made at the end of an epoch. A checkpoint in the middle of an update loses the
+update's gradient, as Lightning's do.
 
 The callback also logs ``train_coverage``, the share of the epoch's samples trained on, and has the progress bar count towards
 what the epoch is estimated to take. ``LightningLoader(intervals=Intervals(...))`` evaluates by samples or tokens, besides at an
@@ -44,7 +44,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, Unpack
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar, TQDMProgressBar
@@ -52,10 +52,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from odb_ref.integrations.progress import Intervals, Progress
-from odb_ref.integrations.steps import read_windows
+from odb_ref.integrations.steps import read_updates
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.gathering import gather_objects
-from odb_ref.torch.settings import Loss, check_spelling, spread
+from odb_ref.torch.settings import LoaderArguments, Loss, check_spelling, spread
 
 _RANKS: Final = "ranks"
 _PROGRESS: Final = "progress"
@@ -78,27 +78,23 @@ class LightningLoader:
         dataset: Dataset[object],
         *,
         token_budget: int,
-        loss: Loss = Loss(),  # noqa: B008 - frozen
         intervals: Intervals | None = None,
-        **options: object,
+        **options: Unpack[LoaderArguments],
     ) -> None:
         check_spelling(options)
+        loss = options.get("loss", Loss())
         if loss.is_divided_by_trainer:
             raise UsageError("LightningLoader: is_divided_by_trainer is not to be given: Lightning always divides")
         if "on_idle" in spread(options):
             raise UsageError("LightningLoader: Lightning needs a batch in every step, so on_idle must be 'replay'")
-        self.loader = ODBDataLoader(
-            dataset,
-            token_budget=token_budget,
-            loss=replace(loss, is_divided_by_trainer=options.get("update_samples") is None),
-            **options,  # type: ignore[arg-type]
-        )
+        options["loss"] = replace(loss, is_divided_by_trainer=options.get("update_samples") is None)
+        self.loader = ODBDataLoader(dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]
         self.accumulation_steps = loss.accumulation_steps
         """Into so many parts Lightning divides the loss of a batch; with ``update_samples`` chosen for each."""
         self.intervals = Intervals() if intervals is None else intervals
         self.progress = Progress(math.inf)
         """How far training has come."""
-        self.step_info: StepInfo | None = None
+        self._info: StepInfo | None = None
         """What belongs to the batch that is being trained on, or was last."""
         self.callback = LoaderCallback(self)
         """Follows training, and keeps the loader's place in checkpoints."""
@@ -121,7 +117,7 @@ class LightningLoader:
         return self._read()
 
     def _read(self) -> Iterator[object]:
-        for batch, info in read_windows(self.loader, self.accumulation_steps):
+        for batch, info in read_updates(self.loader, self.accumulation_steps):
             if len(self._read_ahead) > _MOST_AHEAD:
                 raise UsageError(
                     "batches are read, and this loader is told of no step: pass Trainer(callbacks=[loader.callback]), or "
@@ -133,42 +129,42 @@ class LightningLoader:
     def begin_step(self, batch_idx: int) -> None:
         """Notes that Lightning trains on the next batch, the one of ``batch_idx`` in its own count.
 
-        Raises: UsageError when it counts the micro-steps of a window otherwise than the loader.
+        Raises: UsageError when it counts the micro-steps of an update otherwise than the loader.
         """
-        self.step_info, self._place = self._read_ahead.popleft()
+        self._info, self._place = self._read_ahead.popleft()
         self._is_scaled = False
         self._begun, self._loaded = None, []
         k = self.accumulation_steps if self.loader.update_samples is None else 1
-        if (batch_idx - self.step_info.step) % k:
+        if (batch_idx - self._info.step) % k:
             raise UsageError(
-                f"Lightning's batch {batch_idx} and the loader's step {self.step_info.step} are at different places of an "
-                f"accumulation window of {k}: go on from a checkpoint made at the end of a window"
+                f"Lightning's batch {batch_idx} and the loader's step {self._info.step} are at different places of an "
+                f"update of {k} batches: go on from a checkpoint made at the end of one"
             )
 
     @property
     def is_inside_update(self) -> bool:
         """True when the batch trained on last has not ended its update."""
-        return self.step_info is not None and not self.step_info.is_update_end
+        return self._info is not None and not self._info.is_update_end
 
     def scale(self, loss: Tensor) -> Tensor:
         """Returns the loss of the batch being trained on, weighed; once for each batch.
 
         Raises: UsageError when there is no such batch, or its loss was scaled before.
         """
-        if self.step_info is None or self._is_scaled:
+        if self._info is None or self._is_scaled:
             raise UsageError(
                 "scale_loss: no batch is being trained on, or its loss was scaled before: it would count twice"
             )
         self._is_scaled = True
-        scaled = self.step_info.scale(loss)
+        scaled = self._info.scale(loss)
         return scaled if self.loader.update_samples is None else scaled * self.accumulation_steps
 
     def choose_accumulation(self, batches: int) -> int:
         """Returns what ``accumulate_grad_batches`` must be for Lightning to step after this batch, number ``batches`` of the
         epoch from 1, or not. It steps where that divides ``batches``, and zeroes gradients where it divides the number before.
         """
-        if self.loader.update_samples is not None and self.step_info is not None:
-            self.accumulation_steps = batches if self.step_info.is_update_end else 2 * batches
+        if self.loader.update_samples is not None and self._info is not None:
+            self.accumulation_steps = batches if self._info.is_update_end else 2 * batches
         return self.accumulation_steps
 
     def end_step(self) -> None:
@@ -176,11 +172,11 @@ class LightningLoader:
 
         Raises: UsageError when its loss was not scaled.
         """
-        if not self._is_scaled or self.step_info is None:
+        if not self._is_scaled or self._info is None:
             raise UsageError(
                 "a batch was trained on without its weight: training_step must return scale_loss(self, loss)"
             )
-        self.progress.note_step(self.step_info)
+        self.progress.note_step(self._info)
 
     def estimate_epoch(self) -> None:
         """Estimates the length of an epoch from some samples' lengths, where that is not known yet; a collective."""
@@ -194,7 +190,7 @@ class LightningLoader:
 
     def compute_batches(self) -> int | None:
         """Returns about how many batches the present epoch has, exactly at its end; None while nobody knows."""
-        info, updates = self.step_info, self.progress.updates_per_epoch
+        info, updates = self._info, self.progress.updates_per_epoch
         if self.loader.update_samples is not None:
             return None if info is None or not info.is_last else info.step + 1
         if info is None or math.isinf(updates):
@@ -211,7 +207,7 @@ class LightningLoader:
         return {_RANKS: [by_rank[rank] for rank in sorted(by_rank)], _PROGRESS: self.progress.state_dict()}
 
     def load_gathered_state(self, state: Mapping[str, object]) -> None:
-        """Goes on from a saved state with the next iteration, on as many ranks as there are now.
+        """Goes on from a saved state with the next iteration, on the ranks there are now.
 
         Raises: UsageError when this is no such state.
         """
@@ -305,7 +301,7 @@ class IntervalCheckpoint(Checkpoint):  # type: ignore[misc]
 
 
 def _show_total(trainer: Trainer, total: int | None) -> None:
-    """Has Lightning's bars count towards so many batches: it asks for a length only once an epoch, and there is none then."""
+    """Sets the batches that Lightning's bars count towards: it asks for a length only once an epoch, and there is none then."""
     match trainer.progress_bar_callback:
         case TQDMProgressBar() as bar if bar.is_enabled:
             bar.train_progress_bar.total = total

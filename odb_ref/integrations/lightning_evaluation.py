@@ -25,13 +25,13 @@ require(__name__, "lightning", extra="lightning")
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final, Self
+from typing import Final, Self, Unpack
 
 from lightning.pytorch import LightningModule
 from torch.utils.data import Dataset
 
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
-from odb_ref.torch.settings import check_spelling, spread
+from odb_ref.torch.settings import LoaderArguments, check_spelling, spread
 
 _KEPT: Final = 8
 """More steps than Lightning reads ahead."""
@@ -44,7 +44,7 @@ class EvaluationLoader:
     Raises: UsageError as `ODBDataLoader`, when an option is not the caller's to choose, and where nobody asks `get_step_info`.
     """
 
-    def __init__(self, dataset: Dataset[object], *, token_budget: int, **options: object) -> None:
+    def __init__(self, dataset: Dataset[object], *, token_budget: int, **options: Unpack[LoaderArguments]) -> None:
         check_spelling(options)
         settings = spread(options)
         for name in ("scaling", "accumulation_steps"):

@@ -103,7 +103,7 @@ def configure_trainer(trainer: Trainer, **settings: object) -> ODBTrainer:
 
 @contextmanager
 def _replacing(stage: str, settings: Mapping[str, object]) -> Iterator[None]:
-    """Has the workflow of a stage make trainers that are configured; some import the class only when they run."""
+    """Makes the workflow of a stage configure its trainers; some import the class only when they run."""
     name = _TRAINERS[stage]
     trainer = importlib.import_module(f"llamafactory.train.{stage}.trainer")
     workflow = importlib.import_module(f"llamafactory.train.{stage}.workflow")

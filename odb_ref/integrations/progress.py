@@ -1,7 +1,7 @@
 """How far training has come, in epochs, samples and tokens: what schedules, progress bars and logs of every framework go by,
 and when to evaluate and to save.
 
-In a loop of one's own, as under Accelerate::
+In your own loop, as under Accelerate::
 
     progress = Progress(loader.estimate_steps())
     intervals = Intervals(save_samples=100_000, evaluate_tokens=50_000_000)
@@ -43,7 +43,7 @@ class Progress:
         """Tokens trained on, on all ranks, without padding."""
         self._samples_before = 0
         self._tokens_before = 0
-        self._window_tokens = 0
+        self._update_tokens = 0
         self._has_updated = False
         self._world_size = 0
         self._epoch = -1
@@ -52,16 +52,16 @@ class Progress:
         self._emitted = 0
 
     def note_step(self, info: StepInfo) -> None:
-        """Follows a step, and with the last one of an accumulation window the optimizer's update."""
-        self._window_tokens += info.global_tokens
+        """Follows a step, and with the last one of an update the optimizer's update."""
+        self._update_tokens += info.global_tokens
         self._has_updated = info.is_update_end
         if info.is_update_end:
             self._note_update(info)
 
     def _note_update(self, info: StepInfo) -> None:
         self._samples_before, self._tokens_before = self.samples, self.tokens
-        self.tokens += self._window_tokens
-        self._window_tokens = 0
+        self.tokens += self._update_tokens
+        self._update_tokens = 0
         if info.epoch != self._epoch:
             self._epoch, self._begun_at = info.epoch, float(info.epoch)
             self._updates = self._emitted = 0
@@ -89,7 +89,7 @@ class Progress:
     def has_passed(self, *, samples: int | None = None, tokens: int | None = None) -> bool:
         """Returns whether the last update has reached a multiple of so many samples, or of so many tokens.
 
-        False while a window is under way, so that what is done then is done once, and of whole updates.
+        False while an update is under way, so that what is done then is done once, and of whole updates.
         """
         reached = (samples, self._samples_before, self.samples), (tokens, self._tokens_before, self.tokens)
         return self._has_updated and any(every and now // every > before // every for every, before, now in reached)
@@ -99,7 +99,7 @@ class Progress:
         return {name: getattr(self, name) for name in _SAVED}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Goes on from there, on as many ranks as there are now.
+        """Goes on from there, on the ranks there are now.
 
         Raises: UsageError when this is no such state.
         """

@@ -1,4 +1,4 @@
-"""What the integrations share: an epoch read as pairs of a batch and what belongs to it, in whole accumulation windows."""
+"""What the integrations share: an epoch read as pairs of a batch and what belongs to it, in whole updates."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from odb_ref.torch import ODBDataLoader, StepInfo
 from odb_ref.torch.batches import Batch
 
 
-def read_windows(loader: ODBDataLoader[Batch], accumulation_steps: int) -> Iterator[tuple[Batch, StepInfo]]:
+def read_updates(loader: ODBDataLoader[Batch], accumulation_steps: int) -> Iterator[tuple[Batch, StepInfo]]:
     """Yields the batches of an epoch, each with its information, which a framework would lose on the batch's way to the
     device.
 
-    Frameworks count the micro-steps of a window themselves, and what the end of an epoch does to their counting differs. So an
-    epoch whose last window is not full continues with idle replays of its last batch until it is: all ranks alike.
+    Frameworks count the micro-steps of an update themselves, and what the end of an epoch does to their counting differs. So an
+    epoch whose last update is not full continues with idle replays of its last batch until it is: all ranks alike.
 
     The loader's epoch is concluded before its last batch is handed out: a framework that stops after that batch does not leave
     the epoch early, and a state saved then stands at the start of the next one. Spec: R10.

@@ -18,7 +18,7 @@ a vision data set                   its texts are made by the collator: ``length
 ``loss_type``, ``rpo_alpha``        refused where a loss is not a mean over pairs, unless ``loss_scaling`` is given
 ==================================  ====================================================================================
 
-Pairs are units: a batch is twice as many rows, a loss weighs as many pairs as it is the mean of, and where memory runs out no
+Pairs are units: a batch is twice as many rows, a loss weighs the pairs that it is the mean of, and where memory runs out no
 pair is taken apart. What these Trainers gather of a step for their logs leaves idle ranks out.
 """
 
@@ -28,13 +28,13 @@ from odb_ref.extras import require
 
 require(__name__, "transformers", extra="trl")
 
-from typing import Final
+from typing import Final, Unpack
 
 from transformers import Trainer, TrainingArguments
 
 from odb_ref.integrations.hf import ODBTrainer, enable
 from odb_ref.integrations.hf.data import PAIRS, CollatedLength, has_pairs
-from odb_ref.integrations.hf.steps import ODBOptions
+from odb_ref.integrations.hf.steps import ODBOptions, TrainerArguments
 from odb_ref.torch import UsageError
 from odb_ref.torch.settings import check_spelling, spread
 
@@ -47,7 +47,9 @@ _UNPAIRED_LOSSES: Final = {
 """The losses of a `DPOTrainer` that are not means over pairs, and what they are."""
 
 
-def configure_trainer(trainer: Trainer, *, token_budget: int | None = None, **settings: object) -> ODBTrainer:
+def configure_trainer(
+    trainer: Trainer, *, token_budget: int | None = None, **settings: Unpack[TrainerArguments]
+) -> ODBTrainer:
     """Returns the Trainer itself, an `ODBTrainer` from now on.
 
     ``settings`` are further arguments of `ODBOptions`, and of `ODBDataLoader`.

@@ -18,7 +18,7 @@ from odb_ref.plan.units import Units, is_oversize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """The units of one rank, or of all, and the fewest micro-batches found for them: empty ones are none."""
+    """The units of one rank, or of all, and the fewest micro-batches found for them: empty ones do not count."""
 
     units: Units
     terms: PlanTerms

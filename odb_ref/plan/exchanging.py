@@ -64,7 +64,7 @@ def plan_rank(
     uses: Mapping[str, Iterable[SupportsIndex]] | None = None,
     **terms: Unpack[Options],
 ) -> RankPlan:
-    """Returns this rank's micro-batches, as many as every other rank has; all ranks must call it.
+    """Returns this rank's micro-batches, the same number on every rank; all ranks must call it.
 
     ``exchange`` is called once, with `MESSAGE_SIZE` integers, and returns those of all ranks, by rank; without it this
     rank is the only one. The other arguments are those of `plan_ranks`, of this rank alone, and so is what comes back. Where

@@ -16,16 +16,16 @@ Output = TypeVar("Output")
 
 
 class Mean(StrEnum):
-    """Of what the loss of an optimizer step is the mean. Spec: R13.9."""
+    """What the loss of an optimizer step is the mean of. Spec: R13.9."""
 
     TOKEN = "token-mean"
-    """Of all supervised tokens."""
+    """All supervised tokens."""
     SEQUENCE = "sequence-mean"
-    """Of all sequences, each with the sum over its tokens."""
+    """All sequences, each with the sum over its tokens."""
     SEQUENCE_TOKEN = "sequence-mean-token-mean"
-    """Of all sequences, each with the mean over its tokens."""
+    """All sequences, each with the mean over its tokens."""
     GROUP = "group-mean"
-    """Of all groups (samples of one key), each with the mean over its tokens."""
+    """All groups (samples of one key), each with the mean over its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Totals:
     ranks: int
     samples: int
     tokens: int
-    """Of the samples as they are, padding not counted."""
+    """Tokens of the samples as they are, padding not counted."""
     supervised: int
     """Tokens that carry loss."""
     sequences: int

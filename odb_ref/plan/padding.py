@@ -39,7 +39,7 @@ class PaddedRuns:
         """Returns exactly ``count`` micro-batches, at least as many as `find_fewest`, or one for each unit where these
         are fewer.
 
-        The longest are set apart, as many as cost at least what the costliest of the others then costs; that one costs
+        The longest are set apart, those that cost at least what the costliest of the others then costs; that one costs
         as little as can be; and what is left of ``count`` is made by halving the costliest.
         """
         whole = len(self.numbers)

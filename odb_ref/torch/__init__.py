@@ -1,4 +1,4 @@
-"""The torch adapter: `ODBDataLoader` and `pop_step_info`, over a standard DataLoader and public torch API only."""
+"""The torch adapter: `ODBDataLoader` and `StepInfo`, over a standard DataLoader and public torch API only."""
 
 from odb_ref.extras import require
 
@@ -9,7 +9,7 @@ from odb_ref.torch.checkpoint import JobState
 from odb_ref.torch.flattening import BoundedShapes, FlattenSamples
 from odb_ref.torch.from_dataloader import apply
 from odb_ref.torch.gathering import gather_integers, gather_objects, gather_samples
-from odb_ref.torch.info import StepInfo, pop_step_info
+from odb_ref.torch.info import StepInfo
 from odb_ref.torch.loader import ODBDataLoader
 from odb_ref.torch.micro_batches import MicroBatch, plan_micro_batches
 from odb_ref.torch.reading.costs import count_patches
@@ -37,5 +37,4 @@ __all__ = [
     "gather_objects",
     "gather_samples",
     "plan_micro_batches",
-    "pop_step_info",
 ]

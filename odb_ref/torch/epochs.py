@@ -28,8 +28,8 @@ from odb_ref.torch.exchange.identity import LoaderIdentity, LoaderOrigin
 from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.exchange.roster import Ranks, Roster
 from odb_ref.torch.gathering import gather_objects
-from odb_ref.torch.info import TABLE, Reminders, StepInfo, Weighting
-from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
+from odb_ref.torch.info import Weighting
+from odb_ref.torch.iterator import EpochIterator, StepIterator
 from odb_ref.torch.options import SharedSettings, claim_trace, compute_trace_path, release_traces
 from odb_ref.torch.plan.order import Beginning, Order
 from odb_ref.torch.plan.schedule import Schedule
@@ -88,9 +88,8 @@ class Epochs(Generic[Batch]):
         self._steps_before = 0
         """Steps that were taken before the epoch under way, or before what `load_state_dict` was given last."""
         self._is_loaded = False
-        self._reminders = Reminders()
-        self._last_step = LastStep()
-        self._session = Session(TABLE.drop)
+        self._told: set[str] = set()
+        self._session = Session()
         self._finalizer = weakref.finalize(self, self._session.close_soon)
         self._finalizer.atexit = False
 
@@ -163,9 +162,9 @@ class Epochs(Generic[Batch]):
         return estimate_steps(self._order, self._counting.measure, config, samples, self.gather)
 
     def steps(self) -> StepIterator[Batch]:
-        """Starts an epoch, and returns its steps: each batch with what belongs to it.
+        """Starts an epoch, and returns its steps: each batch with its `StepInfo`.
 
-        ``for batch in loader`` reads the same batches, and `pop_step_info` finds what belongs to one until it is moved.
+        ``for batch in loader`` reads the same batches alone, and warns where their losses are to be scaled.
         """
         return StepIterator(iter(self))
 
@@ -190,9 +189,8 @@ class Epochs(Generic[Batch]):
             raise
         self._schedule.begin(beginning)
         delivery = self._make_delivery(config, service, exchange, start)
-        self._delivery, self._last_step = delivery, LastStep()
+        self._delivery = delivery
         session.begin(delivery)
-        self._reminders.begin()
         return EpochIterator(
             self,
             delivery,
@@ -201,8 +199,7 @@ class Epochs(Generic[Batch]):
             weighting=self._weighting,
             on_idle=self._on_idle,
             len_bound=self._compute_bound(),
-            reminders=self._reminders,
-            last=self._last_step,
+            told=self._told,
         )
 
     # State -----------------------------------------------------------------------------------------------------------
@@ -283,12 +280,6 @@ class Epochs(Generic[Batch]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-    @property
-    def step_info(self) -> StepInfo | None:
-        """What belongs to the step that was handed out last; for idle steps that are None, which carry nothing."""
-        self._reminders.note_use()
-        return self._last_step.info
 
     def metrics(self) -> dict[str, float]:
         """Returns the counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sized
-from typing import Final
+from typing import Final, Unpack
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.loader import ODBDataLoader
+from odb_ref.torch.settings import LoaderArguments
 
 ADOPTED: Final = (
     "num_workers",
@@ -27,7 +28,7 @@ ADOPTED: Final = (
 _OF_WORKERS: Final = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 
 
-def apply(dataloader: DataLoader[object], *, token_budget: int, **options: object) -> ODBDataLoader:
+def apply(dataloader: DataLoader[object], *, token_budget: int, **options: Unpack[LoaderArguments]) -> ODBDataLoader:
     """Returns an `ODBDataLoader` over the data set of ``dataloader``, with its workers and its ``collate_fn``.
 
     ``options`` are those of `ODBDataLoader` and come first. A random, sequential or distributed sampler of the whole data set

@@ -1,6 +1,6 @@
 """What a trainer learns of a step, and the weight that makes the average over ranks exact. Spec: R4.5 (WEIGHT).
 
-With W ranks, n_rj supervised tokens of rank r in micro-step j of an accumulation window, N their sum over ranks and
+With W ranks, n_rj supervised tokens of rank r in micro-step j of an update, N their sum over ranks and
 micro-steps, and a trainer that averages gradients over ranks (DDP, FSDP) and adds them up over micro-steps:
 
 =========================  ====================================  ==================================
@@ -21,18 +21,12 @@ of a mean of your own (``(loss * mask).sum() / mask.sum()``) is NaN whatever bec
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final, Never
 
-import numpy as np
 import torch
 
-from odb_ref.core.errors import UsageError
 from odb_ref.core.types import StepCounts
 
 
@@ -40,9 +34,9 @@ class LossScaling(StrEnum):
     """What the average over ranks is to equal."""
 
     EXACT = "exact"
-    """The mean over all supervised tokens of the accumulation window."""
+    """The mean over all supervised tokens of the update."""
     SAMPLES = "samples"
-    """The mean over all samples of the accumulation window, each with the mean loss of its batch."""
+    """The mean over all samples of the update, each with the mean loss of its batch."""
     NONE = "none"
     """Whatever it is: every step weighs 1, idle steps 0."""
 
@@ -74,9 +68,9 @@ class Weighting:
             case LossScaling.NONE:
                 return False
 
-    def compute_scale(self, local: StepCounts, window: StepCounts, world_size: int) -> float:
-        """Returns the factor for the loss of a batch with counts ``local``, in an accumulation window with counts
-        ``window``.
+    def compute_scale(self, local: StepCounts, update: StepCounts, world_size: int) -> float:
+        """Returns the factor for the loss of a batch with counts ``local``, of an update
+        with counts ``update``.
         """
         if not local.samples:
             return 0.0
@@ -85,13 +79,17 @@ class Weighting:
             case LossScaling.NONE:
                 return 1.0
             case LossScaling.EXACT:
-                share = world_size / window.supervised if window.supervised else 0.0
+                share = world_size / update.supervised if update.supervised else 0.0
                 return factor * share * (local.supervised if self.reduction is LossReduction.MEAN else 1)
             case LossScaling.SAMPLES:
                 if not local.supervised:
                     return 0.0  # its batch has no mean
-                share = local.samples * world_size / window.samples
+                share = local.samples * world_size / update.samples
                 return factor * (share / local.supervised if self.reduction is LossReduction.SUM else share)
+
+
+RENAMED: Final = {"is_window_end": "is_update_end", "window_supervised": "update_supervised"}
+"""Attributes of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +107,7 @@ class StepInfo:
     is_last: bool
     """True for the last step of the epoch, if it is complete: one that is broken off has none, on any rank."""
     is_update_end: bool
-    """True when the accumulation window ends with this step: time for the optimizer."""
+    """True when the update ends with this step: time for the optimizer."""
     update: int
     """Counts the optimizer updates of the epoch from 0."""
     local_samples: int
@@ -120,8 +118,8 @@ class StepInfo:
     global_samples: int
     global_tokens: int
     global_supervised: int
-    window_supervised: int
-    """Supervised tokens of the whole accumulation window, on all ranks."""
+    update_supervised: int
+    """Supervised tokens of the whole update, on all ranks."""
     emitted_samples: int
     """Samples of this epoch up to this step, on all ranks."""
     progress: float | None
@@ -138,6 +136,13 @@ class StepInfo:
     quarantined_samples: int = 0
     """Bad samples set aside on this rank in this epoch so far, those read ahead included."""
 
+    if not TYPE_CHECKING:  # a type checker knows the names there are
+
+        def __getattr__(self, name: str) -> Never:
+            if (new := RENAMED.get(name)) is not None:
+                raise AttributeError(f"StepInfo.{name} is {new} now")
+            raise AttributeError(f"StepInfo has no attribute {name!r}")
+
     def scale(self, loss: torch.Tensor, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Returns the loss times ``loss_scale``, for ``backward``; zero, and still part of the graph, where the batch has
         no mean.
@@ -151,139 +156,3 @@ class StepInfo:
                 loss = logits.sum()
             loss = torch.where(torch.isfinite(loss), loss, torch.zeros_like(loss))
         return loss * self.loss_scale
-
-
-KEPT_BATCHES: Final = 16
-
-
-class Reminders:
-    """What a loader warns of only once: above all, of a trainer that never asks what belongs to its batches."""
-
-    def __init__(self) -> None:
-        self._is_asked = False
-        self._is_reminded = False
-        self._told: set[str] = set()
-
-    def begin(self) -> None:
-        """Starts an epoch."""
-        self._is_asked = False
-
-    def note_use(self) -> None:
-        """The trainer has asked what belongs to a step."""
-        self._is_asked = True
-
-    def check_use(self, steps: int, *, is_due: bool) -> str:
-        """Returns what to warn of after so many steps of the epoch whose loss is to be scaled; usually empty.
-
-        A trainer that reads ahead may ask late: it ``is_due`` to have asked at the epoch's end, or when batches are forgotten.
-        """
-        if self._is_reminded or self._is_asked or not (steps and is_due):
-            return ""
-        self._is_reminded = True
-        return (
-            f"the losses of {steps} batches were to be scaled, and pop_step_info was called for none: "
-            "info = pop_step_info(batch), then info.scale(loss).backward(); with Loss(scaling='none') there is nothing to scale"
-        )
-
-    def is_new(self, text: str) -> bool:
-        """Returns True when this was not warned of before."""
-        is_new = text not in self._told
-        self._told.add(text)
-        return is_new
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """What belongs to a batch, and who is to learn that it was asked for."""
-
-    info: StepInfo
-    reminders: Reminders | None
-
-    def take(self) -> StepInfo:
-        if self.reminders is not None:
-            self.reminders.note_use()
-        return self.info
-
-
-class StepInfoTable:
-    """Step information by the identity of its batch, so that no collate_fn and no container has to carry it.
-
-    Entries live until they are popped or their batch is gone. A dict or a list cannot be watched for that, but a tensor in it
-    can. A batch without one is kept alive until its owner is gone, or has yielded so many later ones.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._watched: dict[int, tuple[weakref.ref[object], _Entry]] = {}
-        self._kept: weakref.WeakKeyDictionary[object, deque[tuple[object, _Entry]]] = weakref.WeakKeyDictionary()
-
-    def put(
-        self,
-        batch: object,
-        info: StepInfo,
-        *,
-        owner: object,
-        kept: int = KEPT_BATCHES,
-        reminders: Reminders | None = None,
-    ) -> None:
-        """Remembers ``info`` for ``batch``, which ``owner`` has yielded."""
-        entry = _Entry(info, reminders)
-        with self._lock:
-            try:
-                self._watched[id(batch)] = (weakref.ref(_find_part(batch)), entry)
-            except TypeError:
-                own = self._kept.setdefault(owner, deque())
-                own.append((batch, entry))
-                while len(own) > kept:
-                    own.popleft()
-            if len(self._watched) > 4 * kept:
-                self._watched = {key: value for key, value in self._watched.items() if value[0]() is not None}
-
-    def drop(self, owner: object) -> None:
-        """Forgets the batches of ``owner``."""
-        with self._lock:
-            self._kept.pop(owner, None)
-
-    def pop(self, batch: object) -> StepInfo:
-        """Returns the information of ``batch``, once.
-
-        Raises: UsageError when there is none.
-        """
-        with self._lock:
-            watched = self._watched.get(id(batch))
-            if watched is not None and watched[0]() is _find_part(batch):
-                del self._watched[id(batch)]
-                return watched[1].take()
-            for own in self._kept.values():
-                for index, (kept, entry) in enumerate(own):
-                    if kept is batch:
-                        del own[index]
-                        return entry.take()
-        raise UsageError(
-            "pop_step_info: this object is not a batch of an ODBDataLoader, or its information was taken before; "
-            "call it once, before the batch is moved to a device or changed"
-        )
-
-
-def _find_part(batch: object) -> object:
-    """Returns the first tensor or array of a dict, list or tuple; else the batch."""
-    match batch:
-        case dict():
-            parts: Iterable[object] = batch.values()
-        case list() | tuple():
-            parts = batch
-        case _:
-            return batch
-    return next((part for part in parts if isinstance(part, torch.Tensor | np.ndarray)), batch)
-
-
-TABLE: Final = StepInfoTable()
-
-
-def pop_step_info(batch: object) -> StepInfo:
-    """Returns what belongs to a batch that an `ODBDataLoader` has just yielded; call it once, before the batch is moved or
-    replaced.
-
-    Raises: UsageError when the object is no such batch.
-    """
-    return TABLE.pop(batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Generic, NoReturn, Self, SupportsIndex, cast
 
 from odb_ref.core.errors import UsageError
@@ -12,17 +11,10 @@ from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.cleanup import CLEANUP
 from odb_ref.torch.epoch.delivery import Delivery, Taken
 from odb_ref.torch.epoch.session import LEAVE_S
-from odb_ref.torch.info import KEPT_BATCHES, TABLE, Reminders, StepInfo, Weighting
+from odb_ref.torch.info import StepInfo, Weighting
 from odb_ref.torch.plan.order import Beginning
 from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.quarantine import BadSampleWarning
-
-
-@dataclass(slots=True)
-class LastStep:
-    """What belongs to the step that an epoch's iterator has handed out last; the loader shows it too."""
-
-    info: StepInfo | None = None
 
 
 class _Unique:
@@ -51,24 +43,20 @@ class EpochIterator(_Unique, Generic[Batch]):
         weighting: Weighting,
         on_idle: OnIdle,
         len_bound: int | None,
-        reminders: Reminders,
-        last: LastStep,
+        told: set[str],
     ) -> None:
-        self._last = last
-        self._reminders = reminders
+        self._told = told
+        """What the loader has warned of: once is enough."""
         self._loader: object = loader
         self._is_over = False
         self._put_off: Warning | None = None
         """A warning that is an error to the user, and came with a batch: raised after that, which would be lost else."""
         self._lost = ""
         """Which step was taken and never handed out, if any."""
-        self._scaled_steps = 0
         self._delivery = delivery
         self._beginning = beginning
         self._world_size = world_size
         self._weighting = weighting
-        self._kept = max(KEPT_BATCHES, 2 * weighting.accumulation_steps)
-        """Batches that may be taken before somebody asks what belongs to the first: whole windows too."""
         self._on_idle = on_idle
         self._len_bound = len_bound
 
@@ -77,9 +65,12 @@ class EpochIterator(_Unique, Generic[Batch]):
 
     def __next__(self) -> Batch:
         batch, info = self.read()
-        if batch is not None:
-            TABLE.put(batch, info, owner=self._delivery, kept=self._kept, reminders=self._reminders)
-        self._scaled_steps += not info.is_idle and info.loss_scale != 1.0
+        if not info.is_idle and info.loss_scale != 1.0:
+            self._warn_once(
+                "the losses of these batches are to be scaled, and batches alone do not say by what: "
+                "for batch, info in loader.steps(), then info.scale(loss).backward(); with Loss(scaling='none') there is "
+                "nothing to scale"
+            )
         return batch
 
     def read(self) -> tuple[Batch, StepInfo]:
@@ -124,32 +115,32 @@ class EpochIterator(_Unique, Generic[Batch]):
                 break
             if taken.step.is_idle and self._on_idle is OnIdle.SKIP:
                 continue
-            info = self._last.info = self._make_info(taken)
             # What collate_fn has made; None only with on_idle="none", which the caller's type must then allow.
-            return cast(Batch, taken.batch), info
+            return cast(Batch, taken.batch), self._make_info(taken)
         raise StopIteration
 
     def _warn(self, taken: Taken | None) -> None:
         """Warns on the training thread, at most once an epoch for each kind."""
         epoch = self._beginning.start.epoch
         if what := self._delivery.driver.quarantine.take_warning():
-            warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=4)
+            warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=5)
         while self._delivery.driver.warnings:
-            if self._reminders.is_new(what := self._delivery.driver.warnings.popleft()):
-                warnings.warn(what, RuntimeWarning, stacklevel=4)
-        is_due = taken is None or self._scaled_steps >= self._kept
-        if what := self._reminders.check_use(self._scaled_steps, is_due=is_due):
-            warnings.warn(f"epoch {epoch}: {what}", RuntimeWarning, stacklevel=4)
+            self._warn_once(self._delivery.driver.warnings.popleft(), stacklevel=6)
         if taken is not None and taken.step.number == self._len_bound:
             what = f"epoch {epoch} has more than the {self._len_bound} steps of len_bound"
-            warnings.warn(what, RuntimeWarning, stacklevel=4)
+            warnings.warn(what, RuntimeWarning, stacklevel=5)
+
+    def _warn_once(self, what: str, *, stacklevel: int = 3) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            warnings.warn(what, RuntimeWarning, stacklevel=stacklevel)
 
     def _make_info(self, taken: Taken) -> StepInfo:
         step, counts = taken.step, taken.step.global_counts
         emitted = self._beginning.emitted_before + taken.emitted_samples
         total = self._beginning.total_samples
         return StepInfo(
-            loss_scale=self._weighting.compute_scale(taken.local, taken.window, self._world_size),
+            loss_scale=self._weighting.compute_scale(taken.local, taken.update_counts, self._world_size),
             step=step.number,
             round=step.round,
             epoch=self._beginning.start.epoch,
@@ -166,7 +157,7 @@ class EpochIterator(_Unique, Generic[Batch]):
             global_tokens=counts.tokens,
             global_supervised=counts.supervised,
             global_costs=counts.costs,
-            window_supervised=taken.window.supervised,
+            update_supervised=taken.update_counts.supervised,
             emitted_samples=emitted,
             progress=emitted / total if total else None,
             world_size=self._world_size,
@@ -181,7 +172,7 @@ class EpochIterator(_Unique, Generic[Batch]):
     def __del__(self) -> None:
         delivery = self._delivery
         if not delivery.is_exhausted:
-            CLEANUP.submit(lambda: _leave(delivery))
+            CLEANUP.submit(lambda: delivery.leave_and_close(LEAVE_S))
 
 
 class StepIterator(_Unique, Iterator[tuple[Batch, StepInfo]]):
@@ -196,8 +187,3 @@ class StepIterator(_Unique, Iterator[tuple[Batch, StepInfo]]):
     def close(self) -> None:
         """Leaves the epoch."""
         self._epoch.close()
-
-
-def _leave(delivery: Delivery) -> None:
-    TABLE.drop(delivery)
-    delivery.leave_and_close(LEAVE_S)

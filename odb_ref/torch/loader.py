@@ -208,7 +208,7 @@ class ODBDataLoader(Epochs[Batch]):
             accumulation_steps=check_integer(loss.accumulation_steps, "accumulation_steps", 1),
             is_divided_by_steps=check_flag(loss.is_divided_by_trainer, "is_divided_by_trainer"),
         )
-        # A step is handed out with the counts of its accumulation window, and whether it is the last: all of these must fit.
+        # A step is handed out with the counts of its update, and whether it is the last: all of these must fit.
         self._depth = max(check_integer(batching.depth, "depth", 1), self._weighting.accumulation_steps + 1)
         check_skipping(self._on_idle, self._weighting.accumulation_steps if self._update_samples is None else 2)
         self._order = make_order(

@@ -37,13 +37,13 @@ def choose_collate(layout: Layout, *, causal_shift: bool) -> CollateFn:
 
 
 def check_skipping(on_idle: OnIdle, accumulation_steps: int) -> None:
-    """Checks that no rank would leave out the step that synchronizes an accumulation window.
+    """Checks that no rank would leave out the step that synchronizes an update.
 
     Raises: UsageError.
     """
     if on_idle is OnIdle.SKIP and accumulation_steps > 1:
         raise UsageError(
-            "on_idle='skip' needs accumulation_steps=1: a rank that skips the step which ends an accumulation window "
+            "on_idle='skip' needs accumulation_steps=1: a rank that skips the step which ends an update "
             "would never synchronize what it has of it; use on_idle='replay'"
         )
 

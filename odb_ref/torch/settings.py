@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from typing import Final, Literal, Never, ParamSpec, TypeAlias
+from pathlib import Path
+from typing import Final, Literal, Never, ParamSpec, TypeAlias, TypedDict
 
+import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.cost import CostOfLength
@@ -140,6 +143,38 @@ class Protocol:
     is_apart: bool = False
     mesh_dims: str | Sequence[str] | None = None
     name: str | None = None
+
+
+class SharedArguments(TypedDict, total=False):
+    """Arguments that `ODBDataLoader` and all that make one of them take under the same name: see there."""
+
+    layout: LayoutName
+    collate_fn: Callable[[Never], object] | None
+    shuffle: bool
+    sampler: Iterable[object] | None
+    shard: ShardName
+    seed: int
+    generator: torch.Generator | None
+    drop_last: bool
+    num_workers: int
+    prefetch_factor: int | None
+    persistent_workers: bool | None
+    multiprocessing_context: object
+    worker_init_fn: Callable[[int], None] | None
+    pin_memory: bool
+    timeout: float
+    mesh: DeviceMesh | None
+    batching: Batching
+    loss: Loss
+    faults: Faults
+    protocol: Protocol
+    trace: str | Path | None
+
+
+class LoaderArguments(SharedArguments, total=False):
+    """All arguments of `ODBDataLoader` but ``dataset`` and ``token_budget``."""
+
+    update_samples: int | None
 
 
 Group: TypeAlias = Batching | Loss | Faults | Protocol

@@ -61,11 +61,11 @@ class OwnedLot:
     """None: of all ranks together, as where they draw from one order, or where another number of ranks had begun."""
     lot: Lot
     order: int | None = None
-    """Of what there is to train on: the digest of the ids at their places (`place_lot`), where that is known."""
+    """What there is to train on: the digest of the ids at their places (`place_lot`), where that is known."""
     steps: int = 0
-    """Of what had been trained on before: the number of the first step that is not among it."""
+    """What had been trained on before: the number of the first step that is not among it."""
     run: str = ""
-    """Of that: the run that had trained on it."""
+    """The run that had trained on that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ vars == <<rank, answer, owed, failures, stops, losses, ops>>
 MaxLostLoaders == 0
 \* How many samples a window may hold when it is bounded in bytes (R2.3), each having one; 0: it is not bounded.
 WindowBytes == 0
-\* Whether all ranks draw from one common order (R14), which has as many places as all shards together, counted from 0.
+\* Whether all ranks draw from one common order (R14), which has the places of all shards together, counted from 0.
 IsDrawn == FALSE
 
 Ranks == 1..Len(Shard)

@@ -37,7 +37,7 @@ class Edge:
     title: str
     samples: int
     goal: float
-    """Of ours to plain; samples a second, unless ``unit`` is "first", the time to the first step."""
+    """Ours to plain; samples a second, unless ``unit`` is "first", the time to the first step."""
     unit: str = "rate"
     workers: int = 0
     group: int = 16
@@ -45,7 +45,7 @@ class Edge:
     window: int = 1024
     ramp: int | None = None
     nbytes: int = 0
-    """Of a large tensor in each sample."""
+    """The bytes of a large tensor in each sample."""
     read_s: float = 0.0
     collate_s: float = 0.0
     repetitions: int = 5

@@ -7,7 +7,7 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -37,8 +37,15 @@ def make_dataset(spec: Spec, rank: int) -> Texts | Stream:
     return Stream(texts) if spec.get("is_iterable") else texts
 
 
-def make_loader(spec: Spec, rank: int) -> tuple[Any, Callable[[Any], Any]]:
-    """The loader that ``spec["kind"]`` names, as its README says to make it, and what takes the step information."""
+def read(loader: Any, pop: Callable[[Any], Any] | None) -> Iterator[tuple[Any, Any]]:
+    """Yields the steps of a loader of `make_loader`: each batch, and what belongs to it."""
+    yield from loader.steps() if pop is None else ((batch, pop(batch)) for batch in loader)
+
+
+def make_loader(spec: Spec, rank: int) -> tuple[Any, Callable[[Any], Any] | None]:
+    """The loader that ``spec["kind"]`` names, as its README says to make it, and what takes the step information out of a
+    batch, where that is how it is told.
+    """
     dataset = make_dataset(spec, rank)
     fault = spec.get("fault")
     function: Any = collate_known if spec.get("is_collate_strict") else collate
@@ -48,14 +55,14 @@ def make_loader(spec: Spec, rank: int) -> tuple[Any, Callable[[Any], Any]]:
     options = {"num_workers": workers, "collate_fn": function, **spec.get("options", {})}
     match spec["kind"]:
         case "ours":
-            from odb_ref.torch import ODBDataLoader, pop_step_info
+            from odb_ref.torch import ODBDataLoader
 
             own = {"token_budget": spec["budget"], "window": spec["window"], **spec.get("ours", {})}
             if not spec.get("is_iterable"):
                 own["shard"] = "given"
             if spec.get("is_idle_sample_given"):
                 own["idle_sample"] = Texts([4], 0)[0]
-            return ODBDataLoader(dataset, **nested(**{**own, **options})), pop_step_info
+            return ODBDataLoader(dataset, **nested(**{**own, **options})), None
         case "peer":
             import odb
 
@@ -83,11 +90,11 @@ def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
     first_s = None
     error, processes = None, 0
     try:
-        for batch in loader:
+        for batch, info in read(loader, pop):
             if first_s is None:
                 first_s = time.monotonic() - began
                 processes = sum(1 for _ in find_descendants(os.getpid()))
-            _note(seen, batch, pop(batch))
+            _note(seen, batch, info)
             if len(seen["padded"]) == spec.get("break_at", {}).get(str(rank)):
                 break
     except Exception as raised:
@@ -158,8 +165,7 @@ def gradient(spec: Spec, rank: int, ranks: int) -> Spec:
     model = Model().double()
     loader, pop = make_loader(spec, rank)
     errors = []
-    for batch in loader:
-        info = pop(batch)
+    for batch, info in read(loader, pop):
         model.zero_grad()
         (model(batch) * info.loss_scale).backward()
         mine = _get_gradient(model)
@@ -188,8 +194,7 @@ def train(spec: Spec, rank: int, ranks: int) -> Spec:
     seen: Spec = {"numbers": [], "padded": [], "real": [], "groups": [], "scales": [], "idle": 0}
     error = None
     try:
-        for batch in loader:
-            info = pop(batch)
+        for batch, info in read(loader, pop):
             _note(seen, batch, info)
             (model(batch) * info.loss_scale).backward()
     except Exception as raised:
@@ -207,12 +212,11 @@ def breaks(spec: Spec, rank: int, ranks: int) -> Spec:
         if ranks > 1:
             dist.barrier()
         loader, pop = make_loader(spec, rank)
-        for step, batch in enumerate(loader):
-            pop(batch)
+        for step, _ in enumerate(read(loader, pop)):
             born |= set(find_descendants(os.getpid()))
             if step == 2:
                 break
-        del loader, batch
+        del loader
         gc.collect()
         if not epoch_number:
             # What a library sets up once is not a leak: counted is what the later epochs add.

@@ -53,7 +53,7 @@ def compute_losses(rows: Sequence[StepRow], *, ranks: int, ramp_rounds: int) -> 
 
 
 def count_fewest_steps(tokens: Integers, *, ranks: int, budget_tokens: int) -> int:
-    """A number of steps that no epoch of these samples is shorter than, whoever forms the batches, in either layout.
+    """A number of steps that no epoch of these samples is shorter than, by any way of forming batches, in either layout.
 
     A sample over the budget is a batch by itself, and no other batch holds more than the budget; no step has more batches than
     there are ranks.

@@ -88,7 +88,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """Empty where every batch has as many samples as predicted and the throughput is within the tolerance."""
+        """Empty where every batch has the predicted number of samples and the throughput is within the tolerance."""
         if self.are_batches_equal and abs(self.error) <= TOLERANCE:
             return ""
         return "too busy to say" if self.are_batches_equal and self.late > LATEST else "WRONG"

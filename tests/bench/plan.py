@@ -36,7 +36,7 @@ COSTS = {"tokens": None, "attention": attention(hidden_size=4_096)}
 LARGE = {"tokens": 1_000_000, "attention": 100_000}
 """How many lengths are planned at once to measure the speed."""
 MOST_SECONDS = {"tokens": 20.0, "attention": 5.0}
-"""Of the processor, not by the clock: plans are made by one thread, and machines are busy."""
+"""Processor time, not the clock's: plans are made by one thread, and machines are busy."""
 COST = "attention/24576"
 """The same as what the traces are planned by: attention of a hidden size of 4,096."""
 PATIENCE_S = 600.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -125,7 +125,7 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
     turns = _calibrate(STEP_S * PYTHON_SHARE)
     if "control" in spec:
         return _control(spec["control"], turns)
-    from odb_ref.torch import ODBDataLoader, pop_step_info
+    from odb_ref.torch import ODBDataLoader
 
     samples = max(SAMPLES_PER_RANK, 2 * spec["window"])
     lengths = tuple(islice(cycle(compute_shards(TRACE, [SAMPLES_PER_RANK] * ranks)[rank]), samples))
@@ -139,20 +139,20 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
         shard="given",
         batching=Batching(window=spec["window"]),
     ) as loader:
-        batches: Iterator[Any] = iter(loader)
-        first_round = pop_step_info(next(batches)).round
-        # What the imports have left would be looked through once, for a tenth of a second, by whoever allocates next.
+        steps_of_loader = loader.steps()
+        first_round = next(steps_of_loader)[1].round
+        # What the imports have left would be looked through once, for a tenth of a second, by the next allocation.
         gc.collect()
         threads_before, waited_before = _read_threads(), loader.metrics()["odb/data_wait_s"]
         threads = dict(threads_before)
         began = time.monotonic()
         while steps < STEPS:
             asking_cpu_s -= time.thread_time()
-            batch = next(batches, None)
+            step = next(steps_of_loader, None)
             asking_cpu_s += time.thread_time()
-            if batch is None:
+            if step is None:
                 break
-            round_ = pop_step_info(batch).round
+            round_ = step[1].round
             _train(turns, clock)
             steps += 1
             threads |= _read_threads()

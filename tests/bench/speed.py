@@ -84,7 +84,7 @@ def make_spec(kind: str, ranks: int, samples: int, window: int, trace: str = TRA
 def measure(
     ranks: int, kinds: Sequence[str], repetitions: int, samples: int, window: int, trace: str = TRACE
 ) -> dict[str, Runs]:
-    """All loaders in turn, ``repetitions`` times. A plain DataLoader's batches hold as many samples as ours did before it."""
+    """All loaders in turn, ``repetitions`` times. A plain DataLoader's batches hold the samples that ours did before it."""
     runs = {kind: Runs(kind, ranks) for kind in kinds}
     batch = {}
     for repetition in range(repetitions):

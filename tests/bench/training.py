@@ -1,8 +1,8 @@
 """Training on real text, two ranks of uneven shards: packed rows beside padded batches, fixed batches and the peer.
 
 All train the same small transformer on the docstrings of Python's standard library, under the same largest batch. Attention
-is computed sample by sample in a row, as variable-length kernels do, so that a row costs what its samples cost. Of ours the
-first steps are then compared with those of one process that is given the samples of a step one by one: their losses are equal.
+is computed sample by sample in a row, as variable-length kernels do, so that a row costs what its samples cost. Our
+first steps are then compared with those of one process that is given the samples of a step one by one: losses are equal.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _iterate(texts: Any, spec: dict[str, Any], rank: int, ranks: int) -> Iterato
             for batch in loader:
                 info = odb.pop_step_info(batch, loss_scaling="exact")
                 yield batch, float(info.loss_scale), False
-        case "fixed":  # every rank needs as many batches as the others: of all samples, each its share
+        case "fixed":  # every rank needs the same number of batches: each has its share of all samples
             mine = Subset(texts, range(rank, len(texts), ranks))
             for batch in DataLoader(
                 mine, spec["budget"] // spec["max_tokens"], num_workers=spec["workers"], collate_fn=_pad

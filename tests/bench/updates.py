@@ -54,7 +54,7 @@ class Dealing:
     trace: str
     ranks: int
     samples: int
-    """Of an update, for each rank."""
+    """Samples of an update, for each rank."""
     layout: str
     own: float
     dealt: float
@@ -227,7 +227,7 @@ def measure_race(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]
 
 
 def print_race(figures: dict[str, Any]) -> bool:
-    """Prints the table; True where updates take as many steps a second as they should."""
+    """Prints the table; True where updates take the steps a second that they should."""
     rows, is_good = [], True
     for source, found in figures.items():
         for name in WAYS:

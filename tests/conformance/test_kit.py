@@ -84,7 +84,7 @@ def test_ours_keep_everything() -> None:
 
 
 def test_a_wrong_answer_of_the_online_protocol_is_not_the_models() -> None:
-    """Emits nothing that is split: as many steps as there are groups, at most."""
+    """Emits nothing that is split: a step for each group, at most."""
 
     def answer(question: Any) -> Any:
         if question["kind"] == "align":

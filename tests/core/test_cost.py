@@ -86,7 +86,7 @@ def test_a_group_costs_what_its_layout_makes_of_it(lengths: list[int], layout: L
 
 
 def test_steps_are_lined_up_by_cost_and_carried_by_tokens() -> None:
-    """Spec: R4.1. Of three rows the cheapest is the fullest: it leaves last, and the dearest stays."""
+    """Spec: R4.1. The cheapest of three rows is the fullest: it leaves last, and the dearest stays."""
     rows = Layout.PACKED.compute_groups(make_shard([5, 2, 2, 2, 4, 1]), 6)
     assert [[sample.length for sample in row] for row in rows] == [[5, 1], [4, 2], [2, 2]]
     steps, carried = align(rows, 3, 0, Layout.PACKED, cost=SQUARE)

@@ -44,7 +44,7 @@ def test_attention_grows_with_the_square_of_any_length() -> None:
 
 
 def test_the_lightest_ranks_are_filled_to_one_level() -> None:
-    """Spec: R16.4. A place counts as many tokens as those drawn have on average, rounded down for each rank."""
+    """Spec: R16.4. A place counts the mean tokens of those drawn, rounded down for each rank."""
     draw = random.Random(0)
     for _ in range(500):
         loads = [draw.randint(0, 50) for _ in range(draw.randint(2, 9))]

@@ -21,7 +21,7 @@ LEARNING_RATE = 0.3
 BUDGET_TOKENS = 60
 OPTIONS: dict[str, Any] = {"window": 7, "ramp_rounds": 3, "timeout_s": 20}
 STEPS = 11
-"""Of an epoch: odd, so that its last accumulation window of two is not full."""
+"""Steps of an epoch: odd, so that its last update of two is not full."""
 PROMPT = 5
 """This sample is too long to share a batch, and has no supervised token: the mean loss of its batch is 0/0."""
 
@@ -30,7 +30,7 @@ Run = tuple[list[list[int]], list[float]]
 
 
 class Samples(Dataset[Any]):
-    """Of uneven lengths, with masked prompts."""
+    """Samples of uneven lengths, with masked prompts."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self.numbers = list(numbers)
@@ -140,7 +140,7 @@ def find_due(infos: Iterable[StepInfo], *, samples: int, tokens: int) -> tuple[l
 
 
 def restore_on_processors() -> None:
-    """Has torch load what Accelerate means for the processor of a rank, "cpu:0", which no release of torch does by itself."""
+    """Makes torch load what Accelerate means for the processor of a rank, "cpu:0", which no release of torch does by itself."""
     torch.serialization.register_package(
         30, lambda storage: None, lambda storage, place: storage if place.startswith("cpu:") else None
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from accelerate import Accelerator, DataLoaderConfiguration  # noqa: E402
 
 from odb_ref.integrations.accelerate import accumulate  # noqa: E402
 from odb_ref.integrations.progress import Intervals, Progress  # noqa: E402
-from odb_ref.torch import JobState, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch import JobState, ODBDataLoader, UsageError  # noqa: E402
 from odb_ref.torch.loop import StepGuard  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
@@ -54,8 +55,7 @@ def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = Fal
         )
         assert prepared is loader
         for _ in range(2):
-            for batch in loader:
-                info = pop_step_info(batch)
+            for batch, info in loader.steps():
                 with accumulate(accelerator, wrapped, info):
                     accelerator.backward(info.scale(wrapped(batch["input_ids"], batch["labels"])["loss"]))
                     if is_told_always:
@@ -168,7 +168,7 @@ def schedule(rank: int, world_size: int, settings: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
-    """A rate that falls as many times too fast as there are ranks, and below 0 where it is linear."""
+    """A rate that falls too fast by the number of ranks, and below 0 where it is linear."""
     shared_out = {"dataloader_config": DataLoaderConfiguration(split_batches=True)}
     for settings, is_said in (
         ({}, world_size > 1),
@@ -187,7 +187,7 @@ def divide(rank: int) -> list[str]:
     set_environment(rank, 1)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     with ODBDataLoader(make_shard(0), token_budget=BUDGET_TOKENS, collate_fn=collate) as loader:
-        info = pop_step_info(next(iter(loader)))
+        _, info = next(loader.steps())
         divided = replace(info, weighting=replace(info.weighting, is_divided_by_steps=True))
     said = []
     for kind, one in ((accelerator, info), (SimpleNamespace(gradient_accumulation_steps=1), divided)):
@@ -214,17 +214,15 @@ def save_state(rank: int, folder: Path) -> Any:
     set_environment(rank, len(SIZES))
     accelerator = Accelerator(cpu=True)
     with make_registered(accelerator) as loader:
-        batches = iter(loader)
-        before = [read_next(batches) for _ in range(4)]
+        steps = loader.steps()
+        before = list(read(itertools.islice(steps, 4)))
         accelerator.save_state(str(folder))
-        return before, list(iter(partial(read_next, batches), None))
+        return before, list(read(steps))
 
 
-def read_next(batches: Any) -> list[int] | None:
-    batch = next(batches, None)
-    if batch is None:
-        return None
-    return [] if pop_step_info(batch).is_idle else batch["numbers"].tolist()
+def read(steps: Any) -> Iterator[list[int]]:
+    for batch, info in steps:
+        yield [] if info.is_idle else batch["numbers"].tolist()
 
 
 def load_state(rank: int, world_size: int, folder: Path) -> list[list[int]]:
@@ -232,7 +230,7 @@ def load_state(rank: int, world_size: int, folder: Path) -> list[list[int]]:
     accelerator = Accelerator(cpu=True)
     with make_registered(accelerator) as loader:
         accelerator.load_state(str(folder))
-        return list(iter(partial(read_next, iter(loader)), None))
+        return list(read(loader.steps()))
 
 
 def test_its_checkpoints_hold_the_loaders_of_all_ranks(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def check(runs: list[Any]) -> None:
         assert loss == pytest.approx(alone, rel=1e-12)
 
 
-# Loops of one's own -------------------------------------------------------------------------------------------------------
+# Your own loops -------------------------------------------------------------------------------------------------------
 
 
 def loop(model: nn.Module, rank: int, reduce: Any) -> Any:
@@ -131,7 +131,7 @@ def test_one_process_gathers_what_it_has() -> None:
 
 
 class Speaking(Model):
-    """Says which samples it has seen, as a model says its logits; takes a token count, as the models of transformers do."""
+    """Shows the samples that it has seen, as a model says its logits; takes a token count, as the models of transformers do."""
 
     accepts_loss_kwargs = True
 
@@ -195,6 +195,30 @@ def test_the_trainer_evaluates_each_sample_once(tmp_path: Path, world_size: int)
     for runs in zip(*(result.value[0] for result in results), strict=True):
         check(list(runs))
     assert all(result.value[1] == ALL for result in results)
+
+
+class Told(nn.Module):
+    """A model whose loss of a token is its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, numbers: object) -> dict[str, torch.Tensor]:
+        return {"loss": labels[labels != -100].double().mean() + self.weight}
+
+
+def test_the_trainers_own_loss_is_a_mean_of_means(tmp_path: Path) -> None:
+    """The figures of docs/howto/evaluate.md: four samples of two tokens with a loss of 3, one of eight with a loss of 6."""
+    rows = [torch.tensor([3, 3])] * 4 + [torch.tensor([6] * 8)]
+    samples = [{"numbers": 0, "input_ids": row, "labels": row} for row in rows]
+    found = []
+    for evaluation in (None, {}):
+        odb = ODBOptions(token_budget=BUDGET_TOKENS, evaluation=evaluation)
+        settings = {"train_dataset": samples, "eval_dataset": samples, "per_device_eval_batch_size": 4}
+        trainer = make_trainer(0, tmp_path, kind=ODBTrainer, odb=odb, model=Told(), **settings)
+        found.append(trainer.evaluate()["eval_loss"])
+    assert found == [pytest.approx((4 * 3 + 6) / 5), pytest.approx((8 * 3 + 8 * 6) / 16)] == [3.6, 4.5]
 
 
 # Lightning ------------------------------------------------------------------------------------------------------------------

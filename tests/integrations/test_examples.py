@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,17 @@ def test_an_example_trains_on_every_sample(
 
 def run_titan(folder: Path, *arguments: str) -> list[list[str]]:
     """The updates of each rank."""
-    from tests.torch.test_examples import run_example
+    from tests.torch.test_examples import EXAMPLES, run_example
 
-    python = os.environ["ODB_TORCHTITAN_PYTHON"] if "--torchtitan" in arguments else None
-    lines = run_example(folder, "train_torchtitan.py", *arguments, ranks=2, python=python).splitlines()
+    if "--torchtitan" in arguments:
+        python = os.environ["ODB_TORCHTITAN_PYTHON"]
+        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        command += [str(EXAMPLES / "train_torchtitan.py"), *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+        out = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    else:
+        out = run_example(folder, "train_torchtitan.py", *arguments, ranks=2)
+    lines = out.splitlines()
     found = [line.split(": ", 1) for line in lines if line.startswith("rank ")]
     return [[line for name, line in found if name == f"rank {rank}"] for rank in range(2)]
 

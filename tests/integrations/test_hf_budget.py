@@ -260,7 +260,7 @@ class Adapting(Failing):
 
 
 class Halving:
-    """Has the budget halved at the first evaluation, on one rank only, and raised again at the fourth."""
+    """Halves the budget at the first evaluation, on one rank only, and raised again at the fourth."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

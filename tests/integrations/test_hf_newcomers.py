@@ -54,14 +54,14 @@ class Tolerant(Model):
 
 
 class Forgetful(ODBTrainer):
-    """Has a loss of its own, and leaves out the weight."""
+    """Computes its own loss, and leaves out the weight."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         return model(**inputs)["loss"]
 
 
 class Scaling(Recorder):
-    """Has a loss of its own, and weighs it."""
+    """Computes its own loss, and weighs it."""
 
     takes_step_info = False
 

@@ -198,7 +198,7 @@ def compare(
             assert mine[key] == pytest.approx(entry[key], rel=1e-6, abs=1e-9), key
     assert "***** Running training *****" in plain["banner"]
     assert ours["banner"] == plain["banner"]
-    # Inside an epoch that goes on, its last window has as many batches as any, of which all but one are empty.
+    # Inside an epoch that goes on, its last update counts the batches of any, of which all but one are empty.
     kept = [[event for event in run["seen"] if not (resume and event[0] == "substep")] for run in (ours, plain)]
     assert kept[0] == kept[1]
     # Losses are of float32 in transformers, and AdamW takes gradients near 0 up.

@@ -55,7 +55,7 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = scale_loss(self, self.model(batch["input_ids"], batch["labels"])["loss"])
-        info = self.trainer.train_dataloader.step_info
+        info = self.trainer.train_dataloader._info
         self.numbers += [] if info.is_idle else batch["numbers"].tolist()
         return loss
 
@@ -68,7 +68,7 @@ class Module(pl.LightningModule):
 
 
 def make_loader(rank: int | None, steps: int, **options: Any) -> LightningLoader:
-    """Of this rank's shard, or, without a rank, of all samples, which the loader shares out."""
+    """Samples of this rank's shard, or, without a rank, of all samples, which the loader shares out."""
     dataset = Samples(range(sum(SIZES))) if rank is None else make_shard(rank)
     shard = {} if rank is None else {"shard": "given"}
     return LightningLoader(
@@ -226,7 +226,7 @@ class Watched(Module):
         self.shown: list[tuple[float, int]] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.infos.append(self.trainer.train_dataloader.step_info)
+        self.infos.append(self.trainer.train_dataloader._info)
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -348,6 +348,6 @@ def test_an_epoch_begun_again_before_training_is_the_same() -> None:
         first = next(iter(loader))["numbers"].tolist()
         assert next(iter(loader))["numbers"].tolist() == first
         loader.begin_step(0)
-        assert loader.step_info is not None
-        assert loader.step_info.epoch == 0
+        assert loader._info is not None
+        assert loader._info.epoch == 0
         assert next(iter(loader))["numbers"].tolist() != first

@@ -61,7 +61,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrappe
 AT = 4
 """Updates before the checkpoint: in the middle of the first of two epochs."""
 STEPS = 2
-"""Of an accumulation window."""
+"""Batches of an update."""
 
 
 @dataclass
@@ -194,8 +194,8 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = scale_loss(self, self.model(batch["input_ids"], batch["labels"])["loss"])
-        # Lightning is about to divide by the steps of the window.
-        self.noted.note(batch, self.trainer.train_dataloader.step_info, loss.detach() / STEPS)
+        # Lightning is about to divide by the steps of the update.
+        self.noted.note(batch, self.trainer.train_dataloader._info, loss.detach() / STEPS)
         return loss
 
     def configure_optimizers(self) -> Any:
@@ -317,12 +317,12 @@ def test_the_losses_of_one_process_each_sample_once_the_same_after_a_checkpoint_
     wholes, parts, said = zip(*(result.value for result in results), strict=True)
     check_coverage([(whole.updates, whole.weights) for whole in wholes], epochs=2)
     updates = [join(numbers) for numbers in zip(*(whole.updates for whole in wholes), strict=True)]
-    # Of FSDP 1 Accelerate restores no momentum in an optimizer that has made no step yet.
+    # With FSDP 1 Accelerate restores no momentum in an optimizer that has made no step yet.
     is_plain = strategy == "fsdp1" and train in (train_accelerate, train_trainer)
     wanted = compute_losses(updates, 0.0 if is_plain else 0.5)
     found = [sum(losses) / world_size for losses in zip(*(whole.losses for whole in wholes), strict=True)]
     assert len(found) > AT
-    # Of one cell the model is in single precision: see there.
+    # In one cell the model is in single precision: see there.
     assert found == pytest.approx(wanted, rel=1e-5 if (train, strategy) == (train_trainer, "fsdp1") else 1e-9)
     for whole, part in zip(wholes, parts, strict=True):
         assert (part.updates, part.losses) == (whole.updates[AT:], whole.losses[AT:])

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa
 from transformers import TrainingArguments  # noqa: E402
 
 from odb_ref.integrations.accelerate import accumulate  # noqa: E402
-from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
@@ -89,7 +89,7 @@ def train_plain(rank: int, kind: str, steps: int) -> Any:
 
 
 def pretend() -> None:
-    """Has Accelerate believe that the processors are accelerators."""
+    """Makes Accelerate believe that the processors are accelerators."""
     PartialState._shared_state |= {"distributed_type": DistributedType.MULTI_GPU, "device": CPU}
 
 
@@ -110,8 +110,7 @@ def train_accelerate(rank: int, version: int) -> Any:
     options = OPTIONS | {"shard": "given", "accumulation_steps": 2, "collate_fn": collate}
     updates: list[list[int]] = [[]]
     with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
-        for batch in accelerator.prepare(loader):
-            info = pop_step_info(batch)
+        for batch, info in accelerator.prepare(loader).steps():
             with accumulate(accelerator, wrapped, info):
                 accelerator.backward(info.scale(wrapped(batch["input_ids"], batch["labels"])["loss"]))
             updates[-1] += [] if info.is_idle else batch["numbers"].tolist()

@@ -180,8 +180,8 @@ PLANTED = (
     _torch(
         "the weight of an update is that of a micro-step",
         "epoch/cursor",
-        "self._sum_update(self._find_round(window.start).steps)",
-        "self._sum_update(self._find_round(window.start).steps[:1])",
+        "self._sum_update(self._find_round(update.start).steps)",
+        "self._sum_update(self._find_round(update.start).steps[:1])",
     ),
     _torch(
         "an update that is resumed forgets what was trained on of it",

@@ -29,7 +29,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S: Final = "300"
-"""Of a test: some start processes twice over, which takes a minute on a busy machine."""
+"""The limit of a test: some start processes twice over, which takes a minute on a busy machine."""
 
 _FAKE: Final = "its Trainer is a stand-in of a few methods; here a Trainer becomes an ODBTrainer"
 _SPIED: Final = "it looks at a call from one module of the release to another"

@@ -22,7 +22,7 @@ from tests.plan.worlds import plan_in_world
 @settings(max_examples=60)
 @given(problems(is_dealt=False))
 def test_ranks_plan_what_one_place_plans_and_refuse_in_its_words(problem: Problem) -> None:
-    """Spec: R13.1, R13.11. One exchange, of as many integers as there always are."""
+    """Spec: R13.1, R13.11. One exchange, of the usual number of integers."""
     found = plan_in_world(problem)
     try:
         plans = plan_ranks(

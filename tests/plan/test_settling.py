@@ -95,7 +95,7 @@ def test_steps_have_no_levels_beside_units_alone() -> None:
 
 
 def test_one_that_is_empty_has_nothing_to_give() -> None:
-    """Spec: R13.5. Of more units than are exchanged, fewer than there are micro-batches."""
+    """Spec: R13.5. From more units than are exchanged, fewer than there are micro-batches."""
     assert plan_rank([1] * 32_769, budget=60, at_least=32_770).count == 32_770
 
 

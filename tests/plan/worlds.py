@@ -15,7 +15,7 @@ Planner = Callable[..., RankPlan]
 
 
 def plan_in_world(problem: Problem, planner: Planner = plan_rank, changes: Sequence[dict[str, Any]] = ()) -> list[Any]:
-    """What each rank gets, or the exception that it raises. ``changes`` are arguments of one's own for some ranks."""
+    """What each rank gets, or the exception that it raises. ``changes`` are other arguments for some ranks."""
     world = World(len(problem.lengths))
     found: list[Any] = [None] * len(problem.lengths)
 

@@ -1,6 +1,6 @@
 """Attacks on the proofs and their guard: each must break the build or the audit. `python -m tests.proofs.mutants` tries all.
 
-A mutant is what a careless or a hostile change could be: a proof that is none, a statement that says less, an assumption
+A mutant is what a careless or a hostile change could be: a false proof, a statement that says less, an assumption
 that says more, a definition that means something else, a part that is gone together with every mention of it.
 """
 
@@ -50,7 +50,7 @@ _NO_RANK = _LAST_ASSUMPTION.replace(" }.", ";\n  no_rank : W = 0 }.")
 _REVIEWED = "is not what was reviewed"
 
 MUTANTS = (
-    # Proofs that are none.
+    # False proofs.
     _add("an axiom", "Weight.v", "Axiom easy : False.", "Axiom has no place"),
     _add("an axiom by another name", "Weight.v", "Conjecture easy : False.", "Conjecture has no place"),
     _add("an axiom behind a comment", "Weight.v", "(* (* *) *) Parameter easy : False.", "Parameter has no place"),
@@ -82,9 +82,9 @@ MUTANTS = (
     _add("an axiom of Coq's library", "Weight.v", "Require Import Classical.", _REVIEWED),
     Mutant(name="a theorem that rests on an axiom of Coq's library", by=f"{_REVIEWED}|rests on an axiom", is_quick=True, edits=(
         ("Weight.v", "Require Import List QArith Qfield Lia.", "Require Import List QArith Qfield Lia Classical."),
-        ("Weight.v", "Theorem a_window_without_supervised_tokens_has_loss_zero :",
+        ("Weight.v", "Theorem an_update_without_supervised_tokens_has_loss_zero :",
          "Lemma either : forall P : Prop, P \\/ ~ P.\nProof. exact classic. Qed.\n\n"
-         "Theorem a_window_without_supervised_tokens_has_loss_zero :"))),
+         "Theorem an_update_without_supervised_tokens_has_loss_zero :"))),
     Mutant(name="a file with a name of Coq's library", by="library has a file of that name", is_quick=True, edits=(
         ("Sorted.v", "", "Definition StronglySorted := True.\n"), ("_CoqProject", "Weight.v\n", "Weight.v\nSorted.v\n"))),
     Mutant(name="a file that Coq reads and nobody lists", by="Cannot find|not in _CoqProject", is_quick=True, edits=(
@@ -113,8 +113,8 @@ MUTANTS = (
           "_CoqProject is", is_quick=True),
     # Statements that say less.
     _edit("a theorem that is True", "Weight.v",
-          "Theorem a_window_without_supervised_tokens_has_loss_zero :",
-          "Theorem a_window_without_supervised_tokens_has_loss_zero : True.\nProof. exact I. Qed.\n\nLemma the_former :",
+          "Theorem an_update_without_supervised_tokens_has_loss_zero :",
+          "Theorem an_update_without_supervised_tokens_has_loss_zero : True.\nProof. exact I. Qed.\n\nLemma the_former :",
           _REVIEWED, is_quick=True),
     _edit("a theorem from a false hypothesis of its section", "Instance.v",
           "Hypothesis ok : setting_ok W cfg.", "Hypothesis ok : setting_ok W cfg.\nHypothesis absurd : 0 = 1.",
@@ -127,8 +127,8 @@ MUTANTS = (
           f"Main.v: ALIGN|{_REVIEWED}", is_quick=True,
           more=(("Loss.v", "intros u r q j x y Ru Hr", "intros u r q j x y _ Ru Hr"),)),
     _edit("a sign that means something else", "Weight.v",
-          "Theorem a_window_without_supervised_tokens_has_loss_zero :",
-          'Notation "x == y" := (x == y -> x == y).\nTheorem a_window_without_supervised_tokens_has_loss_zero :',
+          "Theorem an_update_without_supervised_tokens_has_loss_zero :",
+          'Notation "x == y" := (x == y -> x == y).\nTheorem an_update_without_supervised_tokens_has_loss_zero :',
           f"{_REVIEWED}|Weight.v", is_quick=True),
     _edit("a name that means something else", "Witness.v", "(** In round 1 rank 0",
           "Definition reachable (n : nat) (c : nat -> config) (d : nat -> nat) (i : nat -> list sample) (s : sys) : Prop :=\n"
@@ -334,9 +334,9 @@ MUTANTS = (
     _edit("a file that nothing builds", "_CoqProject", "Weight.v\n", "", "is not in _CoqProject", is_quick=True),
     _edit("a row goes", "README.md", "| WEIGHT | The average over ranks", "\nThe average over ranks",
           "does not name the theorem", is_quick=True),
-    _edit("a row that claims more", "README.md", "A window without supervised tokens has loss 0.", "Every window has loss 0.",
+    _edit("a row that claims more", "README.md", "An update without supervised tokens has loss 0.", "Every window has loss 0.",
           _REVIEWED, is_quick=True),
-    _edit("a row that names nothing", "README.md", "`a_window_without_supervised_tokens_has_loss_zero`",
+    _edit("a row that names nothing", "README.md", "`an_update_without_supervised_tokens_has_loss_zero`",
           "`every_window_has_loss_zero`", "no theorem is called that", is_quick=True),
     _edit("what was reviewed is not what is proved", "statements.golden", "System.reachable W cfg depth input s ->", "",
           _REVIEWED, is_quick=True),

@@ -48,7 +48,7 @@ FIELDS = (
 )
 """What a line of an answer holds, in its order."""
 LAST = 10
-"""Of a longer case the last events are told."""
+"""How many of the last events of a longer case are told."""
 MODEST = 40
 """Only a case of so few events is worth smaller numbers."""
 

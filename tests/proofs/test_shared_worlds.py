@@ -88,7 +88,7 @@ class SharedWorld(World):
         self._reach("nothing is drawn", draw is not before and not draw.count)
 
     def _go_on(self, index: int, rank: Rank) -> None:
-        """What must happen some time, as with a source of one's own; a read answers with a part of what was drawn."""
+        """What must happen some time, as with a rank's own source; a read answers with a part of what was drawn."""
         rng, state = self.rng, rank.state
         for what in rng.sample(("answer", "read", "collate", "take"), 4):
             if what == "answer" and rank.pending:

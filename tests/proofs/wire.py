@@ -31,7 +31,7 @@ from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
 
 @dataclass(frozen=True)
 class Stairs:
-    """A cost of one's own: one more for every ``width`` tokens."""
+    """A user's cost: one more for every ``width`` tokens."""
 
     width: int
 

@@ -73,7 +73,7 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize(("page", "command"), sorted(set(iterate_commands())))
 def test_a_command_of_the_documents_exists(page: str, command: str) -> None:
-    """Its options too, where it is ours. What it prints is for whoever reads the page to see."""
+    """Its options too, where it is ours. What it prints is for the page's reader to see."""
     program, *arguments = shlex.split(command)
     match program:
         case "odb-ref":
@@ -94,7 +94,9 @@ def test_a_command_of_the_documents_exists(page: str, command: str) -> None:
 
 
 def test_the_readme_fits_a_page() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 100
+    assert len(re.findall(r"(?<!!)\[[^]]+\]\(", re.sub(r"!\[[^]]*\]\([^)]*\)", "", text))) == 6  # links
 
 
 def test_the_picture_is_what_its_script_draws() -> None:

@@ -117,12 +117,11 @@ optimizer: torch.optim.Optimizer
 """
 
 INFERRED = """
-from odb_ref import ODBDataLoader, StepInfo, pop_step_info
+from odb_ref import ODBDataLoader, StepInfo
 loader = ODBDataLoader(dataset, token_budget=64, collate_fn=collate)
 reveal_type(loader)
 for batch in loader:
     reveal_type(batch)
-    reveal_type(pop_step_info(batch))
 for batch, info in loader.steps():
     reveal_type(batch)
     reveal_type(info)
@@ -134,7 +133,6 @@ for item in plain:
 REVEALED = [
     "odb_ref.torch.loader.ODBDataLoader[dict[str, torch._tensor.Tensor]]",
     "dict[str, torch._tensor.Tensor]",
-    "odb_ref.torch.info.StepInfo",
     "dict[str, torch._tensor.Tensor]",
     "odb_ref.torch.info.StepInfo",
     "list[int]",
@@ -193,7 +191,12 @@ def number(version: str) -> tuple[int, ...]:
 
 
 MISTYPED = """
-from odb_ref import Batching, Faults, Loss, ODBDataLoader, Protocol
+from odb_ref import Batching, Faults, Loss, ODBDataLoader, Protocol, apply
+from odb_ref.integrations.hf import ODBOptions
+from odb_ref.integrations.lightning import LightningLoader
+from odb_ref.integrations.lightning_evaluation import EvaluationLoader
+from odb_ref.integrations.trl import configure_trainer
+plain: torch.utils.data.DataLoader[object]
 ODBDataLoader(dataset, token_budget=64, layout="packd")
 ODBDataLoader(dataset, token_budget=64, windw=8)
 ODBDataLoader(dataset, token_budget=64, window=8)
@@ -201,6 +204,20 @@ Batching(order="sampled")
 Loss(scaling="exakt")
 Faults(on_bad_sample="skip")
 Protocol(on_idle="repeat")
+apply(plain, token_budget=64, layout="packd")
+apply(plain, token_budget=64, windw=8)
+LightningLoader(dataset, token_budget=64, layout="packd")
+LightningLoader(dataset, token_budget=64, window=8)
+EvaluationLoader(dataset, token_budget=64, windw=8)
+ODBOptions(token_budget=64, loader={"layout": "packd"})
+ODBOptions(token_budget=64, loader={"windw": 8})
+ODBOptions(token_budget=64, evaluation={"windw": 8})
+configure_trainer(object(), layout="packd")
+configure_trainer(object(), windw=8)
+apply(plain, token_budget=64, layout="packed", batching=Batching(window=8), collate_fn=collate)
+LightningLoader(dataset, token_budget=64, loss=Loss(accumulation_steps=2), collate_fn=collate)
+ODBOptions(token_budget=64, loader={"batching": Batching(window=8)}, evaluation={"token_budget": 8})
+configure_trainer(object(), token_budget=64, max_samples=9, loss=Loss(scaling="samples"))
 ODBDataLoader(dataset, token_budget=64, batching=Batching(length_fn=lambda sample: len(sample["input_ids"])))
 """
 
@@ -214,5 +231,5 @@ def test_a_mistyped_option_fails_in_mypy(tmp_path: Path) -> None:
     )
     first = (GIVEN + MISTYPED).splitlines().index('ODBDataLoader(dataset, token_budget=64, layout="packd")') + 1
     assert sorted({int(line) for line in re.findall(r"mistyped\.py:(\d+): error", out)}) == list(
-        range(first, first + 7)
+        range(first, first + 17)
     ), out

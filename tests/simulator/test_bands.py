@@ -1,4 +1,4 @@
-"""Bands: known ones recovered, what is common to two times cancelled in their ratio, and as many outcomes inside as is said."""
+"""Bands: known ones recovered, what is common to two times cancelled in their ratio, and the promised share inside."""
 
 from __future__ import annotations
 

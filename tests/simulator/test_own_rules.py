@@ -1,4 +1,4 @@
-"""A target rule of one's own, by name: in simulate, compare, sweep and check --replay."""
+"""A user's target rule, by name: in simulate, compare, sweep and check --replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of the commands: what they say, that they need no network, and what a reader's browser makes of them."""
+"""The pages of the commands: what they say, their freedom from any network, and what a reader's browser makes of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bands hold what they promise: of runs that nothing was fitted to, as many lie within as is said."""
+"""Bands hold what they promise: the stated share of runs that nothing was fitted to lie within."""
 
 from __future__ import annotations
 

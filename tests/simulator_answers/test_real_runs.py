@@ -24,7 +24,7 @@ from odb_sim.recorded.calibrate import calibrate  # noqa: E402
 from odb_sim.recorded.replay import replay  # noqa: E402
 from odb_sim.recorded.runs import RecordedRun, load_runs  # noqa: E402
 
-from odb_ref.torch import Batching, ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
 from tests.torch.data import Numbers  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -67,8 +67,7 @@ def train(rank: int, out: str, first: int, workers: int = 0) -> int:
         trace=Path(out) / "rank{rank}.ndjson",
         batching=Batching(window=48),
     ) as loader:
-        for batch in loader:
-            pop_step_info(batch)
+        for batch, _ in loader.steps():
             time.sleep(FIXED_S + PER_TOKEN_S * batch["input_ids"].numel())
             dist.all_reduce(torch.ones(1))
             steps += 1
@@ -123,8 +122,7 @@ def train_on_changing_budgets(rank: int, out: str) -> list[int]:
         batching=Batching(budget_schedule=grow, window=24),
     ) as loader:
         for epoch in range(2):
-            for batch in loader:
-                info = pop_step_info(batch)
+            for _, info in loader.steps():
                 if rank == 1 and info.step == 6:
                     loader.accept_budget(90 + 60 * epoch)
             steps.append(info.step + 1)

@@ -160,7 +160,7 @@ def test_updates_of_a_global_batch_are_tuned_by_what_has_a_say() -> None:
 
 
 def test_shared_shards_are_tuned_as_such() -> None:
-    """Faster than shards of one's own at the very setting that is recommended: no rank waits for another's samples."""
+    """Faster than own shards at the very setting that is recommended: no rank waits for another's samples."""
     study = Study(lengths=LENGTHS, sharding=Sharding.SHARED, terms=Terms(layout=Layout.PACKED))
     question = Question(study=study, ranks=4, memory_tokens=4096, window_max=64, tolerance=0.02)
     tuning = tune(question, Local())

@@ -131,7 +131,7 @@ class Case:
 
     @property
     def timeout_s(self) -> float:
-        """Of the loaders."""
+        """Steps of the loaders."""
         return SHORT_TIMEOUT_S if self.fault in WAITED_FOR else LONG_TIMEOUT_S
 
     @property

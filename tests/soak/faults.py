@@ -152,7 +152,7 @@ class _Processes:
         _be_rank(self._world, rank, self._lab, store, pipe)
 
     def check(self, case: Case) -> None:
-        """Has the ranks live through a case.
+        """Takes the ranks through a case.
 
         Raises: _Trouble.
         """
@@ -206,7 +206,7 @@ class _Processes:
         return trouble + ([f"files are left in /dev/shm: {files}"] if files else [])
 
     def check_end(self) -> None:
-        """Has the ranks end.
+        """Ends the ranks.
 
         Raises: _Trouble.
         """

@@ -100,7 +100,7 @@ def make_corpus() -> list[bytes]:
 
 
 def add_what_adapters_write(path: Path) -> bytes:
-    """The last trace of one's own shards, of a run, with the time of each record and a sample set aside."""
+    """The last trace of a run with own shards, with the time of each record and a sample set aside."""
     run_by_arrival([[3, 9, 4, 6], [5, 2]], make_configs(2), seed=3, trace=path, run="r")
     trace = Tampered(path)
     trace.header["workers"] = 2

@@ -63,7 +63,7 @@ def _judge_complete(case: Case, found: dict[int, Found]) -> list[str]:
 
 
 def _judge_failed(case: Case, told: dict[int, Found]) -> list[str]:
-    # Whoever reads in its own thread raises what its own code raises; who never begins raises nothing.
+    # A rank that reads in its own thread raises what its own code raises; one that never begins raises nothing.
     is_own = case.fault in (Fault.LEAVE, Fault.TRAINER, Fault.INTERRUPT, Fault.SAMPLER, Fault.NEVER) or (
         case.fault in (Fault.READ, Fault.COLLATE) and not case.settings.workers
     )

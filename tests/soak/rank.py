@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
-from odb_ref.torch import ODBDataLoader, pop_step_info
+from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.exchange.process_table import find_children, read_status
 from tests.helpers.options import nested
 from tests.soak.case import SHORT_TIMEOUT_S, WAITED_FOR, Case, Fault, Victim
@@ -138,7 +138,7 @@ class Found:
     """What came of a rank in a case."""
 
     numbers: list[int] = field(default_factory=list)
-    """Of the samples trained on."""
+    """Numbers of the samples trained on."""
     steps: int = 0
     error: str = ""
     text: str = ""
@@ -225,8 +225,7 @@ class Rank:
 
     def _train(self, loader: ODBDataLoader[Any], case: Case, found: Found) -> None:
         is_mine = self.rank == case.culprit
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             found.numbers += [] if info.is_idle else batch["numbers"]
             found.steps += 1
             if info.step == case.step and (is_mine or case.fault is Fault.LEAVE_ALL) and not self._strike(case):
@@ -306,7 +305,7 @@ def find_left(case: Case, before: int) -> str:
 
 
 def _describe_socket(number: int) -> str:
-    """Of what kind, and between whom: an exchange's, the trainer's, or a loader process's."""
+    """The kind of a link, and its ends: an exchange's, the trainer's, or a loader process's."""
     with socket.socket(fileno=os.dup(number)) as found:
         try:
             return f" {found.family.name} {found.getsockname()} {found.getpeername()}"

@@ -39,7 +39,7 @@ from tests.helpers.world import ACTIONS, AnyOrder, Choice, Node, Shard, World, m
 from tests.spec.test_second_implementation import _align
 
 SAMPLES = 800
-"""Of a world, at most."""
+"""Most ranks of a world."""
 BEFORE = Sample(0, 0, 1, 1)
 """Stands at every place that an epoch which goes on has left behind."""
 

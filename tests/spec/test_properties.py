@@ -184,14 +184,14 @@ def test_timing_and_depth_change_nothing(shards: list[list[int]], config: Config
 
 @given(SHARDS, configs(), SEEDS, st.integers(1, 4))
 def test_scaled_losses_average_to_the_global_mean(
-    shards: list[list[int]], config: Config, seed: int, window: int
+    shards: list[list[int]], config: Config, seed: int, update: int
 ) -> None:
-    """Checks: WEIGHT. With a loss that is different for each sample, over accumulation windows, in exact fractions."""
+    """Checks: WEIGHT. With a loss that is different for each sample, over updates, in exact fractions."""
     world = World(config, make_shards(shards), seed=seed).run()
     ranks = len(world.nodes)
     steps = len(world.nodes[0].taken)
-    for first in range(0, steps, window):
-        block = range(first, min(first + window, steps))
+    for first in range(0, steps, update):
+        block = range(first, min(first + update, steps))
         total = sum(world.nodes[0].taken[i].global_counts.supervised for i in block)
         loss = Fraction(0)
         average = Fraction(0)

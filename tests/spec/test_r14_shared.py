@@ -90,7 +90,7 @@ def test_windows_of_packed_rows_shrink_to_what_is_left_for_each_rank(layout: Lay
 
 
 def test_a_rank_wants_no_more_than_what_is_left_for_each() -> None:
-    """Spec: R14.2. Of 13 places 8 are drawn: 3 for each rank are left, for 4 there is room."""
+    """Spec: R14.2. 8 of 13 places are drawn: 3 for each rank are left, for 4 there is room."""
     for layout, wanted in ((Layout.PACKED, 3), (Layout.PADDED, 4)):
         _, machine = begin(13, layout=layout)
         machine.begin()
@@ -144,7 +144,7 @@ def test_a_job_emits_each_sample_of_the_order_once(seed: int) -> None:
 
 
 def test_a_rank_of_short_samples_draws_more() -> None:
-    """Spec: R14.2. Checks: DEAL. NP12 is about shards of one's own."""
+    """Spec: R14.2. Checks: DEAL. NP12 is about own shards."""
     lengths = [1 if place % 2 else 8 for place in range(80)]
     world = run_shared(lengths, 2, window_samples=4, budget_tokens=8)
     idle = [sum(step.is_idle for step in node.taken) for node in world.nodes]
@@ -168,7 +168,7 @@ def test_a_rank_reads_what_it_has_drawn_after_the_counts() -> None:
     (offer,) = machine.handle(SamplesRead(order[2:]))
     assert isinstance(offer, PostOffer)
     (counts,) = machine.handle(Agreed(replace(offer.offer, groups_min=1)))
-    # The group of 8 tokens is emitted, one of 3 is carried: of 4 samples with 11 tokens as many as ceil(12 / 11).
+    # The group of 8 tokens is emitted, one of 3 is carried: 4 samples have 11 tokens, and ceil(12 / 11) are wanted.
     assert counts == PostCounts((StepCounts(1, 8, 7),), 2)
     read, collate = machine.handle(Counted(counts.counts, (3, 2)))
     assert read == Read(2, 11)

@@ -45,7 +45,7 @@ def test_a_permutation_has_each_number_once(count: int, seed: int, round_: int) 
 
 
 def test_every_step_may_come_first() -> None:
-    """Spec: R4.9. Of 600 rounds with 6 steps each comes first in about 100."""
+    """Spec: R4.9. In 600 rounds with 6 steps each comes first in about 100."""
     firsts = [permute(6, 1, round_)[0] for round_ in range(600)]
     assert all(70 <= firsts.count(number) <= 130 for number in range(6))
 

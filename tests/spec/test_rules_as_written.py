@@ -81,7 +81,7 @@ def align_as_written(groups: list[list[Item]], target: int, layout: Layout, reac
     heap = [(key(group), number, group) for number, group in enumerate(groups)]
     heapq.heapify(heap)
     made = len(groups)
-    reached["as many groups as steps"] += len(groups) == target
+    reached["a group for each step"] += len(groups) == target
     # "While there are fewer than T, and some of two or more samples,
     while len(heap) < target and any(len(group) > 1 for _, _, group in heap):
         # the first of the heap is taken out: of those of two or more samples the one with the greatest cost (the first made,
@@ -120,7 +120,7 @@ def test_the_core_does_what_the_page_says_of_every_small_window(layout: Layout, 
             steps, carried = align(groups, target, 0, layout)
             assert encode(steps) == align_as_written(encode(groups), target, layout, reached), (lengths, target)
             assert carried == ()
-    assert reached["as many groups as steps"] >= len(WINDOWS)
+    assert reached["a group for each step"] >= len(WINDOWS)
     assert layout is Layout.PADDED or budget > 4 or reached["the first fits nothing"] > 100
 
 

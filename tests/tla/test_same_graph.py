@@ -21,7 +21,7 @@ CONFIGS = sorted(path.stem for path in TLA.glob("graph_*.cfg"))
 
 
 def _read_bounds(path: Path) -> Bounds:
-    """The bounds of a configuration, for the explorer: samples of length 1, and a budget of as many as fit a group."""
+    """The bounds of a configuration, for the explorer: samples of length 1, and a budget of what fits a group."""
     text = path.read_text()
     value = dict(re.findall(r"^    (\w+) (?:=|<-) (.*)$", text, re.MULTILINE))
     sizes = [int(size) for size in value["Shard"].split("_")[1:]]

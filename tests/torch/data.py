@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset
 
-from odb_ref.torch import ODBDataLoader, pop_step_info
+from odb_ref.torch import ODBDataLoader
 
 
 def make_sample(number: int, longest: int = 30) -> dict[str, Any]:
@@ -87,8 +87,7 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, lis
     found: list[tuple[int, list[int], float]] = []
     if limit == 0:
         return found
-    for batch in loader:
-        info = pop_step_info(batch)
+    for batch, info in loader.steps():
         found.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
         if len(found) == limit:
             break

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Dataset, get_worker_info  # noqa: E402
 
-from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
 from odb_ref.torch.reading.collator import pin  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
@@ -114,8 +114,8 @@ def read_locked(rank: int, size: int, options: dict[str, Any]) -> list[int]:
     data = Locked(100 * rank, size if rank else COUNT)
     numbers: list[int] = []
     with ODBDataLoader(data, **nested(shard="given", **(SETTINGS | options))) as loader:
-        for batch in loader:
-            numbers += [] if pop_step_info(batch).is_idle else batch["numbers"]
+        for batch, info in loader.steps():
+            numbers += [] if info.is_idle else batch["numbers"]
     return numbers
 
 
@@ -159,7 +159,7 @@ def read_late(rank: int, kind: str, options: dict[str, Any]) -> int:
     keys: Any = data.names if kind == "keyed" else range(COUNT)
     settings = SETTINGS | {"sampler": [] if rank else keys, "num_workers": int(kind == "late")} | options
     with ODBDataLoader(data, **nested(**settings)) as loader:
-        return sum(1 for batch in loader if pop_step_info(batch).is_idle)
+        return sum(1 for batch, info in loader.steps() if info.is_idle)
 
 
 @pytest.mark.parametrize("kind", ["keyed", "late"])
@@ -184,7 +184,7 @@ def take_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
 def read_idle(rank: int, num_workers: int) -> int:
     settings = SETTINGS | {"collate_fn": take_apart, "idle_sample": make_sample(3), "num_workers": num_workers}
     with ODBDataLoader(Numbers(0, 0 if rank else COUNT), **nested(shard="given", **settings)) as loader:
-        return sum(1 for batch in loader if pop_step_info(batch).is_idle)
+        return sum(1 for batch, info in loader.steps() if info.is_idle)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

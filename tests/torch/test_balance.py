@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError, pop_step_info
+from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
@@ -32,7 +32,7 @@ def read(rank: int, costs: tuple[Any, ...], trace: Path | None) -> list[list[int
     settings: dict[str, Any] = {"token_budget": 120, "window": 16, "collate_fn": collate, "timeout_s": 20}
     with ODBDataLoader(Numbers(0, COUNT), **nested(cost=costs[rank], trace=trace, shuffle=True, **settings)) as loader:
         try:
-            return [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in loader]
+            return [[] if info.is_idle else batch["numbers"] for batch, info in loader.steps()]
         except JobError as error:
             return str(error)
 

@@ -196,7 +196,7 @@ def describe_step(batch: Any, info: Any) -> Any:
         "loss_scale",
         "is_idle",
         "is_last",
-        "is_window_end",  # its name when the digests were taken
+        "is_window_end",  # names from when the digests were taken
         "window_supervised",
         "padded_tokens",
     ]
@@ -206,7 +206,7 @@ def describe_step(batch: Any, info: Any) -> Any:
         "world_size",
         *(f"{who}_{what}" for who in ("local", "global") for what in counted),
     ]
-    return [describe(batch), {name: getattr(info, name.replace("window_end", "update_end")) for name in names}]
+    return [describe(batch), {name: getattr(info, name.replace("window_", "update_")) for name in names}]
 
 
 def describe_trace(path: Path) -> Iterator[Any]:

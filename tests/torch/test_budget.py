@@ -1,4 +1,4 @@
-"""Budgets that change: the same step on every rank, whoever says so, with any number of workers. Spec: R15."""
+"""Budgets that change: the same step on every rank, whichever rank says so, with any number of workers. Spec: R15."""
 
 from __future__ import annotations
 

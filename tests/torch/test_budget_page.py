@@ -22,7 +22,7 @@ LONGEST = 2_048
 
 
 class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Of 20 to 2,048 tokens."""
+    """Samples of 20 to 2,048 tokens."""
 
     def __len__(self) -> int:
         return 700
@@ -166,7 +166,7 @@ def test_a_batch_size_grows_by_the_step(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_the_last_batch_is_included_however_short(mode: Mode) -> None:
-    """Checks: COVER, QUOTA. Of one rank: nothing is left over where it ends, in either mode."""
+    """Checks: COVER, QUOTA. On one rank nothing is left over where it ends, in either mode."""
     with ODBDataLoader(
         Texts(), token_budget=65_536, collate_fn=collate, batching=Batching(window=64), protocol=Protocol(mode=mode)
     ) as loader:

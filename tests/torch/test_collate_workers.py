@@ -41,7 +41,7 @@ SAMPLES = 200
 
 
 def collate_slowly(samples: list[Any]) -> tuple[int, list[int], float, list[float]]:
-    """Says who made the batch, of what, and what it drew."""
+    """Returns the process that made the batch, its samples, and what it drew."""
     time.sleep(2 * SLOW_S)
     drawn = [random.random(), float(torch.rand(()))]
     return os.getpid(), [sample["number"] for sample in samples], time.monotonic(), drawn
@@ -223,7 +223,7 @@ def test_batches_come_with_their_numbers_in_the_order_in_which_they_are_ready() 
         for number, sample in enumerate(("last", "one", "two")):
             assert workers.has_room(3)
             workers.begin(number, CollateTask(0, (pack(sample),), None))
-        assert not workers.has_room(3), "the last are for whoever is done first"
+        assert not workers.has_room(3), "the last are for the worker that is done first"
         assert workers.has_room(4)
         found = [workers.collect() for _ in range(2)]
         permit.release()
@@ -289,7 +289,7 @@ def test_one_that_fails_or_dies_leaves_the_others_at_work() -> None:
 
 
 class SleepsFirst:
-    """Takes long for its first batches, as many as are told."""
+    """Takes long for its first batches, so many as told."""
 
     def __init__(self, count: int) -> None:
         self.left = count

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from odb_ref.torch import JobError, ODBDataLoader, UsageError, count_patches, pop_step_info  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader, UsageError, count_patches  # noqa: E402
 from odb_ref.torch.reading.tasks import SampleError  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
@@ -81,8 +81,7 @@ def test_no_batch_of_several_samples_exceeds_the_patches(num_workers: int) -> No
     """Checks: BUDGET, COVER."""
     with ODBDataLoader(Pictures(0, COUNT), **nested(max_patches=45, num_workers=num_workers, **SETTINGS)) as loader:
         numbers, sums = [], []
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             patches = sum(map(compute_patches, batch["numbers"]))
             assert info.local_costs == info.global_costs == (patches,)
             assert len(batch["numbers"]) == 1 or (patches <= 45 and info.padded_tokens <= 120)
@@ -110,8 +109,7 @@ def read(rank: int, options: dict[str, Any]) -> tuple[list[list[int]], int, Used
     settings = SETTINGS | {"cost_fn": count_two, "limits": (9, 60), "shuffle": True} | options
     rows, used = [], []
     with ODBDataLoader(Pictures(0, COUNT), **nested(**settings)) as loader:
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             rows.append([] if info.is_idle else batch["numbers"])
             used.append((info.local_costs, info.global_costs))
             if info.is_idle:

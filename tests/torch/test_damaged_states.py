@@ -82,7 +82,7 @@ def damage(state: Any, path: tuple[Any, ...]) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def states() -> list[Any]:
-    """Of one rank, of shared shards, of an epoch that other ranks continue, and of one of updates."""
+    """States of one rank, of shared shards, of an epoch that other ranks continue, and of one of updates."""
     first = save_with(2, {}, [])
     return [
         save_with(1, {}, [])[0],

@@ -45,7 +45,7 @@ def read_images(rank: int, num_workers: int) -> list[int]:
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Path) -> None:
-    """Has the system be one without it."""
+    """Makes the system one without it."""
     match what:
         case "files of memory":
             monkeypatch.delattr(os, "memfd_create")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,31 +11,15 @@ pytest.importorskip("torch")
 
 from odb_sim.cli.main import main
 
+from tests.helpers.programs import run_program
+
 pytestmark = pytest.mark.torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-ABORTED = "terminate called without an active exception"
-"""What torch may say at the end of a process that has just taken part in a collective of gloo: pytorch issue 190489."""
-
-
-def run_example(tmp_path: Path, name: str, *arguments: str, ranks: int = 0, python: str | None = None) -> str:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
-    for _ in range(3):
-        done = subprocess.run(
-            [python or sys.executable, *launcher, str(EXAMPLES / name), *arguments],
-            cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)},
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
-        if ABORTED not in done.stderr:
-            break
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+def run_example(tmp_path: Path, name: str, *arguments: str, ranks: int = 0) -> str:
+    return run_program(EXAMPLES / name, *arguments, folder=tmp_path, ranks=ranks)
 
 
 def test_ddp_over_uneven_shards_trains_on_every_sample_once(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
 from odb_ref.torch.reading.pipeline import find_failed  # noqa: E402
 from odb_ref.torch.reading.tasks import get_length  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
@@ -259,8 +259,7 @@ def test_a_slow_trainer_is_not_taken_for_a_lost_one() -> None:
 def leave(rank: int, leavers: list[int], step: int, how: str, trace: Path | None = None) -> int:
     steps = 0
     with ODBDataLoader(Numbers(0, 60), **nested(trace=trace, **SETTINGS)) as loader:
-        for batch in loader:
-            pop_step_info(batch)
+        for _ in loader.steps():
             if rank in leavers and steps == step:
                 if how == "raise":
                     raise KeyError("the trainer's own")

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import ODBDataLoader  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
@@ -50,8 +50,7 @@ def train(rank: int, sizes: list[int], device: str, num_workers: int) -> Any:
     with ODBDataLoader(Numbers(sum(sizes[:rank]), sizes[rank]), **nested(collate_fn=collate, **options)) as loader:
         for _ in range(EPOCHS):
             steps = []
-            for batch in loader:
-                info = pop_step_info(batch)
+            for batch, info in loader.steps():
                 assert batch["input_ids"].is_pinned() == (device == "cuda")
                 ids, labels = (batch[key].to(device, non_blocking=True) for key in ("input_ids", "labels"))
                 model.zero_grad()

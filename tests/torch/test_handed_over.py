@@ -23,8 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSample
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch import ODBDataLoader, apply, pop_step_info  # noqa: E402
-from odb_ref.torch.info import KEPT_BATCHES  # noqa: E402
+from odb_ref.torch import ODBDataLoader, apply  # noqa: E402
 from odb_ref.torch.settings import RENAMED  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
@@ -309,7 +308,7 @@ def test_an_epoch_that_a_sampler_does_not_show_is_noticed(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [Private, Wrapped, Unset, make_sampler])
 def test_a_sampler_set_back_to_the_epoch_before_is_noticed(make: Any) -> None:
-    """Whoever wants the same order in each epoch got another, without a word."""
+    """A caller that wants the same order in each epoch got another, without a word."""
     sampler = make()
     with make_loader(sampler=sampler, order="sampler") as loader:
         sampler.set_epoch(0)
@@ -438,24 +437,10 @@ def test_groups_beside_each_other_write_traces_of_their_own(groups: list[list[in
 
 
 def test_another_loader_does_not_silence_a_reminder() -> None:
-    reminder = pytest.warns(RuntimeWarning, match="pop_step_info was called for none")
+    reminder = pytest.warns(RuntimeWarning, match=r"for batch, info in loader.steps\(\)")
     with make_loader(loss_reduction="sum") as train, make_loader() as validation, reminder:
         for _ in train:
-            for batch in itertools.islice(validation, 2):
-                pop_step_info(batch)
-
-
-def list_numbers(samples: list[dict[str, Any]]) -> list[int]:
-    return [sample["number"] for sample in samples]
-
-
-def test_another_loader_does_not_evict_what_belongs_to_a_batch() -> None:
-    options: dict[str, Any] = {"collate_fn": list_numbers, "loss_scaling": "none"}  # nothing to watch in such a batch
-    with make_loader(**options) as train, make_loader(dataset=Numbers(0, 90), **options) as validation:
-        epoch = iter(train)
-        batch = next(epoch)
-        assert sum(1 for _ in validation) > 2 * KEPT_BATCHES
-        assert pop_step_info(batch).step == 0
+            assert len(list(itertools.islice(validation.steps(), 2))) == 2
 
 
 def test_a_bound_follows_the_data_set() -> None:

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset  # noqa: E402
 
-from odb_ref.torch import JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
 from odb_ref.torch.exchange.facts import list_facts  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
@@ -43,7 +43,7 @@ def make_second(**options: Any) -> Any:
 
 
 def read(loader: Any) -> list[int]:
-    return [number for batch in loader if not pop_step_info(batch).is_idle for number in batch["numbers"]]
+    return [number for batch, info in loader.steps() if not info.is_idle for number in batch["numbers"]]
 
 
 def find_line(function: Callable[..., Any]) -> str:

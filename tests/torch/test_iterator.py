@@ -6,14 +6,13 @@ import gc
 import signal
 import warnings
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
@@ -71,9 +70,9 @@ def test_another_iteration_takes_the_epoch_and_the_first_iterator_says_so(num_wo
 
 def test_an_iterator_that_has_had_its_last_step_has_lost_nothing() -> None:
     with make_loader() as loader:
-        first = iter(loader)
-        for batch in first:
-            if pop_step_info(batch).is_last:
+        first = loader.steps()
+        for _, info in first:
+            if info.is_last:
                 break
         second = iter(loader)
         assert next(first, None) is None
@@ -118,25 +117,22 @@ def test_an_iterator_that_is_replaced_after_another_rank_has_left_says_so_too() 
     assert all(result.value.endswith("True") for result in results)
 
 
-def take_without_asking(rank: int, options: dict[str, Any], how: str) -> list[str]:
+def take(rank: int, options: dict[str, Any], how: str) -> list[str]:
     told: list[str] = []
     with ODBDataLoader(Numbers(40 * rank, 30 + rank), **nested(shard="given", **(SETTINGS | options))) as loader:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(2):
-                for batch in loader:
-                    if how == "pop":
-                        pop_step_info(batch)
-                    elif how == "property":
-                        assert loader.step_info is not None
-        told += [str(item.message) for item in caught if "pop_step_info" in str(item.message)]
+                for _ in loader if how == "batches" else loader.steps():
+                    pass
+        told += [str(item.message) for item in caught if "loader.steps()" in str(item.message)]
     return told
 
 
-def test_a_forgotten_pop_step_info_is_warned_of_once() -> None:
+def test_batches_without_their_weights_are_warned_of_once() -> None:
     """Checks: WEIGHT."""
-    for options, how, count in (({}, "", 1), ({}, "pop", 0), ({}, "property", 0), ({"loss_scaling": "none"}, "", 0)):
-        for result in run_ranks(2, take_without_asking, options, how):
+    for options, how, count in (({}, "batches", 1), ({}, "steps", 0), ({"loss_scaling": "none"}, "batches", 0)):
+        for result in run_ranks(2, take, options, how):
             assert not result.error, result
             assert len(result.value) == count, (options, how, result.value)
     with warnings.catch_warnings():
@@ -144,7 +140,7 @@ def test_a_forgotten_pop_step_info_is_warned_of_once() -> None:
         assert list(make_loader())  # alone, each loss is scaled by 1
 
 
-def test_a_trainer_may_read_a_whole_window_before_it_asks() -> None:
+def test_a_trainer_may_read_a_whole_update_ahead() -> None:
     """Checks: WEIGHT."""
     steps = 20
     with (
@@ -152,10 +148,12 @@ def test_a_trainer_may_read_a_whole_window_before_it_asks() -> None:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("error")
-        batches = iter(loader)
-        windows = [[pop_step_info(batch) for batch in window] for window in iter(lambda: [*islice(batches, steps)], [])]
-    assert [len(window) == steps for window in windows[:-1]] == [True] * (len(windows) - 1) != []
-    assert any(info.loss_scale != 1 for info in windows[0])
+        infos = [info for _, info in loader.steps()]
+    updates = [infos[first : first + steps] for first in range(0, len(infos), steps)]
+    assert [[info.is_update_end for info in update].index(True) for update in updates[:-1]] == [steps - 1] * (
+        len(updates) - 1
+    )
+    assert any(info.loss_scale != 1 for info in updates[0])
 
 
 def forget_labels(samples: list[Any]) -> dict[str, Any]:

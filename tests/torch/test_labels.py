@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
 from odb_ref.torch.reading.counting import count_supervised  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
@@ -51,8 +51,8 @@ def read(collate_fn: Any, **options: Any) -> list[str]:
         warnings.simplefilter("always")
         with ODBDataLoader(Numbers(0, COUNT), **nested(collate_fn=collate_fn, **(SETTINGS | options))) as loader:
             for _ in range(2):
-                for batch in loader:
-                    pop_step_info(batch)
+                for _ in loader.steps():
+                    pass
     return [str(item.message) for item in caught if "labels" in str(item.message)]
 
 
@@ -92,8 +92,8 @@ def test_dropped_labels_are_warned_of_once(num_workers: int) -> None:
 def read_masked(rank: int) -> None:
     options = SETTINGS | {"collate_fn": truncate if rank else collate, "shard": "given"}
     with ODBDataLoader(Numbers(0, COUNT), **nested(**options)) as loader:
-        for batch in loader:
-            pop_step_info(batch)
+        for _ in loader.steps():
+            pass
 
 
 def test_every_rank_says_whose_batches_carry_another_loss() -> None:

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Sampler  # noqa: E402
 
-from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
@@ -35,15 +35,14 @@ def flatten(batches: Iterable[list[int]]) -> list[int]:
 
 def read(loader: ODBDataLoader) -> list[list[int]]:
     """The sample numbers of each batch."""
-    return [batch["numbers"] for batch in loader if not pop_step_info(batch).is_idle]
+    return [batch["numbers"] for batch, info in loader.steps() if not info.is_idle]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_sample_comes_exactly_once_and_no_batch_is_over_budget(num_workers: int) -> None:
     with ODBDataLoader(Numbers(0, 100), **nested(num_workers=num_workers, **SETTINGS)) as loader:
         numbers = []
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             assert batch["input_ids"].numel() == info.padded_tokens <= 60
             assert info.local_tokens == sum(len(make_sample(number)["input_ids"]) for number in batch["numbers"])
             numbers += batch["numbers"]
@@ -58,8 +57,8 @@ def count_alike(rank: int, num_workers: int) -> tuple[dict[str, float], dict[str
     infos = []
     shard = Numbers(100 * rank, 40 - 15 * rank)
     with ODBDataLoader(shard, **nested(shard="given", num_workers=num_workers, **SETTINGS)) as loader:
-        for batch in loader:
-            infos.append(pop_step_info(batch))
+        for _, info in loader.steps():
+            infos.append(info)
         found = loader.metrics()
     budgets = 60 * len(infos)
     real = sum(info.local_tokens for info in infos)
@@ -142,21 +141,21 @@ def test_a_length_function_and_a_custom_batch_type() -> None:
     loader = ODBDataLoader(texts, token_budget=14, collate_fn=tuple, batching=Batching(window=8, length_fn=len))
     with loader:
         batches = []
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             assert info.local_samples == len(batch)
             batches.append(batch)
     assert sorted(flatten(map(list, batches))) == sorted(texts)
 
 
-def test_step_info_is_found_by_identity_and_only_once() -> None:
+def test_the_old_names_of_steps_say_the_new_ones() -> None:
+    with pytest.raises(ImportError, match=r"loader.steps\(\) now"):
+        from odb_ref import pop_step_info  # type: ignore[attr-defined]  # noqa: F401
     with ODBDataLoader(Numbers(0, 9), **nested(**SETTINGS)) as loader:
-        batch = next(iter(loader))
-        with pytest.raises(UsageError, match="not a batch of an ODBDataLoader"):
-            pop_step_info(dict(batch))
-        assert pop_step_info(batch).step == 0
-        with pytest.raises(UsageError, match="taken before"):
-            pop_step_info(batch)
+        _, info = next(loader.steps())
+    for old, new in (("is_window_end", "is_update_end"), ("window_supervised", "update_supervised")):
+        with pytest.raises(AttributeError, match=f"StepInfo.{old} is {new} now"):
+            getattr(info, old)
+    assert not hasattr(info, "windw")
 
 
 def test_a_loader_has_no_length() -> None:
@@ -298,17 +297,9 @@ def test_a_dropped_loader_leaves_no_thread() -> None:
 def test_steps_are_the_batches_with_what_belongs_to_them() -> None:
     options: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate, "shuffle": True}
     with ODBDataLoader(Numbers(0, 60), **nested(**options)) as loader:
-        expected = [(pop_step_info(batch), batch["numbers"]) for batch in loader]
+        found = [batch["numbers"] for batch, _ in loader.steps()]
         loader.set_epoch(0)
-        found = [(info, batch["numbers"]) for batch, info in loader.steps()]
-        assert found == expected
-        assert loader.step_info == expected[-1][0]
-        loader.set_epoch(0)
-        steps = loader.steps()
-        batch, _ = next(steps)
-        with pytest.raises(UsageError, match="pop_step_info"):
-            pop_step_info(batch)
-        steps.close()
+        assert [batch["numbers"] for batch in loader] == found
 
 
 def test_dropping_the_steps_leaves_the_epoch() -> None:

@@ -23,7 +23,7 @@ from odb_ref.core.effects import OutcomeKind, PostCounts, PostOffer  # noqa: E40
 from odb_ref.core.events import Agreed, Counted, PeerLost, Reported, Urged  # noqa: E402
 from odb_ref.core.offer import NONE, Offer  # noqa: E402
 from odb_ref.core.types import StepCounts  # noqa: E402
-from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
 from odb_ref.torch.epoch.delivery import Delivery  # noqa: E402
 from odb_ref.torch.epoch.driver import EpochDriver  # noqa: E402
 from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
@@ -157,8 +157,8 @@ def test_a_loader_process_killed_between_two_epochs_is_replaced() -> None:
 def test_a_killed_loader_process_ends_an_epoch_alone_too() -> None:
     with ODBDataLoader(Numbers(0, 4000), **nested(num_workers=1, **SETTINGS)) as loader:
         with pytest.raises(JobError, match=r"rank 0 failed: the loader process exited unexpectedly"):
-            for batch in loader:
-                if pop_step_info(batch).step == 3:
+            for _, info in loader.steps():
+                if info.step == 3:
                     for process in multiprocessing.active_children():
                         process.kill()
         # And the next epoch has a new one.
@@ -168,8 +168,8 @@ def test_a_killed_loader_process_ends_an_epoch_alone_too() -> None:
 def test_a_loader_process_that_is_stopped_is_taken_for_lost() -> None:
     loader = ODBDataLoader(Numbers(0, 4000), **nested(num_workers=1, loader_timeout_s=1.5, **SETTINGS))
     with loader, pytest.raises(JobError, match=r"rank 0 failed: the loader process has been stopped for 1.5 s"):
-        for batch in loader:
-            if pop_step_info(batch).step == 3:
+        for _, info in loader.steps():
+            if info.step == 3:
                 for process in multiprocessing.active_children():
                     assert process.pid is not None
                     os.kill(process.pid, signal.SIGSTOP)
@@ -181,8 +181,8 @@ def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) 
     options = SETTINGS | {"num_workers": num_workers, "multiprocessing_context": method, "shard": "given"}
     options |= {"collate_fn": collate_slowly, "loader_timeout_s": 1.5}
     with ODBDataLoader(Numbers(0, 4000), **nested(**options)) as loader:
-        for batch in loader:
-            if rank == 1 and pop_step_info(batch).step == 3:
+        for _, info in loader.steps():
+            if rank == 1 and info.step == 3:
                 (process,) = multiprocessing.active_children()
                 os.kill(sorted(find_children(process.pid or 0))[which], signal.SIGSTOP)
 

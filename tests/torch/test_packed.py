@@ -66,7 +66,7 @@ def get_gradient(model: Any) -> torch.Tensor:
 
 
 def compute_single_gradient(samples: list[dict[str, Any]], model: Any) -> torch.Tensor:
-    """Of the mean loss over the supervised tokens of all samples, each by itself."""
+    """The gradient of the mean loss over the supervised tokens of all samples, each by itself."""
     model.zero_grad()
     supervised = sum(int((sample["labels"][1:] != -100).sum()) for sample in samples)
     for sample in samples:
@@ -229,21 +229,21 @@ def list_samples(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def train(rank: int) -> list[tuple[list[dict[str, Any]], list[float]]]:
-    """Of each accumulation window, the samples of this rank, and the gradient."""
+    """The samples of this rank in each update, and the gradient."""
     model = make_model()
     wrapped = DistributedDataParallel(model)
     shard = Texts(sum(SIZES[:rank]), SIZES[rank])
-    windows = []
+    updates = []
     samples: list[dict[str, Any]] = []
     with ODBDataLoader(shard, **nested(shard="given", accumulation_steps=2, **SETTINGS)) as loader:
         for batch, info in loader.steps():
             info.scale(wrapped(**batch).loss).backward()
             samples += [] if info.is_idle else list_samples(batch)
             if info.is_update_end:
-                windows.append((samples, get_gradient(model).tolist()))
+                updates.append((samples, get_gradient(model).tolist()))
                 samples = []
                 wrapped.zero_grad()
-    return windows
+    return updates
 
 
 def test_two_ranks_of_uneven_shards_get_the_gradient_of_single_samples() -> None:

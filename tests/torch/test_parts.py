@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from odb_ref.core.types import StepCounts  # noqa: E402
-from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply, pop_step_info  # noqa: E402
+from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply  # noqa: E402
 from odb_ref.torch.info import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.torch.options import compute_trace_path  # noqa: E402
 from odb_ref.torch.reading.collator import Collator, OnIdle  # noqa: E402
@@ -168,7 +168,7 @@ def test_a_pair_counts_once() -> None:
 
 
 def test_labels_of_another_length_than_the_input_are_those_of_a_decoder() -> None:
-    """Spec: R1.1. Whoever says so has them counted; else the error says what to say."""
+    """Spec: R1.1. A caller that says so has them counted; else the error says what to say."""
     for kind in (list, torch.tensor):
         sample = {"input_ids": kind([1, 2]), "labels": kind([3, 4, -100])}
         assert SupervisedCounter(get_length, is_shifted=False)(sample) == 2
@@ -220,8 +220,7 @@ def test_a_data_loader_is_taken_over_whole(make: Any) -> None:
     loader = apply(make(Numbers(0, 31)), token_budget=60, batching=Batching(window=8))
     numbers = []
     with loader:
-        for batch in loader:
-            pop_step_info(batch)
+        for batch, _ in loader.steps():
             numbers += batch["numbers"]
     assert sorted(numbers) == list(range(31))
 

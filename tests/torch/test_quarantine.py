@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError  # noqa: E402
 from odb_ref.torch.exchange.collectives import Transport  # noqa: E402
 from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
 from odb_ref.torch.plan.order import compute_order  # noqa: E402
@@ -89,9 +89,9 @@ def test_bad_samples_are_set_aside_and_all_others_trained_on(num_workers: int) -
             BadSampleWarning, match="epoch 0: the sample 0 was set aside: ValueError: bad row 0"
         ) as caught:
             rows = []
-            for batch in loader:
+            for batch, info in loader.steps():
                 rows.append(batch["numbers"])
-                info = pop_step_info(batch)
+                set_aside = info.quarantined_samples
         assert len(caught) == 1
         assert get_numbers(rows) == GOOD
         assert [item.index for item in loader.quarantined] == list(BAD)
@@ -100,7 +100,7 @@ def test_bad_samples_are_set_aside_and_all_others_trained_on(num_workers: int) -
         assert "length of a sample is 0" in causes[1]
         assert "has no input_ids" in causes[2]
         assert "labels is dict" in causes[3]
-        assert loader.metrics()["odb/quarantined_samples"] == info.quarantined_samples == len(BAD)
+        assert loader.metrics()["odb/quarantined_samples"] == set_aside == len(BAD)
         with pytest.warns(BadSampleWarning, match="epoch 1"):
             assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
         assert loader.metrics()["odb/quarantined_samples"] == len(BAD)
@@ -262,7 +262,7 @@ def read_empty_shard(rank: int, bad: range) -> Any:
     dataset = Numbers(20, 20) if rank == 0 else Spoiled(40, bad, ("raise",))
     options = SETTINGS | {"name": "one"} | ({} if rank == 0 else {"sampler": []})
     with ODBDataLoader(dataset, **nested(shard="given", **options)) as loader:
-        return [(pop_step_info(batch).is_idle, batch["numbers"]) for batch in loader]
+        return [(info.is_idle, batch["numbers"]) for batch, info in loader.steps()]
 
 
 def test_a_rank_without_samples_replays_the_first_good_one() -> None:
@@ -291,12 +291,11 @@ def save_and_go_on(rank: int, options: dict[str, Any]) -> list[Any]:
         with ODBDataLoader(Spoiled(), **nested(**options)) as loader:
             loader.load_state_dict(state)
             assert loader.state_dict() == state
-            iterator = iter(loader)
+            steps = loader.steps()
             # Nothing was taken since.
             assert not limit or loader.state_dict() == state
             after = []
-            for batch in iterator:
-                info = pop_step_info(batch)
+            for batch, info in steps:
                 after.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
             found = {item.index for item in loader.quarantined}
         rows.append((before, after, found == bad, state))

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
 
-from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import ODBDataLoader  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
@@ -53,8 +53,7 @@ Row = tuple[list[int], list[tuple[float, ...]], tuple[float, ...]]
 
 def read(loader: ODBDataLoader, limit: int | None = None) -> list[Row]:
     rows: list[Row] = []
-    for batch in loader:
-        pop_step_info(batch)
+    for batch, _ in loader.steps():
         rows.append((batch["numbers"], batch["samples"], batch["batch"]))
         if len(rows) == limit:
             break

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from demo_texts import ByteTexts, Text, read_docstrings  # noqa: E402
 from demo_train import collate  # noqa: E402
 
-from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import ODBDataLoader  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -31,8 +31,7 @@ def read_epochs(rank: int, texts: list[Text], options: dict[str, Any]) -> list[l
     with ODBDataLoader(dataset, **nested(collate_fn=collate, **settings, **options)) as loader:
         for _ in range(EPOCHS):
             digests = []
-            for batch in loader:
-                info = pop_step_info(batch)
+            for batch, info in loader.steps():
                 digest = hashlib.sha256(f"{info.step} {info.is_idle} {info.loss_scale}".encode())
                 for value in batch.values():
                     digest.update(f"{tuple(value.shape)}".encode() + value.numpy().tobytes())

@@ -132,7 +132,7 @@ def test_a_process_without_descriptors_left_says_so() -> None:
     data = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
     send(data)  # opens the socket by which descriptors are asked for
     try:
-        # Of so many none is free, whatever a thread of an earlier test closes meanwhile.
+        # None of so many is free, whatever a thread of an earlier test closes meanwhile.
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         with pytest.raises(TransferError, match="no file descriptor left"):
             send(data)

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import ODBDataLoader  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
@@ -42,8 +42,7 @@ def make_loader(options: dict[str, Any]) -> ODBDataLoader:
 def read(loader: ODBDataLoader, states: list[Any] | None = None) -> list[Row]:
     """The steps to the epoch's end; the state after each is added to ``states``."""
     rows = []
-    for batch in loader:
-        info = pop_step_info(batch)
+    for batch, info in loader.steps():
         rows.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
         if states is not None:
             states.append(json.loads(json.dumps(loader.state_dict())))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from inspect import signature
+from inspect import get_annotations, signature
+from typing import get_type_hints
 
 import pytest
 
 pytest.importorskip("torch")
 
 from odb_ref import ODBDataLoader, UsageError
-from odb_ref.torch.settings import GROUP_OF, GROUPS, RENAMED, arrange, describe_new_spelling, spread
+from odb_ref.torch.settings import GROUP_OF, GROUPS, RENAMED, LoaderArguments, arrange, describe_new_spelling, spread
 
 pytestmark = pytest.mark.torch
 
@@ -42,6 +43,15 @@ def test_an_old_spelling_is_refused_with_the_new_one(name: str) -> None:
         group, _, field = kind.partition("(")
         assert field.partition("=")[0] in signature(GROUPS[given]).parameters
         assert group == GROUPS[given].__name__
+
+
+def test_what_passes_arguments_on_knows_them_as_the_constructor_does() -> None:
+    given = get_annotations(ODBDataLoader.__init__, eval_str=True)
+    for name in ("self", "return", "dataset", "token_budget"):
+        given.pop(name, None)
+    known = get_type_hints(LoaderArguments)
+    assert set(known) == set(given)
+    assert {name for name in known if known[name] != given[name]} == {"collate_fn"}  # of any sample
 
 
 def test_what_was_never_an_argument_is_a_type_error() -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.torch
 BUDGET = 12_288
 SHAPES = 8
 GOAL = 0.03
-"""Of padding, beside the tokens."""
+"""The share of padding, beside the tokens."""
 
 
 def test_rows_are_padded_within_the_budget_to_at_most_so_many_lengths() -> None:

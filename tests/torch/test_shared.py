@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from odb_ref.core.batching.shards import Draw  # noqa: E402
 from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.core.resume import RoundStart  # noqa: E402
-from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import ODBDataLoader  # noqa: E402
 from odb_ref.torch.reading.quarantine import Places, Quarantine  # noqa: E402
 from odb_ref.torch.reading.source import CHUNK_SAMPLES, DrawFeed  # noqa: E402
 from odb_ref.trace.check import Property, Status, check_traces  # noqa: E402
@@ -50,8 +50,8 @@ class Spoilt(Numbers):
 
 def read(loader: ODBDataLoader, limit: int | None = None) -> Steps:
     steps: Steps = []
-    for batch in loader:
-        steps.append([] if pop_step_info(batch).is_idle else list(batch["numbers"]))
+    for batch, info in loader.steps():
+        steps.append([] if info.is_idle else list(batch["numbers"]))
         if len(steps) == limit:
             break
     return steps
@@ -98,8 +98,8 @@ def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
     data = Spoilt(COUNT, (3, 17, 50, 51, 90))
     with ODBDataLoader(data, **nested(**(SETTINGS | QUARANTINE | options))) as loader:
         steps = []
-        for batch in loader:
-            steps.append([] if pop_step_info(batch).is_idle else list(batch["numbers"]))
+        for batch, info in loader.steps():
+            steps.append([] if info.is_idle else list(batch["numbers"]))
             if len(steps) == limit:
                 state = json.loads(json.dumps(loader.state_dict()))
                 break
@@ -132,8 +132,8 @@ def save_spoilt(rank: int, limit: int) -> Any:
     data = Spoilt(COUNT, (3, 17, 50, 51, 90))
     with ODBDataLoader(data, **nested(**(SETTINGS | QUARANTINE))) as loader:
         steps = []
-        for batch in loader:
-            steps.append([] if pop_step_info(batch).is_idle else list(batch["numbers"]))
+        for batch, info in loader.steps():
+            steps.append([] if info.is_idle else list(batch["numbers"]))
             if len(steps) == limit:
                 return steps, loader.state_dict()
     raise AssertionError

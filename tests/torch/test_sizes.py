@@ -16,7 +16,7 @@ from odb_sim.inputs.lengths import list_bundled_names, load_lengths  # noqa: E40
 from odb_ref.core.batching.grouping import compute_groups, compute_sized_groups  # noqa: E402
 from odb_ref.core.batching.sizes import Sizes  # noqa: E402
 from odb_ref.core.types import Sample  # noqa: E402
-from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
 from odb_ref.trace.check import Property, Status, check_traces  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
@@ -45,8 +45,7 @@ def read(rank: int, options: dict[str, Any]) -> list[tuple[list[int], float]]:
     }
     found = []
     with ODBDataLoader(data, **nested(**(settings | options))) as loader:
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             assert info.is_idle == (info.local_samples == 0)
             found.append(([] if info.is_idle else batch["numbers"], info.loss_scale))
     return found

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
@@ -58,24 +58,23 @@ def wrap(model: nn.Module, kind: str) -> nn.Module:
 def train(rank: int, sizes: list[int], options: dict[str, Any], kind: str) -> Any:
     loader = ODBDataLoader(make_shard(rank, sizes), **nested(**(SETTINGS | options)))
     wrapped = wrap(make_model(), kind)
-    windows: list[dict[str, Any]] = []
+    updates: list[dict[str, Any]] = []
     numbers: list[int] = []
     numbers_of_step, steps = [], 0
     reduction = options.get("loss_reduction", "mean")
     with loader:
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             loss = compute_loss(wrapped, batch, reduction)
             info.scale(loss).backward()
             steps += 1
             numbers += [] if info.is_idle else batch["numbers"]
             if info.is_update_end:
-                windows.append({"numbers": numbers, "gradient": get_gradient(wrapped)})
+                updates.append({"numbers": numbers, "gradient": get_gradient(wrapped)})
                 numbers_of_step += numbers
                 numbers = []
                 wrapped.zero_grad()
     assert not numbers
-    return steps, windows, numbers_of_step
+    return steps, updates, numbers_of_step
 
 
 def compute_union_gradient(numbers: list[int]) -> torch.Tensor:
@@ -120,10 +119,10 @@ def check_gradients(sizes: list[int], ranks: tuple[Any, ...]) -> None:
     assert len({steps for steps, _, _ in ranks}) == 1
     emitted = [number for _, _, numbers in ranks for number in numbers]
     assert sorted(emitted) == list(range(sum(sizes)))
-    for windows in zip(*(windows for _, windows, _ in ranks), strict=True):
-        expected = compute_union_gradient([number for window in windows for number in window["numbers"]])
-        for window in windows:
-            found = torch.tensor(window["gradient"], dtype=torch.float64)
+    for updates in zip(*(updates for _, updates, _ in ranks), strict=True):
+        expected = compute_union_gradient([number for update in updates for number in update["numbers"]])
+        for update in updates:
+            found = torch.tensor(update["gradient"], dtype=torch.float64)
             assert torch.linalg.norm(found - expected) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)
 
 
@@ -137,8 +136,7 @@ def train_sharded(rank: int, sizes: list[int]) -> Any:
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, lr=RATE)
     steps = []
     with loader:
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             optimizer.zero_grad()
             info.scale(compute_loss(wrapped, batch, "mean")).backward()
             optimizer.step()
@@ -187,7 +185,7 @@ def compute_own_mean(logits: torch.Tensor, batch: dict[str, Any]) -> torch.Tenso
 
 
 def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> Any:
-    """Of each step: whether its loss was NaN, its samples and the gradient."""
+    """For each step, whether its loss was NaN, its samples and the gradient."""
     settings = dict(options)
     own_mean = settings.pop("own_mean", False)
     dataset = Prompts(100 * rank, 12 if rank == 0 else 4, masked[rank])
@@ -196,8 +194,7 @@ def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> A
     wrapped = wrap(make_model(), "ddp")
     rows = []
     with loader:
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             wrapped.zero_grad()
             if own_mean:
                 logits = wrapped(batch["input_ids"])
@@ -216,7 +213,7 @@ def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> A
 def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exact(
     masked: list[str], options: dict[str, Any]
 ) -> None:
-    """Checks: WEIGHT. Of idle replays and of real batches alike; their mean loss is 0/0."""
+    """Checks: WEIGHT. Idle replays and real batches alike; their mean loss is 0/0."""
     # https://github.com/instructlab/training/issues/547
     results = run_ranks(2, train_on_prompts, masked, options)
     assert not any(result.error for result in results), results
@@ -236,7 +233,7 @@ def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exac
 
 def read_epochs(rank: int, sizes: list[int], options: dict[str, Any], epochs: int) -> Any:
     with ODBDataLoader(make_shard(rank, sizes), **nested(**(SETTINGS | options))) as loader:
-        return [[([] if pop_step_info(batch).is_idle else batch["numbers"]) for batch in loader] for _ in range(epochs)]
+        return [[([] if info.is_idle else batch["numbers"]) for batch, info in loader.steps()] for _ in range(epochs)]
 
 
 def test_fork_and_spawn_and_any_number_of_workers_give_the_same_batches(tmp_path: Path) -> None:
@@ -269,7 +266,7 @@ def read_on_mesh(rank: int) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     options = SETTINGS | {"shard": "auto", "shuffle": True}
     with ODBDataLoader(Numbers(0, 31), **nested(device_mesh=mesh, **options)) as by_mesh:
-        return [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in by_mesh]
+        return [[] if info.is_idle else batch["numbers"] for batch, info in by_mesh.steps()]
 
 
 def test_peers_of_a_mesh_get_the_same_batches() -> None:
@@ -284,7 +281,7 @@ def test_peers_of_a_mesh_get_the_same_batches() -> None:
 def read_auto(rank: int) -> Any:
     options = SETTINGS | {"shard": "auto", "shuffle": True}
     with ODBDataLoader(Numbers(0, 31), **nested(**options)) as loader:
-        batches = [(pop_step_info(batch), batch) for batch in loader]
+        batches = [(info, batch) for batch, info in loader.steps()]
     assert batches[-1][0].is_last
     assert not any(info.is_last for info, _ in batches[:-1])
     assert batches[-1][0].progress == 1.0
@@ -302,12 +299,12 @@ def read_with_two_loaders(rank: int) -> Any:
     eval_loader = ODBDataLoader(make_shard(rank, [2, 6]), **nested(**SETTINGS))
     seen: dict[str, list[int]] = {"train": [], "eval": []}
     with train_loader, eval_loader:
-        for step, batch in enumerate(train_loader):
-            if not pop_step_info(batch).is_idle:
+        for step, (batch, info) in enumerate(train_loader.steps()):
+            if not info.is_idle:
                 seen["train"] += batch["numbers"]
             if step == 1:
-                for other in eval_loader:
-                    seen["eval"] += [] if pop_step_info(other).is_idle else other["numbers"]
+                for other, of_other in eval_loader.steps():
+                    seen["eval"] += [] if of_other.is_idle else other["numbers"]
     total: list[Any] = [None, None]
     dist.all_gather_object(total, seen)
     return total
@@ -326,9 +323,9 @@ def read_on_idle(rank: int, on_idle: str) -> Any:
     options = SETTINGS | {"on_idle": on_idle}
     with ODBDataLoader(make_shard(rank, [20, 0]), **nested(**options)) as loader:
         scales = []
-        for batch in loader:
-            assert loader.step_info.is_idle == (batch is None)
-            scales.append(None if batch is None else pop_step_info(batch).loss_scale)
+        for batch, info in loader.steps():
+            assert info.is_idle == (batch is None)
+            scales.append(None if batch is None else info.loss_scale)
         return scales
 
 
@@ -340,7 +337,7 @@ def test_idle_steps_may_be_none_or_left_out(on_idle: str) -> None:
 
 
 def test_skipped_steps_and_an_accumulation_window_exclude_each_other() -> None:
-    """A rank that skips the step which ends a window would never synchronize what it has of it."""
+    """A rank that skips the step which ends an update would never synchronize what it has of it."""
     with pytest.raises(UsageError, match="on_idle='skip' needs accumulation_steps=1"):
         ODBDataLoader(Numbers(0, 9), **nested(**(SETTINGS | {"on_idle": "skip", "accumulation_steps": 2})))
 
@@ -349,7 +346,7 @@ def read_with_generator(rank: int, seeds: list[int], options: dict[str, Any]) ->
     generator = torch.Generator().manual_seed(seeds[rank])
     settings = SETTINGS | {"shard": "auto", "shuffle": True} | options
     with ODBDataLoader(Numbers(0, 31), **nested(generator=generator, **settings)) as loader:
-        return [([] if pop_step_info(batch).is_idle else batch["numbers"]) for _ in range(2) for batch in loader]
+        return [([] if info.is_idle else batch["numbers"]) for _ in range(2) for batch, info in loader.steps()]
 
 
 def test_a_generator_seeds_the_shuffling_and_must_be_the_same_on_every_rank() -> None:

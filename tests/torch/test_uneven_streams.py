@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 COUNT, RANKS = 60, 3
 KEPT = {0: 1, 1: 4, 2: 100}
-"""Of its share a rank keeps every so many samples; the last keeps one."""
+"""A rank keeps of its share every so many samples; the last keeps one."""
 
 
 class Filtered(IterableDataset[Any]):

@@ -223,10 +223,10 @@ def read_and_stop(rank: int, shard: str, steps: int, state: Any, settings: dict[
         for step, (batch, info) in enumerate(loader.steps(), 1):
             if not info.is_idle:
                 updates[info.update] += batch["numbers"]
-                assert info.loss_scale * info.window_supervised == pytest.approx(
+                assert info.loss_scale * info.update_supervised == pytest.approx(
                     info.local_supervised * info.world_size
                 )
-            supervised[info.update].append((info.global_supervised, info.window_supervised))
+            supervised[info.update].append((info.global_supervised, info.update_supervised))
             if step == steps:
                 taken = loader.state_dict()
                 break
@@ -256,7 +256,7 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(shard: str, before: int, 
         for update, counts in result.value[1].items():
             both[update] += counts
     for counts in both.values():
-        assert {window for _, window in counts} == {sum(own for own, _ in counts)}
+        assert {update for _, update in counts} == {sum(own for own, _ in counts)}
 
 
 @pytest.mark.parametrize("shard", ["auto", "shared"])

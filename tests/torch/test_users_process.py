@@ -68,7 +68,7 @@ def into_a_ring(samples: list[Any]) -> Any:
 
 
 def into_views(samples: list[Any]) -> Any:
-    """Of memory that no name stands for."""
+    """Bytes of memory that no name stands for."""
     return fill(VIEWS[next(TURN) % len(VIEWS)], samples)
 
 

@@ -1,4 +1,4 @@
-"""A window bounded in bytes: the same batches whoever reads, nothing lost, and no more is held than the bound allows."""
+"""A window bounded in bytes: the same batches by any reader, nothing lost, and no more is held than the bound allows."""
 
 from __future__ import annotations
 

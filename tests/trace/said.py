@@ -1,11 +1,13 @@
-"""What the checker says, word for word, in ``said.txt``: of true traces, and of each lie of `test_tampered` and `test_resumed`.
+"""What the checker says, word for word: of true traces, and of each lie of `test_tampered` and `test_resumed`.
 
-A page to read, and a test of every message and count. ``python -m tests.trace.said`` writes it anew; ``git diff`` shows
-what has changed.
+``said.json`` keeps a digest of it, a test of every message and count. ``python -m tests.trace.said`` prints the page itself,
+and writes the digests anew.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -18,13 +20,13 @@ from odb_ref.trace.check.verdict import JobVerdict
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import Fault, make_configs, run_by_arrival
 
-PAGE = Path(__file__).with_name("said.txt")
+KEPT = Path(__file__).with_name("said.json")
 SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(30 - 9 * rank)] for rank in range(3)]
 TRUTHS: dict[str, tuple[dict[str, Any], tuple[Fault, ...]]] = {
     "join": ({}, ()),
     "join with limits": ({"limits": (20, 5)}, ()),
     "attention": ({"cost": get_cost("attention/9")}, ()),
-    "a cost of one's own": ({"cost": Cost("squares", lambda tokens: tokens**2)}, ()),
+    "a user's cost": ({"cost": Cost("squares", lambda tokens: tokens**2)}, ()),
     "shared shards": ({"shared_samples": sum(map(len, SHARDS)), "max_age_rounds": 2}, ()),
     "quota": ({"mode": Mode.QUOTA, "quota_samples": 30}, ()),
     "quota without a number": ({"mode": Mode.QUOTA}, ()),
@@ -52,14 +54,21 @@ def show(job: JobVerdict) -> list[str]:
     ]
 
 
-def read_page() -> dict[str, list[str]]:
-    """By trace or lie, the lines that are said of it."""
-    blocks = [block.splitlines() for block in PAGE.read_text().split("\n\n")]
-    return {head.removesuffix(":"): [line.strip() for line in lines] for head, *lines in blocks}
+def compute_digest(lines: list[str]) -> str:
+    """Returns what is kept of these lines."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def check_said(name: str, lines: list[str]) -> None:
+    """Checks that this is what has always been said of the trace or lie called ``name``."""
+    text = "\n".join(lines)
+    assert json.loads(KEPT.read_text())[name] == compute_digest(lines), (
+        f"now: {text}\nIf wanted: python -m tests.trace.said"
+    )
 
 
 def main() -> None:
-    """Writes the page anew."""
+    """Prints the page, and writes its digests anew."""
     from tests.trace.test_resumed import TAMPERED, find_carrying
     from tests.trace.test_tampered import LIES, run
 
@@ -80,8 +89,9 @@ def main() -> None:
             trace = run(path, settings, faults)
             lie(trace)
             said[lie.__name__] = [str(item) for item in check_traces([trace.write(path)]).violations]
-    blocks = ["\n".join([f"{name}:", *(f"    {line}" for line in lines)]) for name, lines in said.items()]
-    PAGE.write_text("\n\n".join(blocks) + "\n")
+    for name, lines in said.items():
+        print(f"{name}:", *lines, sep="\n    ")
+    KEPT.write_text(json.dumps({name: compute_digest(lines) for name, lines in said.items()}, indent=0) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from odb_ref.trace.format import TraceError, decode_resumed, encode_event
 from odb_ref.trace.writing import TraceWriter
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import AnyOrder, Shard, World, make_config, make_shards
-from tests.trace.said import read_page, show
+from tests.trace.said import check_said, show
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
 SHARDS = make_shards(
@@ -173,14 +173,13 @@ def test_a_tampered_start_is_found(name: str, tmp_path: Path) -> None:
     trace.write(paths[0])
     found = check_traces(paths).violations
     assert property_ in {item.property for item in found}
-    said = "if the change is wanted: python -m tests.trace.said"
-    assert [str(item) for item in found] == read_page()[f"a start: {name}"], said
+    check_said(f"a start: {name}", [str(item) for item in found])
 
 
 def test_a_resumed_trace_is_told_how_often_each_property_was_checked(tmp_path: Path) -> None:
     """Spec: R9.4."""
     (job,) = check_traces(find_carrying(tmp_path), is_replayed=True).jobs
-    assert show(job) == read_page()["resumed"], "if the change is wanted: python -m tests.trace.said"
+    check_said("resumed", show(job))
 
 
 def test_what_was_taken_before_is_not_emitted_again(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`odb.integrations.accelerate`: a loop of one's own, with an `Accelerator`."""
+"""`odb.integrations.accelerate`: your own loop, with an `Accelerator`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def configure_accelerator(
     loss_scaling: LossScalingMode = None,
     **apply_kwargs: object,
 ) -> ODBAccelerateBridge:
-    """Returns the bridge of a loop over ``dataloader``, which becomes an `ODBDataLoader` if it is none yet.
+    """Returns the bridge of a loop over ``dataloader``, which becomes an `ODBDataLoader` if it is not one yet.
 
     `Accelerator.prepare` leaves such a loader as it is, before and after; with ``prepare_dataloader`` the bridge's moves
     batches to the device, too. With a ``handle`` the loader may be any that was made before.

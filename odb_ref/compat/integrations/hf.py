@@ -52,13 +52,13 @@ class ODBTrainerBridge:
     @property
     def state(self) -> ODBTrainerBridgeState:
         """How far it has come: the Trainer itself counts."""
-        progress, step = self.trainer.progress, self.trainer.step_info
+        progress, step = self.trainer.progress, self.trainer._info
         info = None if step is None else ODBStepInfo(step.global_samples, step.loss_scale, step)
         samples = 0 if progress is None else progress.samples
         return ODBTrainerBridgeState(samples, self.trainer.state.global_step, info)
 
     def consume_step(self, info: ODBStepInfo) -> None:
-        """Does nothing: the Trainer counts each step once, whoever takes what belongs to it out of the batch."""
+        """Does nothing: the Trainer counts each step once, whatever is taken out of its batch."""
 
 
 class _Schedule(Protocol):
@@ -144,7 +144,7 @@ def configure_trainer(
 ) -> ODBTrainerBridge:
     """Makes an `odb_ref.integrations.hf.ODBTrainer` of a Trainer, over the data of ``dataloader`` or its own.
 
-    Training ends after ``sample_budget`` samples, in as many epochs as they take, or after ``max_optimizer_steps`` updates. The
+    Training ends after ``sample_budget`` samples, in the epochs that these take, or after ``max_optimizer_steps`` updates. The
     Trainer's loader is replaced in any case: ``replace_train_dataloader`` says nothing here.
 
     Raises: UsageError when settings contradict each other, and as `ODBDataLoader`.
@@ -161,7 +161,7 @@ def configure_trainer(
             token_budget=config.token_budget,
             max_samples=sample_budget,
             follows_samples=scheduler_progress == "samples",
-            loader=arrange({name: value for name, value in options.items() if name != "token_budget"}),
+            loader=arrange({name: value for name, value in options.items() if name != "token_budget"}),  # type: ignore[arg-type]
         ),
     )
     enabled.takes_step_info = wrap_compute_loss
@@ -277,8 +277,8 @@ def enable_odb(
 class ODBTrainerMixin:
     """For Trainers that take what belongs to a batch out of it on their own: ``class Mine(ODBTrainerMixin, Trainer)``.
 
-    With `configure_trainer` or `enable_odb` gradients are exact over accumulation windows. Over a loader of one's own, which
-    knows of no window, they are the mean over the micro-steps' exact ones.
+    With `configure_trainer` or `enable_odb` gradients are exact over an update. Over your own loader, which
+    knows nothing of updates, they are the mean over the micro-steps' exact ones.
     """
 
     odb_loss_scaling: LossScalingMode = "auto"
@@ -293,7 +293,7 @@ class ODBTrainerMixin:
     def get_batch_samples(
         self, epoch_iterator: object, num_batches: int, device: torch.device
     ) -> tuple[list[object], object]:
-        """Returns the batches of a window, and no token count of the Trainer's where they carry their own."""
+        """Returns the batches of an update, and no token count of the Trainer's where they carry their own."""
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
         return batches, None if any(map(carries_step, batches)) else count
 

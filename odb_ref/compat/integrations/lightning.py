@@ -55,9 +55,9 @@ def configure_lightning_module(
 ) -> ODBLightningBridge:
     """Returns the bridge of a module, whose ``training_step`` weighs its loss from now on.
 
-    ``dataloader`` becomes an `ODBDataLoader` if it is none yet. Lightning divides losses by ``accumulate_grad_batches``, so
-    over an accumulation window the gradient is the mean of the micro-steps' exact ones; `odb_ref.integrations.lightning` has
-    it exact over the window.
+    ``dataloader`` becomes an `ODBDataLoader` if it is not one yet. Lightning divides losses by ``accumulate_grad_batches``, so
+    over an update the gradient is the mean of the micro-steps' exact ones; `odb_ref.integrations.lightning` has
+    it exact over the update.
 
     Raises: UsageError as `ODBDataLoader`, and when there is neither a loader nor a handle.
     """

@@ -96,7 +96,7 @@ def get_cost(name: str) -> Cost:
 
 
 def choose_cost(cost: str | CostOfLength) -> Cost:
-    """Returns the cost of a name, or of a function of one's own.
+    """Returns the cost of a name, or of a user's function.
 
     Raises: UsageError when it is neither, or a value makes no sense.
     """

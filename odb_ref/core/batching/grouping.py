@@ -95,7 +95,7 @@ def compute_rows(samples: Iterable[Sample], budget_tokens: int, limits: tuple[in
     ``limits`` say.
 
     A sample that exceeds one of these by itself is a group of its own. Groups come in the order in which they were begun, the
-    first by the oldest samples, as many as fit together; inside a group the longest sample is first. Ties in length fall to the
+    first by the oldest samples, up to the budget; inside a group the longest sample is first. Ties in length fall to the
     position, ties in room to the group begun first.
 
     Spec: R2.5. Preserves: BUDGET.

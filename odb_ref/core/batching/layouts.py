@@ -67,7 +67,7 @@ class Layout(StrEnum):
         """Returns how many samples of a group of two or more its first half has. Spec: R4.2.
 
         Half of a padded group's samples, or a little more where that is friendly (R2.8): the longer ones, so that the shorter
-        ones are padded less. Of a packed group the
+        ones are padded less. For a packed group, the
         fewest first samples that hold half of the cost, but not all.
         """
         match self:

@@ -1,7 +1,7 @@
 """Target rules: how many steps a round has. Spec: R3.3.
 
 A rule is a deterministic function of the agreement, and may be anything within its bounds: at least one step, at least
-as many as any rank has due groups (AGE), and no more than the most samples any rank holds (some rank always has work, so
+at least the due groups of any rank (AGE), and no more than the most samples any rank holds (some rank always has work, so
 TERM). Every property is proved for every such rule; `odb-ref verify` checks a new one.
 """
 
@@ -50,7 +50,7 @@ def compute_checked_target(rule: TargetRule, agreement: Offer, *, is_update: boo
 
 @dataclass(frozen=True, slots=True)
 class PaperRule:
-    """Max-based, as published (arXiv 2606.19989): as many steps as the rank with most groups; the others split theirs."""
+    """Max-based, as published (arXiv 2606.19989): the steps of the rank with most groups; the others split theirs."""
 
     name: str = "paper"
 
@@ -61,7 +61,7 @@ class PaperRule:
 
 @dataclass(frozen=True, slots=True)
 class OdbRule:
-    """The default: as many steps as every rank that still reads would emit of its groups; the rest is carried.
+    """The default: the most steps that every rank that still reads would fill; the rest is carried.
 
     No rank splits a good group to keep up with another. What is due by age is emitted all the same, and when no rank
     reads any more there is nothing to wait for, so everything left is emitted.

@@ -1,8 +1,8 @@
 """Shared shards: all ranks draw the samples of their windows from one common order. Spec: R14.
 
 Once a round every rank says how many samples its window has room for. What each draws follows from these numbers and from how
-much of the order is drawn already, so that all ranks know the same, and only indices ever move. Whoever emits more, because its
-samples are short or fit well, draws more: the ranks stay equally far from the end of the epoch, and meet it in the same round.
+much of the order is drawn already, so that all ranks know the same, and only indices ever move. A rank that emits more (its
+samples are short, or fit well) draws more: the ranks stay equally far from the end of the epoch, and meet it in one round.
 
 Nothing here knows of samples, windows or phases; a rank that has drawn reads what it has drawn as it reads a shard of its own.
 """
@@ -43,10 +43,10 @@ def compute_want(size: int, *, samples: int, tokens: int, carried_tokens: int) -
 
 
 def compute_shares(wants: Sequence[int], left: int) -> tuple[int, ...]:
-    """Returns how many places each rank draws when ``left`` are left: as many as it wants, while that can be.
+    """Returns how many places each rank draws when ``left`` are left: what it wants, while that can be.
 
-    The last places are shared out so that the want left is the same on all ranks, but for one sample. Of ranks that are alike
-    by that, the lower ones draw it.
+    The last places are shared out so that the want left is the same on all ranks, but for one sample. Lower ranks come first
+    where that is alike.
 
     Spec: R14.3. Preserves: DEAL.
     """

@@ -51,7 +51,7 @@ def compute_portion_shares(loads: Sequence[int], places: int, portion: int) -> t
     """Returns how many of the ``portion`` places of an update each rank draws, which have drawn ``places`` of it and hold
     ``loads`` tokens.
 
-    The lightest ranks are filled to one level, where a place to come counts as many tokens as those drawn have on average. Of
+    The lightest ranks are filled to one level, where a place to come counts the mean tokens of those drawn. Of
     ranks that are alike the lower ones draw more, by one.
     Spec: R16.4. Preserves: DEAL.
     """

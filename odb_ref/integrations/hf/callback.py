@@ -37,7 +37,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Says how far training is, and whether it is to evaluate, to save or to end."""
+        """Sets how far training is, and whether it is to evaluate, to save or to end."""
         progress, updates = self._trainer.progress, self._trainer.trainer_updates
         if updates is not None and (epoch := updates.compute_epoch()) is not None:
             state.epoch = epoch

@@ -25,7 +25,7 @@ Tensors = TypeVar("Tensors")
 def gather_rows(tensors: Tensors, *_: object, info: StepInfo, **__: object) -> Tensors:
     """Returns the rows of all ranks' tensors, rank by rank, without those of idle ranks; a collective of all ranks.
 
-    A number is a row of its own. Where all ranks are idle, as in what fills up an accumulation window, numbers are 0, so that
+    A number is a row of its own. Where all ranks are idle, as in what fills up an update, numbers are 0, so that
     they add nothing to a sum, and rows stay, so that they have a mean.
     """
     if info.is_idle and isinstance(tensors, Tensor) and not tensors.ndim:

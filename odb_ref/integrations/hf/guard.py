@@ -1,7 +1,7 @@
 """The steps of an `ODBTrainer`: in halves where memory runs out, and under a budget that may change on the way.
 
 With `ODBOptions.survives_out_of_memory` a pass is still the Trainer's own ``training_step``, with its precision and its
-``compute_loss``; `WindowGuard` says on what, and averages gradients in DDP's place: see `odb_ref.torch.loop.guard`. What a
+``compute_loss``; `UpdateGuard` says on what, and averages gradients in DDP's place: see `odb_ref.torch.loop.guard`. What a
 ``compute_loss`` gathers of all ranks for its metrics is then of one rank, since a pass may be repeated on one alone.
 """
 
@@ -24,7 +24,7 @@ from odb_ref.integrations.hf.steps import STEP_INFO, Inputs, TrainerSteps
 from odb_ref.integrations.hf.updates import TrainerUpdates, UpdateBatch, cut_rows, is_idle
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import StepInfo, UsageError
-from odb_ref.torch.loop.guard import WindowGuard, is_sharded
+from odb_ref.torch.loop.guard import UpdateGuard, is_sharded
 from odb_ref.torch.loop.splitting import split_batch
 
 _MEMORY: Final = "memory"
@@ -34,7 +34,7 @@ _METRICS: Final = "metrics"
 class SteppingTrainer(EvaluatingTrainer):
     """The part of an `ODBTrainer` that runs steps, and says what budget this rank accepts."""
 
-    step_info: StepInfo | None = None
+    _info: StepInfo | None = None
     """What belongs to the batch that was trained on last."""
     progress: Progress | None = None
     """How far training has come; None before it begins."""
@@ -43,7 +43,7 @@ class SteppingTrainer(EvaluatingTrainer):
     has_weighed = False
     """Whether `odb_ref.integrations.hf.ODBTrainer.compute_loss` has weighed a loss in the pass that runs, or ran last."""
     _steps: TrainerSteps | TrainerUpdates | None = None
-    _guard: WindowGuard[Inputs] | None = None
+    _guard: UpdateGuard[Inputs] | None = None
     _accepted: dict[str, int]
     """The budget that this rank accepts, by what has asked for it: the least holds."""
 
@@ -62,7 +62,7 @@ class SteppingTrainer(EvaluatingTrainer):
             if self._guard is None
             else self._guard.backward(inputs, info)
         )
-        self.step_info = info
+        self._info = info
         if self.progress is not None:
             self.progress.note_step(info)
         return loss
@@ -105,8 +105,8 @@ class SteppingTrainer(EvaluatingTrainer):
         with gathering(self.accelerator, None):
             return self._run_whole(model, part)
 
-    def _make_guard(self, model: nn.Module) -> WindowGuard[Inputs]:
-        return WindowGuard(
+    def _make_guard(self, model: nn.Module) -> UpdateGuard[Inputs]:
+        return UpdateGuard(
             model,
             self._run_pass,
             loss_reduction=str(self.odb.settings.get("reduction", "mean")),
@@ -180,9 +180,9 @@ class SteppingTrainer(EvaluatingTrainer):
     # Budget --------------------------------------------------------------------------------------------------------------
 
     def accept_budget(self, tokens: int) -> None:
-        """Says what this rank accepts as its token budget from now on; the least of all ranks' holds, from the same step on.
+        """Sets what this rank accepts as its token budget from now on; the least of all ranks' holds, from the same step on.
 
-        For callbacks of one's own, on any rank: see `ODBDataLoader.accept_budget`. A budget that was lowered for want of memory
+        For your own callbacks, on any rank: see `ODBDataLoader.accept_budget`. A budget that was lowered for want of memory
         is not raised by it. Spec: R15.2.
 
         Raises: UsageError as that does.

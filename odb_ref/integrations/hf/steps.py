@@ -11,10 +11,10 @@ from transformers import TrainingArguments
 
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT, get_sampling
 from odb_ref.integrations.progress import Intervals
-from odb_ref.integrations.steps import read_windows
+from odb_ref.integrations.steps import read_updates
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.loop import MemoryFit
-from odb_ref.torch.settings import arrange, check_spelling, spread
+from odb_ref.torch.settings import LoaderArguments, SharedArguments, arrange, check_spelling, spread
 
 Inputs = MutableMapping[str, object]
 
@@ -30,6 +30,12 @@ _TAKEN: Final = {
 }
 
 
+class EvaluationArguments(LoaderArguments, total=False):
+    """What `ODBOptions.evaluation` may hold."""
+
+    token_budget: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ODBOptions:
     """How `ODBTrainer` forms batches. Workers, seed and order of the samples come from the TrainingArguments.
@@ -39,7 +45,7 @@ class ODBOptions:
 
     token_budget: int
     update_samples: int | Literal["plain"] | None = "plain"
-    """How many samples of all ranks an optimizer update holds. ``"plain"``: those of the plain Trainer, as many as
+    """How many samples of all ranks an optimizer update holds. ``"plain"``: those of the plain Trainer: what
     ``per_device_train_batch_size``, ``gradient_accumulation_steps`` and the ranks say, and the very same. None: the free mode,
     in which an update holds ``gradient_accumulation_steps`` full batches; the three options below are for it alone."""
     updates_per_epoch: int | None = None
@@ -67,11 +73,11 @@ class ODBOptions:
     the first dimension. Preference pairs: `odb_ref.torch.loop.split_pairs`, which TRL's and LLaMA-Factory's are given."""
     count: Callable[[Inputs], int] | None = None
     """What the loss of a batch, or of a half, is a mean over, where its labels do not show it: `count_pairs` of the same."""
-    loader: Mapping[str, object] = field(default_factory=dict)
+    loader: LoaderArguments = field(default_factory=LoaderArguments)
     """Further arguments of `ODBDataLoader`, such as ``{"batching": Batching(window=64)}``, or
     ``{"loss": Loss(causal_shift=False)}`` for a model that does not shift its labels by a token (sequence to sequence, token
     classification)."""
-    evaluation: Mapping[str, object] | None = None
+    evaluation: EvaluationArguments | None = None
     """Has `ODBDataLoader` read for ``evaluate`` and ``predict`` too, so that ranks may hold any numbers of samples; with these
     arguments (``token_budget``, say) beside those of training that count samples. Default: the Trainer's own loader reads."""
 
@@ -81,6 +87,9 @@ class ODBOptions:
         for name in self.settings:
             if name in _TAKEN:
                 raise UsageError(f"ODBOptions: {name} is not to be given: {_TAKEN[name]}")
+        for name in (*self.loader, *(self.evaluation or ())):
+            if name not in EvaluationArguments.__annotations__:
+                raise UsageError(f"ODBOptions: ODBDataLoader has no argument {name}")
         if self.update_samples != "plain" and isinstance(self.update_samples, str):
             raise UsageError(
                 f"ODBOptions: update_samples must be a number, 'plain' or None, got {self.update_samples!r}"
@@ -112,6 +121,22 @@ class ODBOptions:
             options["intervals"] = Intervals(**intervals)
         loader = {name: value for name, value in settings.items() if name not in own}
         return cls(loader=arrange(loader), **options)  # type: ignore[arg-type]
+
+
+class TrainerArguments(SharedArguments, total=False):
+    """All that `ODBOptions.from_settings` takes but ``token_budget``: see `ODBOptions`."""
+
+    update_samples: int | Literal["plain"] | None
+    updates_per_epoch: int | None
+    max_samples: int | None
+    follows_samples: bool
+    intervals: Intervals
+    budget_from_metrics: Callable[[dict[str, float], int], int | None] | None
+    survives_out_of_memory: bool
+    memory: MemoryFit | None
+    split: Callable[[Inputs, int], tuple[Inputs, Inputs]] | None
+    count: Callable[[Inputs], int] | None
+    evaluation: EvaluationArguments | None
 
 
 def check_arguments(args: TrainingArguments, *, is_free: bool) -> None:
@@ -172,14 +197,14 @@ def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODB
 
 
 class TrainerSteps:
-    """The train loader as the Trainer iterates it: mappings that carry their `StepInfo`, in whole accumulation windows."""
+    """The train loader as the Trainer iterates it: mappings that carry their `StepInfo`, in whole updates."""
 
     def __init__(self, loader: ODBDataLoader, accumulation_steps: int) -> None:
         self.loader = loader
         self.first_epoch = loader.epoch
         """The epoch in which training starts: not 0 when it goes on from a checkpoint."""
         self.newest: StepInfo | None = None
-        """What belongs to the batch that was handed out last; the Trainer takes the batches of a window together."""
+        """What belongs to the batch that was handed out last; the Trainer takes the batches of an update together."""
         self.batches: int | None = None
         """More than an epoch has, for a Trainer before 5.3, which asks."""
         self._accumulation_steps = accumulation_steps
@@ -196,7 +221,7 @@ class TrainerSteps:
     def __iter__(self) -> Iterator[MutableMapping[str, object]]:
         k = self._accumulation_steps
         is_first = True
-        for batch, info in read_windows(self.loader, k):
+        for batch, info in read_updates(self.loader, k):
             if not isinstance(batch, MutableMapping):
                 raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
             if is_first and info.step % k:

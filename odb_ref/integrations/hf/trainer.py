@@ -1,4 +1,4 @@
-"""`ODBTrainer`: the Hugging Face Trainer on an `ODBDataLoader`, with the exact gradient of the whole accumulation window.
+"""`ODBTrainer`: the Hugging Face Trainer on an `ODBDataLoader`, with the exact gradient of the whole update.
 
 ::
 
@@ -14,7 +14,7 @@ nothing. The logged loss is then the mean over the supervised tokens of all rank
 
 What the Trainer's own loop makes different from a plain one:
 
-- It takes no optimizer step for the rest of an epoch of unknown length that does not fill an accumulation window, and would
+- It takes no optimizer step for the rest of an epoch of unknown length that does not fill an update, and would
   carry its gradient into the next epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays.
 - The number of updates in an epoch is not known before it ends. Training is bounded by ``max_steps``, by ``num_train_epochs``,
   which may end in the middle of one, or by `ODBOptions.max_samples`. Without ``max_steps`` the learning rate follows the share
@@ -75,7 +75,7 @@ _UNBOUNDED: Final = 2**40
 class ODBTrainer(SteppingTrainer):
     """A Trainer whose train loader is an `ODBDataLoader`; every other argument is the Trainer's.
 
-    It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. A ``compute_loss`` of one's own calls this one's;
+    It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. Your own ``compute_loss`` calls this one's;
     or, with ``takes_step_info = False`` in its class, it takes ``inputs.pop(STEP_INFO)`` and has that ``scale`` the mean loss
     over the batch's supervised tokens. A ``compute_loss_func`` is called without ``num_items_in_batch`` and returns that mean.
     Preserves: WEIGHT.
@@ -84,7 +84,7 @@ class ODBTrainer(SteppingTrainer):
     """
 
     loss_is_scaled_for_ga = True
-    """To the Trainer: do not divide what `compute_loss` returns by the micro-steps of the window."""
+    """To the Trainer: do not divide what `compute_loss` returns by the micro-steps of the update."""
 
     def __init__(self, *args: object, odb: ODBOptions, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -98,7 +98,7 @@ class ODBTrainer(SteppingTrainer):
         if not isinstance(odb, ODBOptions):
             raise UsageError(f"odb must be ODBOptions(token_budget=...), got {odb!r}")
         self.odb = odb
-        self.step_info = self.progress = self._steps = self._guard = None
+        self._info = self.progress = self._steps = self._guard = None
         self._accepted = {}
         self._states: list[Mapping[str, object]] = []
         self._saved_progress: Mapping[str, float] | None = None
@@ -168,7 +168,7 @@ class ODBTrainer(SteppingTrainer):
         if not self.loss_is_scaled_for_ga or self.accelerator.gradient_accumulation_steps != 1:
             raise UsageError(
                 "the loss would be normalised twice: ODBTrainer needs loss_is_scaled_for_ga = True and an Accelerator that "
-                "does not divide by the steps of an accumulation window"
+                "does not divide by the steps of an update"
             )
         if compute_split(self) > 1:
             raise UsageError("ODBTrainer does not run with sequence, context or tensor parallelism")
@@ -262,7 +262,7 @@ class ODBTrainer(SteppingTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
     ) -> tuple[list[object], None]:
-        """Returns the batches of an accumulation window, without a token count: their weights are known already."""
+        """Returns the batches of an update, without a token count: their weights are known already."""
         if isinstance(self._steps, TrainerUpdates):
             count = self._steps.count_batches(num_batches)
             batches: list[object] = [
@@ -342,7 +342,7 @@ class ODBTrainer(SteppingTrainer):
         saved = read_states(Path(folder)) if folder else []
         self._states = [state["loader"] for state in saved]
         self._saved_progress = saved[0]["progress"] if saved else None
-        self.step_info = self.progress = self._guard = None
+        self._info = self.progress = self._guard = None
         # The least of all ranks' holds, so each may as well accept that.
         accepted = [item for state in saved for item in state["accepted"].items()]
         self._accepted = {by: min(tokens for of, tokens in accepted if of == by) for by, _ in accepted}

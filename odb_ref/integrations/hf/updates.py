@@ -1,7 +1,7 @@
 """The Trainer's own updates: the samples that a plain Trainer would have put into each, in micro-batches formed by length.
 
-The Trainer counts what it reads: so many batches an epoch, so many in an accumulation window. `TrainerUpdates` lets it count
-those of a plain run. Of the batches of a window all but the last are empty (`UpdateBatch`), and the last holds the whole
+The Trainer counts what it reads: so many batches an epoch, so many in an update. `TrainerUpdates` lets it count
+those of a plain run. All but the last batch of an update are empty (`UpdateBatch`), and the last holds the whole
 update: however many micro-batches it takes, steps, epochs, schedules, logs and checkpoints are those of the plain Trainer.
 """
 
@@ -19,11 +19,11 @@ from odb_ref.integrations.hf.steps import STEP_INFO, Inputs
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 
 PLAIN: Final = "plain"
-"""To `ODBOptions.update_samples`: as many as ``TrainingArguments`` say."""
+"""For `ODBOptions.update_samples`: the number that ``TrainingArguments`` say."""
 
 
 class UpdateBatch(dict[str, object]):
-    """The micro-batches of an update; none for the batches of its window that only count."""
+    """The micro-batches of an update; none for the batches that only count."""
 
     def __init__(self, parts: tuple[Inputs, ...] = ()) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def cut_rows(part: Inputs) -> Inputs:
 class PlainOrder(Sampler[object]):
     """The order in which a prepared loader's ranks would have read the data set, all together: the same on every rank.
 
-    Where that loader gives each rank as many batches as the others, the order goes on from its beginning until it does.
+    Where that loader gives each rank the same number of batches, the order goes on from its beginning until it does.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PlainOrder(Sampler[object]):
         else:
             self._samples = -(-samples // batch) * batch if is_even and world_size > 1 else samples
         self.batches = -(-self._samples // batch)
-        """Of each rank, in an epoch."""
+        """The batches of each rank, in an epoch."""
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that is listed next."""
@@ -140,7 +140,7 @@ class TrainerUpdates:
                 parts.clear()
 
     def count_batches(self, asked: int) -> int:
-        """Returns of how many batches the window of the next update is to consist, where the Trainer asks for so many."""
+        """Returns how many batches the Trainer is to count for the next update, where it asks for so many."""
         return self._accumulation_steps if self.is_resumed else asked
 
     def compute_epoch(self) -> float | None:

@@ -51,7 +51,7 @@ class Cursor:
         self._accumulation_steps = accumulation_steps
         self._config = config
         self._has_updates = config.update_samples is not None
-        """True where the accumulation window is an update: all steps of one of its rounds. Spec: R16.8."""
+        """True where an update holds a fixed number of samples: it is then all steps of a round. Spec: R16.8."""
         is_inside = bool(start.progress.gone_counts.samples)
         self._resumed_update = self.next_start.round // config.update_rounds if is_inside else None
         """The update of which other ranks had trained on a part, where the epoch goes on inside one. Spec: R16.6."""
@@ -61,7 +61,7 @@ class Cursor:
         self._carried = {self.next_start.round: start.progress.places}
         """With shared shards: the places of what was carried into a round, from that of the last taken step on."""
         self._rounds: deque[PlannedRound] = deque()
-        """From the one that the last taken step or the accumulation window lies in."""
+        """From the one that the last taken step or the update lies in."""
         self.first_step = start.progress.steps
         """The first step that the consumer is given: those below were trained on before the state was saved."""
         self.next_step = saved.planned_steps if saved else 0
@@ -96,7 +96,7 @@ class Cursor:
         step = planned.steps[self.next_step - planned.steps[0].number]
         self.next_step += 1
         self._ledger.note_taken(step.number, [sample.position for sample in step.group])
-        kept = self.next_step if self._has_updates else self.compute_window(self.next_step).start
+        kept = self.next_step if self._has_updates else self.list_update(self.next_step).start
         while self._rounds[0].steps[-1].number + 1 < kept:
             self._rounds.popleft()
         self._carried = {round_: places for round_, places in self._carried.items() if round_ >= step.round}
@@ -109,8 +109,8 @@ class Cursor:
             planned for planned in self._rounds if planned.steps[0].number <= number <= planned.steps[-1].number
         )
 
-    def compute_window(self, number: int) -> range:
-        """Returns the steps of the accumulation window that a step lies in, a planned one where that is an update."""
+    def list_update(self, number: int) -> range:
+        """Returns the steps of the update that a step lies in, which must be planned where they are rounds."""
         if self._has_updates:
             steps = self._find_round(number).steps
             return range(steps[0].number, steps[-1].number + 1)
@@ -124,24 +124,24 @@ class Cursor:
         return step.number // self._accumulation_steps
 
     def is_update_end(self, number: int) -> bool:
-        """Returns True when the accumulation window ends with a step that is planned."""
-        return self.compute_window(number)[-1] == number
+        """Returns True when the update ends with a step that is planned."""
+        return self.list_update(number)[-1] == number
 
     def compute_last_needed(self, number: int) -> int:
         """Returns which step must be planned, or never come, before this one may be taken: the last of its accumulation
-        window, whose counts weigh it, and the one behind it, for it may be the last. An update is planned at once.
+        update, whose counts weigh it, and the one behind it, for it may be the last. An update is planned at once.
         """
-        return number + 1 if self._has_updates else max(self.compute_window(number)[-1], number + 1)
+        return number + 1 if self._has_updates else max(self.list_update(number)[-1], number + 1)
 
-    def sum_counts(self, window: range) -> StepCounts:
-        """Returns the counts of the steps of ``window`` that are known, those taken before a restart included."""
+    def sum_counts(self, update: range) -> StepCounts:
+        """Returns the counts of the steps of ``update`` that are known, those taken before a restart included."""
         if self._has_updates:
-            if window != self._summed:  # the same for all of its steps
-                self._summed, self._sum = window, self._sum_update(self._find_round(window.start).steps)
+            if update != self._summed:  # the same for all of its steps
+                self._summed, self._sum = update, self._sum_update(self._find_round(update.start).steps)
             return self._sum
-        total = self._start.window if window.start < self.first_step <= window[-1] else ZERO_COUNTS
+        total = self._start.update_counts if update.start < self.first_step <= update[-1] else ZERO_COUNTS
         for planned in self._rounds:
-            for number in range(max(window.start, planned.steps[0].number, self.first_step), window.stop):
+            for number in range(max(update.start, planned.steps[0].number, self.first_step), update.stop):
                 if number > planned.steps[-1].number:
                     break
                 total += planned.steps[number - planned.steps[0].number].global_counts
@@ -171,7 +171,7 @@ class Cursor:
         is_resumed = update == self._resumed_update
         return EpochProgress(
             checkpoint=checkpoint,
-            window=self._compute_taken(checkpoint),
+            update_counts=self._compute_taken(checkpoint),
             bad=quarantine.get_bad_places(self._compute_begin(update), planned.known_places),
             known=planned.known_places,
             digest=planned.compute_digest(),
@@ -188,9 +188,9 @@ class Cursor:
         return self._config.compute_update_place(update)
 
     def _compute_taken(self, checkpoint: Checkpoint) -> StepCounts:
-        """Returns the counts of what was taken of the accumulation window."""
+        """Returns the counts of what was taken of the update."""
         if self._has_updates:
             taken_steps = checkpoint.taken_steps
             return self._sum_update(self._find_round(self.next_step - 1).steps[:taken_steps] if taken_steps else ())
-        taken = range(self.compute_window(self.next_step).start, self.next_step)
+        taken = range(self.list_update(self.next_step).start, self.next_step)
         return self.sum_counts(taken) if taken else ZERO_COUNTS

@@ -44,10 +44,10 @@ class Taken:
     batch: object
     local: StepCounts
     padded_tokens: int
-    window: StepCounts
-    """Global counts of its accumulation window."""
+    update_counts: StepCounts
+    """Global counts of its update."""
     update: int
-    """Counts the updates of the epoch from 0: in the free mode, its accumulation windows."""
+    """Counts the updates of the epoch from 0."""
     is_update_end: bool
     emitted_samples: int
     is_last: bool
@@ -130,14 +130,14 @@ class Delivery:
 
     def _take(self) -> Taken:
         cursor, is_update_end = self.driver.cursor, self.driver.cursor.is_update_end(self.driver.next_step)
-        step, batch, window = self.driver.take()
+        step, batch, update_counts = self.driver.take()
         is_last = self._is_last(step.number)
         taken = Taken(
             step=step,
             batch=batch,
             local=compute_counts(step.group, len(self._config.limits)),
             padded_tokens=self._config.layout.compute_tokens(step.group),
-            window=window,
+            update_counts=update_counts,
             update=cursor.compute_update(step),
             is_update_end=is_last or is_update_end,
             emitted_samples=cursor.emitted_samples,
@@ -187,7 +187,7 @@ class Delivery:
         return self.driver.is_finished or self._has_left or self._is_closed
 
     def _is_available(self) -> bool:
-        """Returns True when the next step may be taken: it is delivered, and the counts of its accumulation window and
+        """Returns True when the next step may be taken: it is delivered, and the counts of its update and
         whether it is the last are known.
         """
         driver = self.driver

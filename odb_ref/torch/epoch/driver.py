@@ -401,9 +401,9 @@ class EpochDriver:
         return min(state.taken_steps + len(state.queue), state.step_limit)
 
     def take(self) -> tuple[Step, object, StepCounts]:
-        """Returns the next step, which must be available, with its batch and the counts of its accumulation window."""
+        """Returns the next step, which must be available, with its batch and the counts of its update."""
         number = self.next_step
-        counts = self.cursor.sum_counts(self.cursor.compute_window(number))
+        counts = self.cursor.sum_counts(self.cursor.list_update(number))
         step = self.cursor.advance()
         batch = self._batches.pop(number, None)
         self.submit(StepTaken())

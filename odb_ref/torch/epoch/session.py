@@ -26,10 +26,9 @@ _closing: list[Session] = []
 
 
 class Session:
-    """The moving parts of one loader; `ODBDataLoader` is their owner. ``forget`` is told of each epoch that has ended."""
+    """The moving parts of one loader; `ODBDataLoader` is their owner."""
 
-    def __init__(self, forget: Callable[[Delivery], None]) -> None:
-        self._forget = forget
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._exchange: Exchange | None = None
         self._service: SampleService | None = None
@@ -88,7 +87,6 @@ class Session:
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
             delivery.leave_and_close(timeout_s, lost_to)
-            self._forget(delivery)
 
     def close(self) -> None:
         """Ends everything: leaves the epoch, takes leave of the other ranks, ends workers. Does nothing in a forked child."""

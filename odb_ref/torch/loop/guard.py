@@ -1,7 +1,7 @@
 """Steps that survive running out of memory, on all ranks together, without losing or repeating a sample.
 
 **A whole model on each rank** (DDP, or not wrapped). Each rank makes the gradients of its batch alone, and all are averaged
-when an accumulation window ends, in one go. So a rank that runs out of memory can begin its window again, with the failing
+when an update ends, in one go. So a rank that runs out of memory can begin its update again, with the failing
 batch in halves, while the others wait for it in that average. It begins again rather than keep what it has: a backward pass
 that fails has added to some gradients already, and a copy of them would take memory where there is none. The price is that
 gradients do not travel while the backward pass is still running, as they do with DDP.
@@ -12,7 +12,7 @@ that succeeds. Then all ranks take as many passes as the one that needs most.
 
 A sample that does not fit alone fails the step on every rank: it is not left out in silence. Spec: R4.5. Preserves: WEIGHT.
 
-`WindowGuard` is told how a pass is run; `StepGuard` is that for a loop of one's own.
+`UpdateGuard` is told how a pass is run; `StepGuard` is that for a loop of one's own.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from odb_ref.torch.loop.splitting import find_count, split_batch
 _LOG: Final = logging.getLogger("odb_ref")
 
 SHRINK: Final = 0.9
-"""The share of the smallest batch that did not fit which `WindowGuard.token_budget` proposes."""
+"""The share of the smallest batch that did not fit which `UpdateGuard.token_budget` proposes."""
 
 Piece = tuple[Batch, StepInfo]
-"""A batch of the window, or what became of a part of it. Its information then counts the samples, the supervised and padded
+"""A batch of the update, or what became of a part of it. Its information then counts the samples, the supervised and padded
 tokens of the part, and has its weight."""
 
 
@@ -58,7 +58,7 @@ class GuardOptions(TypedDict, Generic[Batch], total=False):
     group: dist.ProcessGroup | None
 
 
-class WindowGuard(Generic[Batch]):
+class UpdateGuard(Generic[Batch]):
     """Has passes run, in halves where memory runs out: see `StepGuard` for what it is told.
 
     ``run_pass(model, batch, info)`` runs forward and backward for a batch and returns its loss as `StepInfo.scale` has it,
@@ -82,7 +82,7 @@ class WindowGuard(Generic[Batch]):
         self.failures = 0
         """How often this rank has run out of memory."""
         self.all_failures = 0
-        """How often any rank has, up to the end of the last window."""
+        """How often any rank has, up to the end of the last update."""
         self.token_budget: int | None = None
         """A budget that would have avoided what has failed here so far; None while nothing has."""
         if type(model).__module__.startswith("deepspeed."):
@@ -117,60 +117,60 @@ class WindowGuard(Generic[Batch]):
         self._memory = memory
         self._lower_budget = lower_budget
         self._group = group
-        self._window: list[Piece[Batch]] = []
+        self._pieces: list[Piece[Batch]] = []
         self._failure: Exception | None = None
-        """What went wrong in this window: raised at its end, with all ranks. Until then a rank asks for its batches, since the
+        """What went wrong in this update: raised at its end, with all ranks. Until then a rank asks for its batches, since the
         others may need it for theirs."""
         self._losses: list[torch.Tensor] = []
-        """Of the pieces of the window that have run."""
+        """Of the pieces of the update that have run."""
         self._told_failures = 0
         """Of this rank, how many the others know of."""
         self._has_tried = self._is_sharded and memory is None
         """Whether a batch is known to go in halves, or will never have to."""
 
     def backward(self, batch: Batch, info: StepInfo) -> torch.Tensor:
-        """Returns the scaled loss of a batch, detached, when its gradients have been added to those of the window.
+        """Returns the scaled loss of a batch, detached, when its gradients have been added to those of the update.
 
-        All ranks call it for every step. With the last step of a window the gradients are those of all ranks.
+        All ranks call it for every step. With the last step of an update the gradients are those of all ranks.
 
-        Raises: when the window ends, what running a pass has raised, and OutOfMemoryError for a sample that does not fit
+        Raises: when the update ends, what running a pass has raised, and OutOfMemoryError for a sample that does not fit
         alone; JobError on the other ranks.
         """
-        if not (self._window and follows(self._window[-1][1], info)):
-            self._window, self._losses, self._failure = [], [], None  # what is left of one that was broken off
+        if not (self._pieces and follows(self._pieces[-1][1], info)):
+            self._pieces, self._losses, self._failure = [], [], None  # what is left of one that was broken off
             self._clear()
         if self._is_sharded:
             self._run_together((batch, info))
         else:
-            self._window.append((batch, info))
+            self._pieces.append((batch, info))
             try:
                 if self._failure is None:
                     self._try_halves((batch, info))
-                    self._run_window()
+                    self._run_update()
             except Exception as error:
                 self._failure = error
             if info.is_update_end:
                 self._average()
             if self._failure is not None:
                 return self._example.new_full((), torch.nan)
-        loss = [loss for loss, (_, of) in zip(self._losses, self._window, strict=True) if of.step == info.step]
+        loss = [loss for loss, (_, of) in zip(self._losses, self._pieces, strict=True) if of.step == info.step]
         total = torch.stack(loss).sum()
         if info.is_update_end:
-            self._window, self._losses = [], []
+            self._pieces, self._losses = [], []
         return total
 
     # A whole model on each rank ------------------------------------------------------------------------------------------
 
-    def _run_window(self) -> None:
-        """Runs what of the window has not run, and all of it again when memory runs out."""
-        while len(self._losses) < len(self._window):
+    def _run_update(self) -> None:
+        """Runs what of the update has not run, and all of it again when memory runs out."""
+        while len(self._losses) < len(self._pieces):
             number = len(self._losses)
-            piece = self._window[number]
+            piece = self._pieces[number]
             loss, text = self._try(*piece)
             if loss is not None:
                 self._losses.append(loss)
                 continue
-            self._window[number : number + 1] = self._halve(piece, text)
+            self._pieces[number : number + 1] = self._halve(piece, text)
             self._losses = []
             self._clear()
             release_memory()
@@ -232,7 +232,7 @@ class WindowGuard(Generic[Batch]):
         batch, info = pieces[-1]
         pieces += [(batch, replace(info, loss_scale=0.0, local_supervised=0))] * (needed - len(pieces))
         for item in pieces:
-            self._window.append(item)
+            self._pieces.append(item)
             self._losses.append(self._run(self._model, *item))
 
     def _has_room(self, piece: Piece[Batch]) -> bool:
@@ -314,7 +314,7 @@ class WindowGuard(Generic[Batch]):
             parameter.grad = None
 
 
-class StepGuard(WindowGuard[Batch]):
+class StepGuard(UpdateGuard[Batch]):
     """Runs forward and backward passes, in halves where memory runs out.
 
     ::
@@ -351,7 +351,7 @@ class StepGuard(WindowGuard[Batch]):
 
 
 def follows(last: StepInfo, info: StepInfo) -> bool:
-    """Returns whether a step lies in the accumulation window of the one before it, and comes next."""
+    """Returns whether a step lies in the update of the one before it, and comes next."""
     return not last.is_update_end and (info.epoch, info.step) == (last.epoch, last.step + 1)
 
 

@@ -14,12 +14,12 @@ def scaled_learning_rate(optimizer: Optimizer, factor: float) -> Iterator[None]:
 
     ::
 
-        with scaled_learning_rate(optimizer, info.window_supervised / REFERENCE_TOKENS):
+        with scaled_learning_rate(optimizer, info.update_supervised / REFERENCE_TOKENS):
             optimizer.step()
 
     This is linear scaling: twice the tokens, twice the rate, in proportion to the batch that the rate was tuned for; the
     root of that quotient is another common choice. A schedule sees only its own rates. All ranks compute the same factor,
-    since ``window_supervised`` counts what all of them train on.
+    since ``update_supervised`` counts what all of them train on.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):

@@ -110,8 +110,8 @@ class EpochProgress:
     """Where one rank stands in an epoch: at its beginning, or after a step."""
 
     checkpoint: Checkpoint | None = None
-    window: StepCounts = ZERO_COUNTS
-    """Global counts of what was taken of the accumulation window that the checkpoint lies in."""
+    update_counts: StepCounts = ZERO_COUNTS
+    """Global counts of what was taken of the update that the checkpoint lies in."""
     bad: tuple[int, ...] = ()
     """The places set aside among the ``known`` ones, with updates those of the one that the checkpoint lies in."""
     known: int = 0
@@ -130,7 +130,7 @@ class EpochProgress:
     @property
     def is_between_updates(self) -> bool:
         """True where no update was begun that is not complete: only round and steps count of what is saved. Spec: R16.6."""
-        return self.checkpoint is None or not (self.checkpoint.taken_steps or self.window.samples)
+        return self.checkpoint is None or not (self.checkpoint.taken_steps or self.update_counts.samples)
 
     @property
     def steps(self) -> int:
@@ -167,7 +167,7 @@ class EpochState:
             "order": self.order,
             "keys": self.keys,
             "place": None if self.progress.checkpoint is None else _encode_checkpoint(self.progress.checkpoint),
-            "window": self.progress.window.to_row(),
+            "window": self.progress.update_counts.to_row(),
             "bad": list(self.progress.bad),
             "known": self.progress.known,
             "digest": self.progress.digest,
@@ -191,7 +191,7 @@ class EpochState:
                 "order": str(order),
                 "keys": str(keys),
                 "place": place,
-                "window": [int(), int(), int(), *_] as window,
+                "window": [int(), int(), int(), *_] as update,
                 "bad": [*bad],
                 "known": int(known),
                 "digest": str(digest),
@@ -207,7 +207,7 @@ class EpochState:
                     keys=keys,
                     progress=EpochProgress(
                         checkpoint=None if place is None else _decode_checkpoint(place),
-                        window=StepCounts.from_row(_decode_places(window)),
+                        update_counts=StepCounts.from_row(_decode_places(update)),
                         bad=_decode_places(bad),
                         known=known,
                         digest=digest,

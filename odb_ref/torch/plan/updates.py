@@ -44,14 +44,14 @@ def begin_inside(
         taken, bad = (
             {place // world_size for place in places if place % world_size == rank} for places in (taken, bad)
         )
-    samples = begun.global_samples + first.window.samples - first.gone_counts.samples
+    samples = begun.global_samples + first.update_counts.samples - first.gone_counts.samples
     rounds = count_rounds(update_samples, world_size, is_shared=is_shared)
     return EpochProgress(
         checkpoint=Checkpoint(start=begin_update(update, first.steps, samples, rounds=rounds)),
-        window=first.window,
+        update_counts=first.update_counts,
         bad=tuple(sorted(bad)),
         gone=tuple(sorted(taken)),
-        gone_counts=first.window,
+        gone_counts=first.update_counts,
     )
 
 

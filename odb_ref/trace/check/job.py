@@ -207,7 +207,7 @@ class Job:
         return self._exchanges.list_missing(kind, self._count_answered(kind, record.rank))
 
     def lose(self, ranks: set[int]) -> None:
-        """Says that the traces of ``ranks`` have ended: their posts are unknown, not absent."""
+        """Notes that the traces of ``ranks`` have ended: their posts are unknown, not absent."""
         self._exchanges.gone |= ranks
 
     def _count_answered(self, kind: ExchangeKind, number: int) -> int:

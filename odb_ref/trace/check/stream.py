@@ -21,7 +21,7 @@ class Posts(Protocol):
         """Returns the ranks that the record waits for."""
 
     def lose(self, ranks: set[int]) -> None:
-        """Says that the traces of ``ranks`` have ended: their posts are unknown, not absent."""
+        """Notes that the traces of ``ranks`` have ended: their posts are unknown, not absent."""
 
 
 class Stream:

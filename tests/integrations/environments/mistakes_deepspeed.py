@@ -24,7 +24,6 @@ from transformers import TrainingArguments
 from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.deepspeed import backward
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions
-from odb_ref.torch import pop_step_info
 from tests.helpers.options import nested
 from tests.integrations.common import (
     BUDGET_TOKENS,
@@ -170,8 +169,7 @@ def accelerate(
     updates: list[list[int]] = [[]]
     with make_loader(**options) as loader, warnings.catch_warnings():
         warnings.filterwarnings("error", message="Accelerate has a prepared schedule go 2 times")
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             with accumulate(accelerator, engine, info):
                 accelerator.backward(info.scale(engine(batch["input_ids"], batch["labels"])["loss"]))
                 if is_told_always:

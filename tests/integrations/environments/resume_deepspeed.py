@@ -24,7 +24,7 @@ from transformers import TrainingArguments
 from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.deepspeed import backward
 from odb_ref.integrations.hf import ODBOptions
-from odb_ref.torch import JobState, ODBDataLoader, pop_step_info
+from odb_ref.torch import JobState, ODBDataLoader
 from tests.helpers.options import nested
 from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Model, Samples, collate, make_shard
 from tests.integrations.environments import resuming
@@ -97,8 +97,7 @@ def train_accelerate(stage: int, folder: Path, is_resumed: bool) -> dict[str, An
         accelerator.register_for_checkpointing(JobState(loader))
         if is_resumed:
             accelerator.load_state(str(folder))
-        for batch in accelerator.prepare(loader):
-            info = pop_step_info(batch)
+        for batch, info in accelerator.prepare(loader).steps():
             with accumulate(accelerator, engine, info):
                 loss = engine(batch["input_ids"], batch["labels"])["loss"]
                 accelerator.backward(info.scale(loss))

@@ -29,7 +29,7 @@ from transformers import TrainingArguments
 from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.deepspeed import backward
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
-from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info
+from odb_ref.torch import ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.integrations.common import (
     BUDGET_TOKENS,
@@ -47,7 +47,7 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 CPU = torch.device("cpu")
 UPDATE_SAMPLES = 8
-"""Of an update, in the kinds that end in "updates": of 31 samples the last holds 7."""
+"""Samples of an update, in the kinds that end in "updates": of 31 samples the last holds 7."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ def make_loader(*, is_exact: bool, steps: int = 1, **options: Any) -> ODBDataLoa
 
 
 def train_plain(stage: int, steps: int = 1, *, is_exact: bool = False) -> Any:
-    """Whoever is to divide: with windows the loader's weights expect it of DeepSpeed, without it of nobody."""
+    """Checks both that may divide: with windows the loader's weights expect it of DeepSpeed, without it of nobody."""
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=make_config(stage, steps))
@@ -116,7 +116,7 @@ def train_plain(stage: int, steps: int = 1, *, is_exact: bool = False) -> Any:
 
 
 def pretend() -> None:
-    """Has Accelerate believe that the processors are accelerators: without one it runs no DeepSpeed."""
+    """Makes Accelerate believe that the processors are accelerators: without one it runs no DeepSpeed."""
     AcceleratorState._reset_state(reset_partial_state=True)
     PartialState(cpu=True)
     PartialState._shared_state |= {"distributed_type": DistributedType.DEEPSPEED, "device": CPU}
@@ -130,8 +130,7 @@ def train_accelerate(stage: int, *, is_exact: bool = False) -> Any:
     engine, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
     log = Log()
     with make_loader(is_exact=is_exact, steps=2) as loader:
-        for batch in accelerator.prepare(loader):
-            info = pop_step_info(batch)
+        for batch, info in accelerator.prepare(loader).steps():
             with accumulate(accelerator, engine, info):
                 loss = info.scale(engine(batch["input_ids"], batch["labels"])["loss"])
                 accelerator.backward(loss)

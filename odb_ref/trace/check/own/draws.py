@@ -96,7 +96,7 @@ class RankDraws:
             self._expected, self.drawn, self.first = (first, count) if count else None, drawn, first
 
     def note_want(self, wanted: int | None) -> Iterator[Judgement]:
-        """Hears what the rank posts that it wants. Yields what is judged of it."""
+        """Reads what the rank posts that it wants, and yields the judgements."""
         self._wanted, self._left = wanted, (self._total or 0) - self.drawn
         if (wanted is not None) != self.is_shared:
             yield Property.DEAL, f"posts that it wants {wanted}, and the ranks share {self._total} samples"
@@ -119,7 +119,7 @@ class RankDraws:
         yield Property.DEAL, what if self._wanted != wanted else ""
 
     def note_wants(self, wants: list[int], round_: int) -> Iterator[Judgement]:
-        """Hears what all ranks want for a round, and so what is drawn. Yields what is judged of it. Spec: R14.3."""
+        """Reads what all ranks want for a round, and so what is drawn, and yields the judgements. Spec: R14.3."""
         if self._total is None:
             yield Property.DEAL, f"is told of wants {wants}, and each rank has its own source" if wants else ""
             return
@@ -143,7 +143,7 @@ class RankDraws:
         self._expected = (first, shares[self._rank]) if shares[self._rank] else None
 
     def note_read(self, count: int, first: int | None) -> Iterator[Judgement]:
-        """Hears what the rank asks for. Yields what is judged of it. Spec: R14.4."""
+        """Reads what the rank asks for, and yields the judgements. Spec: R14.4."""
         expected, self._expected = self._expected, None
         if first is None or self._total is None:
             if (first is None) == (self.is_shared or self._settings.update_samples is not None):

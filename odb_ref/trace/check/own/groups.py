@@ -51,7 +51,7 @@ def _list_packed(rows: Rows, settings: Settings) -> list[Rows]:
 
 
 def _line_up_for_packing(rows: Rows, bounds: tuple[int, ...]) -> Rows:
-    """Returns the samples as they are packed: as many of the oldest as keep all bounds together, then the longest."""
+    """Returns the samples as they are packed: the oldest that keep all bounds together, then the longest."""
     line = sorted(rows, key=itemgetter(1))
     count = 0
     used = [0] * len(bounds)

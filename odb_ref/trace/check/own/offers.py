@@ -115,7 +115,7 @@ def judge_offer(offer: Offer, seen: Seen, settings: Settings) -> Iterator[Judgem
 def compare_window(held: int, new: int, asked: int, size: int | None, *, is_ended: bool, is_full: bool = False) -> str:
     """Returns how a window differs from R2.3; empty when it does not.
 
-    Of the ``held`` samples ``new`` were read, and ``asked`` were asked for; ``size`` is the window's by the configuration, None
+    ``new`` of the ``held`` samples were read, and ``asked`` were asked for; ``size`` is the window's by the configuration, None
     where what is asked for is what was drawn (R14.3).
     One that is full is smaller; a trace does not say how many bytes a sample has.
     """

@@ -1,4 +1,4 @@
-"""Where an accumulation window begins and ends: on all ranks with the same step, also in an epoch that is broken off."""
+"""Where an update begins and ends: on all ranks with the same step, also in an epoch that is broken off."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def take_and_leave(rank: int) -> list[tuple[int, bool, bool]]:
     return found
 
 
-def test_a_rank_that_leaves_ends_no_window_of_another() -> None:
+def test_a_rank_that_leaves_ends_no_update_of_another() -> None:
     """Spec: R7.1, R7.4. Else one rank would average gradients, or train, with a step that was none of the others' last."""
     results = run_ranks(2, take_and_leave)
     assert not any(result.error for result in results), results
@@ -80,11 +80,11 @@ def test_a_failed_epoch_has_no_last_step() -> None:
     assert not any(is_last for _, is_last, _ in results[0].value)
 
 
-# A guard's windows ----------------------------------------------------------------------------------------------------------
+# A guard's updates ----------------------------------------------------------------------------------------------------------
 
 
 def get_gradients_after(guard: StepGuard[Any], model: nn.Module, loader: ODBDataLoader[Any]) -> list[list[float]]:
-    """The gradient of each window of an epoch."""
+    """The gradient of each update of an epoch."""
     found = []
     for batch, info in loader.steps():
         guard.backward(batch, info)
@@ -94,8 +94,8 @@ def get_gradients_after(guard: StepGuard[Any], model: nn.Module, loader: ODBData
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_window_that_was_broken_off_adds_nothing_to_the_next(number: int) -> None:
-    """Preserves: WEIGHT. An epoch that is left in the middle of a window, and one after it."""
+def test_an_update_that_was_broken_off_adds_nothing_to_the_next(number: int) -> None:
+    """Preserves: WEIGHT. An epoch that is left in the middle of an update, and one after it."""
     model = make_model()
     guard = StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
     with ODBDataLoader(Numbers(0, 40), **nested(**OPTIONS | {"num_workers": 0, "accumulation_steps": 3})) as loader:
@@ -109,7 +109,7 @@ def test_a_window_that_was_broken_off_adds_nothing_to_the_next(number: int) -> N
 
 
 def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
-    """Two epochs, by the same guard: in the first, the second window fails on rank 1."""
+    """Two epochs, by the same guard: in the first, the second update fails on rank 1."""
     model = make_model()
     is_bad = False
 
@@ -131,8 +131,8 @@ def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
         return get_gradients_after(guard, model, loader), errors
 
 
-def test_a_window_that_failed_is_over() -> None:
-    """Preserves: WEIGHT. Whoever goes on all the same does so with the window after it."""
+def test_an_update_that_failed_is_over() -> None:
+    """Preserves: WEIGHT. A caller that continues all the same does so with the update after it."""
     first, second = run_ranks(2, go_on_after_a_failure)
     assert (first.error, second.error) == ("", ""), (first, second)
     assert (first.value[1], second.value[1]) == (["JobError"], ["ValueError"])

@@ -1,0 +1,77 @@
+"""Finds phrases that read as translated, in every text of the repository: pages, docstrings, comments, messages.
+
+    python -m tests.repo.prose            # what `make lint` runs; names file, line, and what to write instead
+
+A phrase that English needs all the same is spelt otherwise; there is no way to switch a line off.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+LATER: Final = ("odb_ref/torch/", "simulator/", "tests/torch/test_collate_workers.py")
+"""Not read through yet."""
+TEXTS: Final = (".py", ".md", ".v", ".tla", ".ipynb", ".yml", ".toml")
+
+_START: Final = r"(?:^[\s#>*(-]*|\"\"\"|[.:?] |\| |\(\* )"
+"""Where a sentence begins."""
+
+# Put together here, so that this file does not hold them.
+PHRASES: Final = {
+    r"\bHears" + r"\b": "Reads, takes",
+    _START
+    + "Has "
+    + r"(?:the|a|an|each|all|every|it|its|them|this|what|\w+) \w+ ?\w*\b": "Makes, lets; or Returns whether",
+    r"\bSays " + r"(?:which|what|whether|how|that|why|where|who|by|of)\b": "Returns, names, raises",
+    r"\b[Ww]ho" + "ever": "a caller, the rank that",
+    r"\bone's " + r"own\b|\ba \w+ of one's\b": "your own, the user's",
+    r"(?<!here )\b(?:is|are|was|were|be) " + r"none\b(?! of)": "is not one",
+    r"(?<!least )(?<!twice )(?<!times )(?<!most )(?<!exactly )\bas many "
+    + r"(?:[\w'`-]+ ){0,5}as\b": "the same number of, up to, all that",
+    _START + r"Of " + r"(?!course\b|these\b|those\b)\w": "begin with the subject",
+    r"\b(?:says?|said|means?|knows?|known|shows?|shown|sees?|seen|asks?|told|proved|tested), " + r"that\b": "no comma",
+    # What is English after "there" is not English elsewhere.
+    r"(?<!here )(?<!her )\b(?:is|are|was|were|be) "
+    + r"no (?!longer|more|fewer|less|greater|such|doubt)\w+": "is not a",
+    r"\b(?:gone|going|goe?s?) " + r"on with\b": "continue",
+    "of no " + "account": "does not matter",
+    r"\btakes? " + r"note\b": "notes",
+    "[Nn]othing " + "when": "does nothing",
+    '"""' + r'None\."': "says what it is",
+}
+PATTERN: Final = {re.compile(phrase): advice for phrase, advice in PHRASES.items()}
+
+
+def find(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yields what is to be said otherwise: its line, the phrase, and what to write instead."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for pattern, advice in PATTERN.items():
+            if match := pattern.search(line):
+                yield number, match[0].strip(), advice
+
+
+def list_texts() -> list[Path]:
+    """The tracked files that hold prose."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = [name for name in done.stdout.splitlines() if not name.startswith(LATER)]
+    return [path for name in names if (path := ROOT / name).suffix in TEXTS and path.is_file()]
+
+
+def main() -> int:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {phrase!r}: {advice}"
+        for path in list_texts()
+        for number, phrase, advice in find(path.read_text(encoding="utf-8"))
+    ]
+    print("\n".join(found) or "no phrase that reads as translated")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
