@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import torch.multiprocessing
 
-from odb_ref.core.errors import UsageError, check_integer, read_integer
+from odb_ref.core.errors import MOST, UsageError, check_integer, read_integer
 from odb_ref.torch.exchange.collectives import TRANSPORTS
 from odb_ref.torch.reading.source import LoaderOptions
 
@@ -35,6 +35,14 @@ def check_seconds(value: object, name: str, *, is_zero_allowed: bool) -> float:
     if value < 0 or (value == 0 and not is_zero_allowed):
         raise UsageError(f"{name} must {'not be negative' if is_zero_allowed else 'be positive'}, got {value}")
     return min(float(value), MOST_SECONDS)
+
+
+def check_optional(value: object, name: str, least: int, most: int = MOST) -> int | None:
+    """Returns the value.
+
+    Raises: UsageError when it is neither None nor an integer between these bounds.
+    """
+    return None if value is None else check_integer(value, name, least, most)
 
 
 def check_flag(value: object, name: str) -> bool:
@@ -116,7 +124,7 @@ def make_loader_options(
     """
     check_functions(worker_init_fn=worker_init_fn)
     workers = check_integer(num_workers, "num_workers", 0, _MOST_PROCESSES)
-    prefetch = None if prefetch_factor is None else check_integer(prefetch_factor, "prefetch_factor", 1, _MOST_READY)
+    prefetch = check_optional(prefetch_factor, "prefetch_factor", 1, _MOST_READY)
     timeout_s = check_seconds(timeout, "timeout", is_zero_allowed=True)
     is_persistent = None if persistent_workers is None else check_flag(persistent_workers, "persistent_workers")
     is_named = isinstance(multiprocessing_context, str)

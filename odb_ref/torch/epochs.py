@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from odb_ref.core.batching.budgets import BudgetSchedule
-from odb_ref.core.batching.layouts import Layout
-from odb_ref.core.batching.rules import TargetRule
-from odb_ref.core.config import Config, Terms, choose_ramp
+from odb_ref.core.config import Config, choose_ramp
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.offer import NONE
 from odb_ref.torch.batches import Batch
@@ -30,19 +29,16 @@ from odb_ref.torch.exchange.roster import Ranks, Roster
 from odb_ref.torch.gathering import gather_objects
 from odb_ref.torch.info import Weighting
 from odb_ref.torch.iterator import EpochIterator, StepIterator
-from odb_ref.torch.options import SharedSettings, claim_trace, compute_trace_path, release_traces
-from odb_ref.torch.plan.order import Beginning, Order
+from odb_ref.torch.options import claim_trace, compute_trace_path, release_traces
+from odb_ref.torch.plan.order import Order
 from odb_ref.torch.plan.schedule import Schedule
-from odb_ref.torch.plan.seal import check_states, seal
+from odb_ref.torch.plan.seal import seal
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import StateDict
-from odb_ref.torch.reading.collator import CollateFn, OnIdle
 from odb_ref.torch.reading.costs import Resources
-from odb_ref.torch.reading.counting import Counting
 from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
-from odb_ref.torch.reading.quarantine import OnBadSample, Quarantined
+from odb_ref.torch.reading.quarantine import Quarantined
 from odb_ref.torch.reading.service import SampleService
-from odb_ref.torch.reading.source import LoaderOptions
 from odb_ref.torch.workers.process import LoaderProcess
 from odb_ref.trace.writing import TraceWriter
 
@@ -53,31 +49,24 @@ class Epochs(Generic[Batch]):
     """The epochs of a loader, one after another. Its constructor is `ODBDataLoader`'s, which checks all that is said here."""
 
     dataset: Dataset[object]
-    collate_fn: CollateFn
     num_workers: int
     token_budget: int
     process_group: dist.ProcessGroup | None
     _ranks: Ranks
     _resources: Resources
-    _window: int
-    _window_bytes: int | None
-    _terms: Terms
-    _rule: TargetRule
-    _depth: int
-    _on_idle: OnIdle
-    _idle_sample: object
-    _on_bad_sample: OnBadSample
+    _config: Config
+    """That of a rank alone, with as many first windows that are smaller as where nobody knows the samples."""
+    _ramp_rounds: int | None
+    _spec: PipelineSpec
     _weighting: Weighting
     _order: Order
     _bound: int | str | None
     _transport: str
     _timeout_s: float
-    _log_wait_s: float
     _trace: str | Path | None
     _name: str | None
-    _counting: Counting
-    _shared: SharedSettings
-    _options: LoaderOptions
+    _common: dict[str, object]
+    """What all ranks must have in common beside the configuration and the order, by the names that the user has for it."""
     _schedule: Schedule
     _budget_schedule: BudgetSchedule | None
 
@@ -159,7 +148,7 @@ class Epochs(Generic[Batch]):
         Raises: UsageError for a stream, or a sampler of one's own.
         """
         config = self._make_config(*self._ranks.find_rank_and_size())
-        return estimate_steps(self._order, self._counting.measure, config, samples, self.gather)
+        return estimate_steps(self._order, self._spec.measure, config, samples, self.gather)
 
     def steps(self) -> StepIterator[Batch]:
         """Starts an epoch, and returns its steps: each batch with its `StepInfo`.
@@ -177,8 +166,7 @@ class Epochs(Generic[Batch]):
         base = replace(base, peer=exchange.roster.peer, peers=exchange.roster.peers)
         service = session.get_service(self._make_service)
         try:
-            beginning = self._begin(exchange.roster, exchange.identity, f"{exchange.run:x}")
-            start = beginning.start
+            start = self._begin(exchange.roster, exchange.identity, f"{exchange.run:x}")
             config = start.make_config(base)
             if start.trace is not None:
                 claim_trace(start.trace, self)
@@ -187,17 +175,17 @@ class Epochs(Generic[Batch]):
         except BaseException as error:  # a state that does not fit, a sampler that raises, Ctrl-C: the others wait
             session.refuse(self._make_delivery(base, service, exchange, EpochStart(keys=())), error)
             raise
-        self._schedule.begin(beginning)
+        self._schedule.begin(start)
         delivery = self._make_delivery(config, service, exchange, start)
         self._delivery = delivery
         session.begin(delivery)
         return EpochIterator(
             self,
             delivery,
-            beginning,
+            start,
             world_size=exchange.world_size,
             weighting=self._weighting,
-            on_idle=self._on_idle,
+            on_idle=self._spec.on_idle,
             len_bound=self._compute_bound(),
             told=self._told,
         )
@@ -219,8 +207,8 @@ class Epochs(Generic[Batch]):
             self._ranks.find_rank_and_size() if exchange is None else (exchange.rank, exchange.world_size)
         )
         progress = None if delivery is None or delivery.is_exhausted else delivery.driver.compute_progress()
-        state = self._schedule.compute_state(rank, world_size, progress).to_dict()
-        return seal(state | {"steps": self._count_steps(), "accepted_tokens": self._accepted_tokens})
+        state = self._schedule.compute_state(rank, world_size, progress)
+        return seal(replace(state, steps=self._count_steps(), accepted_tokens=self._accepted_tokens).to_dict())
 
     def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
         """Goes on from a saved state with the next iteration; the epoch under way, if any, is left, as by a ``break``.
@@ -230,28 +218,27 @@ class Epochs(Generic[Batch]):
 
         Raises: UsageError when this is no such state, or a damaged one (R10.5); whether it fits is known at the next iteration.
         """
-        states = check_states(state)
-        self._schedule.load(states)
+        states = self._schedule.load(state)
         self._session.end_epoch(self._timeout_s, LOADED)
-        self._steps_before, self._is_loaded = max(_get_integer(one, "steps") or 0 for one in states), True
-        accepted = [tokens for one in states if (tokens := _get_integer(one, "accepted_tokens")) is not None]
+        self._steps_before, self._is_loaded = max(one.steps for one in states), True
+        accepted = [one.accepted_tokens for one in states if one.accepted_tokens is not None]
         self._accepted_tokens = min(accepted, default=None)
 
-    def _begin(self, roster: Roster, identity: LoaderIdentity, run: str) -> Beginning:
+    def _begin(self, roster: Roster, identity: LoaderIdentity, run: str) -> EpochStart:
         rank, world_size = roster.rank, roster.world_size
-        beginning = self._schedule.plan(rank, world_size)
-        is_rest = beginning.start.checkpoint is not None or beginning.emitted_before > 0
+        start = self._schedule.plan(rank, world_size)
+        is_rest = start.checkpoint is not None or start.taken_before.samples > 0
         taken = self._count_steps() if is_rest else 0
-        path, epoch = self._trace, beginning.start.epoch
+        path, epoch = self._trace, start.epoch
         # By its number in the job: groups beside each other must not write the same files.
         number = rank if roster.peers > 1 else roster.processes[rank]
         size = max(world_size, number + 1)
         trace = None if path is None else compute_trace_path(path, number, size, epoch, taken, peer=roster.peer)
         # A round that is formed again was counted before.
-        self._steps_before, self._is_loaded = self._count_steps() - beginning.start.progress.steps, False
+        self._steps_before, self._is_loaded = self._count_steps() - start.progress.steps, False
         start = replace(
-            beginning.start,
-            tag=self._shared.make_tag(beginning, identity.label),
+            start,
+            tag=self._make_tag(start, identity),
             trace=trace,
             run=run,
             workers=self.num_workers,
@@ -261,7 +248,14 @@ class Epochs(Generic[Batch]):
         if start.checkpoint is None:
             acceptance = start.make_acceptance(self.token_budget, self._budget_schedule)
             start = replace(start, first_tokens=acceptance.compute_first())
-        return replace(beginning, start=start)
+        return start
+
+    def _make_tag(self, start: EpochStart, identity: LoaderIdentity) -> str:
+        """Returns the settings that the core does not know: where ranks differ in one, the epoch ends. Spec: R7.3, R18.1."""
+        own: dict[str, object] = {"loader": identity.label, "epoch": start.epoch, "step": start.progress.steps}
+        if start.listed:
+            own["sampler"] = start.listed  # one order, which every rank lists for itself
+        return json.dumps(self._order.settings | self._common | own, sort_keys=True)
 
     def _count_steps(self) -> int:
         """Returns how many steps were taken since training began."""
@@ -330,19 +324,11 @@ class Epochs(Generic[Batch]):
 
     def _make_config(self, rank: int, world_size: int) -> Config:
         """Returns what the epochs have in common: see `EpochStart.make_config`."""
-        config = Config(
-            rank=rank,
-            world_size=world_size,
-            budget_tokens=self.token_budget,
-            depth_steps=self._depth,
-            rule=self._rule,
-            window_samples=self._window,
-        )
-        terms = self._terms
-        if terms.ramp_rounds is None:
+        ramp = self._ramp_rounds
+        if ramp is None:
             samples = self._order.count_samples() / world_size if self._order.is_auto else None
-            terms = replace(terms, ramp_rounds=choose_ramp(self._window, samples))
-        return terms.apply(config)
+            ramp = choose_ramp(self._config.window_samples, samples)
+        return replace(self._config, rank=rank, world_size=world_size, ramp_rounds=ramp)
 
     def _make_exchange(self) -> Exchange:
         roster = self._ranks.make_roster()
@@ -352,7 +338,7 @@ class Epochs(Generic[Batch]):
             is_common=self._order.is_auto,
             is_alone=len(roster.processes) == 1,
         )
-        transport = make_transport(roster, identity, self._transport, self._timeout_s, self._log_wait_s)
+        transport = make_transport(roster, identity, self._transport, self._timeout_s, self._timeout_s / 2)
         return Exchange(transport, identity, self._timeout_s)
 
     def gather(self, own: Value) -> list[Value]:
@@ -367,19 +353,7 @@ class Epochs(Generic[Batch]):
         return found
 
     def _make_service(self) -> SampleService:
-        spec = PipelineSpec(
-            dataset=self.dataset,
-            measure=self._counting.measure,
-            options=self._options,
-            collate_fn=self.collate_fn,
-            on_idle=self._on_idle,
-            idle_sample=self._idle_sample,
-            window_bytes=self._window_bytes,
-            on_bad_sample=self._on_bad_sample,
-            label_check=self._counting.label_check,
-            is_packed=self._terms.layout is Layout.PACKED,
-        )
-        return LoaderProcess(spec) if self.num_workers else ReadPipeline(spec, is_inline=True)
+        return LoaderProcess(self._spec) if self.num_workers else ReadPipeline(self._spec, is_inline=True)
 
     def _make_delivery(self, config: Config, service: SampleService, exchange: Exchange, start: EpochStart) -> Delivery:
         driver = EpochDriver(
@@ -390,10 +364,4 @@ class Epochs(Generic[Batch]):
             schedule=self._budget_schedule,
             accumulation_steps=self._weighting.accumulation_steps,
         )
-        return Delivery(config, driver, started_s=start.started_s, log_wait_s=self._log_wait_s)
-
-
-def _get_integer(state: Mapping[str, object], key: str) -> int | None:
-    """Returns what a saved state has at ``key``; None where it has nothing, as states of earlier versions."""
-    value = state.get(key)
-    return value if type(value) is int and value >= 0 else None
+        return Delivery(config, driver, started_s=start.started_s, log_wait_s=self._timeout_s / 2)

@@ -12,7 +12,7 @@ from odb_ref.torch.epoch.cleanup import CLEANUP
 from odb_ref.torch.epoch.delivery import Delivery, Taken
 from odb_ref.torch.epoch.session import LEAVE_S
 from odb_ref.torch.info import StepInfo, Weighting
-from odb_ref.torch.plan.order import Beginning
+from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.quarantine import BadSampleWarning
 
@@ -37,7 +37,7 @@ class EpochIterator(_Unique, Generic[Batch]):
         self,
         loader: object,
         delivery: Delivery,
-        beginning: Beginning,
+        start: EpochStart,
         *,
         world_size: int,
         weighting: Weighting,
@@ -54,7 +54,7 @@ class EpochIterator(_Unique, Generic[Batch]):
         self._lost = ""
         """Which step was taken and never handed out, if any."""
         self._delivery = delivery
-        self._beginning = beginning
+        self._start = start
         self._world_size = world_size
         self._weighting = weighting
         self._on_idle = on_idle
@@ -121,7 +121,7 @@ class EpochIterator(_Unique, Generic[Batch]):
 
     def _warn(self, taken: Taken | None) -> None:
         """Warns on the training thread, at most once an epoch for each kind."""
-        epoch = self._beginning.start.epoch
+        epoch = self._start.epoch
         if what := self._delivery.driver.quarantine.take_warning():
             warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=5)
         while self._delivery.driver.warnings:
@@ -137,13 +137,13 @@ class EpochIterator(_Unique, Generic[Batch]):
 
     def _make_info(self, taken: Taken) -> StepInfo:
         step, counts = taken.step, taken.step.global_counts
-        emitted = self._beginning.emitted_before + taken.emitted_samples
-        total = self._beginning.total_samples
+        emitted = self._start.taken_before.samples + taken.emitted_samples
+        total = self._start.total_samples
         return StepInfo(
             loss_scale=self._weighting.compute_scale(taken.local, taken.update_counts, self._world_size),
             step=step.number,
             round=step.round,
-            epoch=self._beginning.start.epoch,
+            epoch=self._start.epoch,
             is_idle=step.is_idle,
             is_last=taken.is_last,
             is_update_end=taken.is_update_end,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from inspect import signature
 from pathlib import Path
@@ -9,14 +10,14 @@ from typing import Final, NoReturn, SupportsIndex, TypeVar, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from odb_ref.core.batching.cost import choose_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.batching.sizes import Sizes
-from odb_ref.core.config import Terms
+from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Mode
 from odb_ref.torch.arguments import (
@@ -24,6 +25,7 @@ from odb_ref.torch.arguments import (
     check_functions,
     check_max_bad,
     check_name,
+    check_optional,
     check_seconds,
     check_transport,
     make_loader_options,
@@ -31,14 +33,12 @@ from odb_ref.torch.arguments import (
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epochs import Epochs
 from odb_ref.torch.exchange.roster import choose_ranks
+from odb_ref.torch.flattening import FlattenSamples
 from odb_ref.torch.info import LossReduction, LossScaling, Weighting
 from odb_ref.torch.options import (
-    SharedSettings,
     check_len_bound,
     check_skipping,
     check_updates,
-    choose_collate,
-    describe_decisive,
     make_order,
 )
 from odb_ref.torch.plan.schedule import Schedule
@@ -46,6 +46,7 @@ from odb_ref.torch.reading.collator import CollateFn, OnIdle
 from odb_ref.torch.reading.costs import CostFn, make_resources
 from odb_ref.torch.reading.counting import make_counting
 from odb_ref.torch.reading.measure import LengthFn
+from odb_ref.torch.reading.pipeline import PipelineSpec
 from odb_ref.torch.reading.quarantine import OnBadSample
 from odb_ref.torch.settings import (
     GROUP_OF,
@@ -149,16 +150,18 @@ class ODBDataLoader(Epochs[Batch]):
             length_fn=batching.length_fn,
             supervised_fn=loss.supervised_fn,
             cost_fn=batching.cost_fn,
+            budget_schedule=batching.budget_schedule,
         )
-        check_functions(budget_schedule=batching.budget_schedule)
         self.dataset: Dataset[object] = dataset
         self.sampler: Iterable[object] | None = sampler
-        # What the data set yields is what these functions take: past this point samples are opaque.
         causal_shift = loss.causal_shift is None or check_flag(loss.causal_shift, "causal_shift")
-        self._layout = choose(Layout, layout, "layout")
-        self.collate_fn = cast(CollateFn, collate_fn or choose_collate(self._layout, causal_shift=causal_shift))
+        shape = choose(Layout, layout, "layout")
+        if collate_fn is None:
+            self.collate_fn = FlattenSamples(causal_shift) if shape is Layout.PACKED else default_collate
+        else:  # what the data set yields is what it takes: past this point samples are opaque
+            self.collate_fn = cast(CollateFn, collate_fn)
         # Checked once, here: from here on numbers and flags are Python's own.
-        self._options = make_loader_options(
+        options = make_loader_options(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
@@ -168,39 +171,23 @@ class ODBDataLoader(Epochs[Batch]):
             pin_memory=pin_memory,
             silence_s=faults.timeout_s,
         )
-        self.num_workers = self._options.num_workers
+        self.num_workers = options.num_workers
         self.pin_memory = bool(pin_memory)
         self.token_budget = check_integer(token_budget, "token_budget", 1)
         self._budget_schedule = batching.budget_schedule
         self._resources = make_resources(batching.max_patches, cast(CostFn | None, batching.cost_fn), batching.limits)
-        k = None if loss.accumulation_steps == 1 else loss.accumulation_steps
         others: dict[str, object] = {
-            "accumulation_steps": k,
+            "accumulation_steps": None if loss.accumulation_steps == 1 else loss.accumulation_steps,
             "window_bytes": batching.window_bytes,
             "quota": protocol.quota,
             "len_bound": batching.len_bound,
         }
-        self._update_samples = check_updates(update_samples, others)
-        self._window = self._update_samples or check_integer(batching.window, "window", 1)
-        self._window_bytes = (
-            None if batching.window_bytes is None else check_integer(batching.window_bytes, "window_bytes", 1)
-        )
-        self._terms = Terms(
-            layout=self._layout,
-            order=choose(StepOrder, batching.order, "order"),
-            cost=choose_cost(batching.cost),
-            sizes=choose(Sizes, batching.sizes, "sizes"),
-            limits=self._resources.limits,
-            max_age_rounds=check_integer(protocol.max_age_rounds, "max_age_rounds", 1),
-            ramp_rounds=None if protocol.ramp_rounds is None else check_integer(protocol.ramp_rounds, "ramp_rounds", 0),
-            mode=choose(Mode, protocol.mode, "mode"),
-            quota_samples=None if protocol.quota is None else check_integer(protocol.quota, "quota", 1),
-            update_samples=self._update_samples,
-        )
-        self._rule = get_rule(protocol.policy) if isinstance(protocol.policy, str) else protocol.policy
-        self._on_idle = choose(OnIdle, protocol.on_idle, "on_idle")
-        self._idle_sample = protocol.idle_sample
-        self._on_bad_sample = choose(OnBadSample, faults.on_bad_sample, "on_bad_sample")
+        updates = check_updates(update_samples, others)
+        window = updates or check_integer(batching.window, "window", 1)
+        window_bytes = check_optional(batching.window_bytes, "window_bytes", 1)
+        self._ramp_rounds = check_optional(protocol.ramp_rounds, "ramp_rounds", 0)
+        on_idle = choose(OnIdle, protocol.on_idle, "on_idle")
+        on_bad_sample = choose(OnBadSample, faults.on_bad_sample, "on_bad_sample")
         max_bad = check_max_bad(faults.max_bad_samples)
         self._weighting = Weighting(
             scaling=choose(LossScaling, loss.scaling, "scaling"),
@@ -208,9 +195,25 @@ class ODBDataLoader(Epochs[Batch]):
             accumulation_steps=check_integer(loss.accumulation_steps, "accumulation_steps", 1),
             is_divided_by_steps=check_flag(loss.is_divided_by_trainer, "is_divided_by_trainer"),
         )
-        # A step is handed out with the counts of its update, and whether it is the last: all of these must fit.
-        self._depth = max(check_integer(batching.depth, "depth", 1), self._weighting.accumulation_steps + 1)
-        check_skipping(self._on_idle, self._weighting.accumulation_steps if self._update_samples is None else 2)
+        self._config = Config(
+            rank=0,
+            world_size=1,
+            budget_tokens=self.token_budget,
+            # A step comes with the counts of its update, and whether it is the last: all of these must fit.
+            depth_steps=max(check_integer(batching.depth, "depth", 1), self._weighting.accumulation_steps + 1),
+            rule=get_rule(protocol.policy) if isinstance(protocol.policy, str) else protocol.policy,
+            window_samples=window,
+            layout=shape,
+            order=choose(StepOrder, batching.order, "order"),
+            cost=choose_cost(batching.cost),
+            sizes=choose(Sizes, batching.sizes, "sizes"),
+            limits=self._resources.limits,
+            max_age_rounds=check_integer(protocol.max_age_rounds, "max_age_rounds", 1),
+            mode=choose(Mode, protocol.mode, "mode"),
+            quota_samples=check_optional(protocol.quota, "quota", 1),
+            update_samples=updates,
+        )
+        check_skipping(on_idle, self._weighting.accumulation_steps if updates is None else 2)
         self._order = make_order(
             dataset,
             sampler=sampler,
@@ -218,10 +221,10 @@ class ODBDataLoader(Epochs[Batch]):
             shard=shard,
             seed=seed,
             generator=generator,
-            update_samples=self._update_samples,
+            update_samples=updates,
             drop_last=check_flag(drop_last, "drop_last"),
         )
-        if self._order.is_shared and batching.window_bytes is not None:
+        if self._order.is_shared and window_bytes is not None:
             raise UsageError("window_bytes needs shards of one's own: with shard='shared' what is drawn is read")
         self._bound = check_len_bound(batching.len_bound, self._order)
         self._ranks = choose_ranks(
@@ -230,30 +233,47 @@ class ODBDataLoader(Epochs[Batch]):
         self.process_group = self._ranks.groups[-1]
         self._transport = check_transport(protocol.transport)
         self._timeout_s = check_seconds(faults.timeout_s, "timeout_s", is_zero_allowed=False)
-        self._log_wait_s = self._timeout_s / 2
         self._trace = trace
         self._name = None if protocol.name is None else check_name(protocol.name)
-        self._counting = make_counting(
+        counting = make_counting(
             cast(LengthFn | None, batching.length_fn),
             cast(LengthFn | None, loss.supervised_fn),
             causal_shift=causal_shift,
             resources=self._resources,
             is_checked=self._weighting.needs_supervised,
             is_packing=self.num_workers > 0,
-            is_weighing=batching.window_bytes is not None,
+            is_weighing=window_bytes is not None,
         )
-        choices: dict[str, object] = {"on_idle": self._on_idle, "on_bad_sample": self._on_bad_sample}
-        choices |= {"window_bytes": self._window_bytes} if batching.window_bytes is not None else {}
-        weighting, counting = self._weighting, self._counting
-        self._shared = SharedSettings(order=self._order, weighting=weighting, counting=counting, choices=choices)
+        self._spec = PipelineSpec(
+            dataset=dataset,
+            measure=counting.measure,
+            options=options,
+            collate_fn=self.collate_fn,
+            on_idle=on_idle,
+            idle_sample=protocol.idle_sample,
+            window_bytes=window_bytes,
+            on_bad_sample=on_bad_sample,
+            label_check=counting.label_check,
+            is_packed=shape is Layout.PACKED,
+        )
+        decisive = counting.settings | ({} if window_bytes is None else {"window_bytes": window_bytes})
+        self._common = decisive | {
+            "on_idle": on_idle,
+            "on_bad_sample": on_bad_sample,
+            "loss_scaling": self._weighting.scaling,
+            "loss_reduction": self._weighting.reduction,
+            "accumulation_steps": self._weighting.accumulation_steps,
+            "trainer_divides_loss": self._weighting.is_divided_by_steps,
+        }
         # Refuses what makes no sense before any process has started.
-        settings = describe_decisive(self._make_config(0, 1), self._counting, self._window_bytes)
+        shared = json.loads(self._make_config(0, 1).shared_json)
+        decisive |= {key: value for key, value in shared.items() if key not in ("tag", "world_size")}
         self._schedule = Schedule(
             self._order,
-            settings,
-            quota=self._terms.quota_samples,
-            read_ahead=self._window // 2,
-            max_bad=max_bad if self._on_bad_sample is OnBadSample.QUARANTINE else 0,
+            json.dumps(decisive),
+            quota=self._config.quota_samples,
+            read_ahead=window // 2,
+            max_bad=max_bad if on_bad_sample is OnBadSample.QUARANTINE else 0,
         )
         self._start_session()
 

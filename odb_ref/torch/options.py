@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset, default_collate
+from torch.utils.data import DistributedSampler, IterableDataset
 
-from odb_ref.core.batching.layouts import Layout
-from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.torch.arguments import check_flag
-from odb_ref.torch.flattening import FlattenSamples
-from odb_ref.torch.info import Weighting
-from odb_ref.torch.plan.order import Beginning, Order
+from odb_ref.torch.plan.order import Order
 from odb_ref.torch.plan.sampler import AllReplicas
-from odb_ref.torch.reading.collator import CollateFn, OnIdle
-from odb_ref.torch.reading.counting import Counting
+from odb_ref.torch.reading.collator import OnIdle
 
 SAMPLES: Final = "samples"
 """The bound of ``len()`` that always holds: no step is idle on all ranks, so an epoch has no more steps than samples."""
@@ -29,11 +22,6 @@ SAMPLES: Final = "samples"
 _LEAST_SEED: Final = -(2**63)
 _MOST_SEED: Final = 2**64 - 1
 """As `torch.manual_seed` has them."""
-
-
-def choose_collate(layout: Layout, *, causal_shift: bool) -> CollateFn:
-    """Returns what makes batches where the user gives no ``collate_fn``."""
-    return FlattenSamples(causal_shift) if layout is Layout.PACKED else default_collate
 
 
 def check_skipping(on_idle: OnIdle, accumulation_steps: int) -> None:
@@ -174,41 +162,6 @@ def compute_trace_path(
         stem += f"-step{resumed_at}"
     name = f"{stem}{dot}{suffix}".replace("{rank}", str(rank)).replace("{epoch}", str(epoch))
     return path.with_name(name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedSettings:
-    """The settings that the core does not know, and all ranks must have in common, by the names that the user has for them; a
-    difference ends the epoch. Spec: R7.3.
-    """
-
-    order: Order
-    weighting: Weighting
-    counting: Counting
-    choices: Mapping[str, object]
-    """Further settings by name."""
-
-    def make_tag(self, beginning: Beginning, loader: str) -> str:
-        """Returns the tag of an epoch's configuration; ``loader`` says which loader's it is. Spec: R18.1."""
-        settings: dict[str, object] = self.order.settings | {
-            "loader": loader,
-            "epoch": beginning.start.epoch,
-            "step": beginning.resume_step,
-            "loss_scaling": self.weighting.scaling,
-            "loss_reduction": self.weighting.reduction,
-            "accumulation_steps": self.weighting.accumulation_steps,
-            "trainer_divides_loss": self.weighting.is_divided_by_steps,
-        }
-        if beginning.start.listed:
-            settings["sampler"] = beginning.start.listed  # one order, which every rank lists for itself
-        return json.dumps({**settings, **self.choices, **self.counting.settings}, sort_keys=True)
-
-
-def describe_decisive(config: Config, counting: Counting, window_bytes: int | None) -> str:
-    """Returns what decides the batches as a JSON object, but for the data, their order and the number of ranks."""
-    shared = json.loads(config.shared_json)
-    decisive = {key: value for key, value in shared.items() if key not in ("tag", "world_size")} | counting.settings
-    return json.dumps(decisive if window_bytes is None else decisive | {"window_bytes": window_bytes})
 
 
 _writers: Final[WeakValueDictionary[Path, object]] = WeakValueDictionary()

@@ -11,7 +11,8 @@
     python -m tests.bench --only training # packed rows beside padded and fixed batches and the peer, two ranks, real text
     python -m tests.bench --only plan     # known lengths: steps, waiting, speed; beside verl and TRL where they are
     python -m tests.bench --only updates  # how evenly updates are dealt, and what they cost beside the free mode
-    python -m tests.bench --full          # more repetitions, window 1,024, and the simulator up to 16,384 ranks
+    python -m tests.bench --full          # more repetitions, and window 1,024
+    python -m tests.bench.scale           # the simulator's time and memory by ranks
 
 The loaders run in turn, each in processes of its own, and ratios are of runs that followed one another; absolute figures
 hold for this machine at its present load only. The peer is the PyPI package online-dynamic-batching; without it (the extra
@@ -42,7 +43,7 @@ PARTS = ("loader", "exchange", "inside")
 def main() -> int:
     """0 when all of ours were right."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--full", action="store_true", help="more repetitions, a second window, the simulator's curve")
+    parser.add_argument("--full", action="store_true", help="more repetitions, a second window")
     parser.add_argument("--repetitions", type=int, help="of each loader (3; with --full 5)")
     parser.add_argument("--trace", choices=list_bundled_names(), default=speed.TRACE, help="with loader (%(default)s)")
     parser.add_argument(
@@ -136,9 +137,8 @@ def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         figures["peer_bytes_per_1000_samples"] = dict(speed.print_traffic(runs_by_ranks))
     if "inside" in parts:
         explorer, simulator = inside.measure_explorer(repetitions), inside.measure_simulator(repetitions)
-        curve = inside.measure_curve() if is_full else {}
         speed.say("")
-        figures["inside"] = inside.print_inside(explorer, simulator, curve)
+        figures["inside"] = inside.print_inside(explorer, simulator)
     if "core" in parts:
         figures["core"] = core.measure_core(repetitions, speed.say)
         speed.say("")

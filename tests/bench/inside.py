@@ -16,9 +16,6 @@ from tests.bench.speed import say
 
 EXPLORED: Final = "three ranks, a million states"
 STATES: Final = 60_000
-CURVE: Final = (16, 64, 256, 1024, 4096, 16384)
-SAMPLES_PER_RANK: Final = 64
-LEAST_S: Final = 1.0
 
 
 def measure_explorer(repetitions: int) -> Spread:
@@ -45,35 +42,14 @@ def measure_simulator(repetitions: int) -> Spread:
     return Spread.of(40_000 / simulate(64, 40_000, 256) for _ in range(repetitions))
 
 
-def measure_curve() -> dict[int, float]:
-    """Microseconds a sample by ranks, with the same number of samples on each rank."""
-    curve = {}
-    for ranks in CURVE:
-        say(f"simulator, {ranks} ranks")
-        samples = ranks * SAMPLES_PER_RANK
-        times = [simulate(ranks, samples, 16)]
-        while sum(times) < LEAST_S:
-            times.append(simulate(ranks, samples, 16))
-        curve[ranks] = min(times) / samples * 1e6
-    return curve
-
-
-def print_inside(explorer: Spread, simulator: Spread, curve: dict[int, float]) -> dict[str, Any]:
+def print_inside(explorer: Spread, simulator: Spread) -> dict[str, Any]:
     """Prints them, and returns them as JSON."""
     print_table(
         "Explorer and simulator, on this machine and at its present load (absolute figures)",
         ["", "median (least to greatest)"],
         [["explorer, states/s, one process", str(explorer)], ["simulator, samples/s, 64 ranks", str(simulator)]],
     )
-    if curve:
-        lowest = curve[CURVE[0]]
-        print_table(
-            f"Simulator: cost of a sample by ranks, {SAMPLES_PER_RANK} samples each (16 ranks = 1)",
-            ["ranks", "cost of a sample"],
-            [[f"{ranks:,}", f"{cost / lowest:.2f}"] for ranks, cost in curve.items()],
-        )
     return {
         "explorer_states_per_s": explorer.to_json(),
         "simulator_samples_per_s": simulator.to_json(),
-        "simulator_us_per_sample": {str(ranks): cost for ranks, cost in curve.items()},
     }

@@ -159,9 +159,9 @@ PLANTED = (
         "self.budget_tokens",
     ),
     _torch(
-        "loaders of one line are told apart by the types of their data",
+        "loaders of one line are not told apart by what they read",
         "exchange/identity",
-        "facts = list_facts(self._data) if is_told else {}",
+        "facts = list_facts(self._data, is_sized=is_common) if is_told else {}",
         "facts: dict[str, str] = {}",
     ),
     _torch(
@@ -208,14 +208,14 @@ PLANTED = (
     _torch(
         "a saved round forgets the budget of its groups",
         "plan/state",
-        '_decode_tokens(more.get("agreed_tokens", NONE))',
-        "NONE",
+        "for item in fields(value)}",
+        'for item in fields(value) if item.name != "agreed_tokens"}',
     ),
     _torch(
         "a saved round forgets what was accepted",
         "plan/state",
-        '_decode_tokens(more.get("accepted_tokens", NONE))',
-        "NONE",
+        "for name, field in data.items()}",
+        'for name, field in data.items() if kind.__name__ != "RoundStart" or name != "accepted_tokens"}',
     ),
     _torch(
         "a loaded state forgets what its rank accepts",

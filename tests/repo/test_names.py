@@ -1,4 +1,4 @@
-"""One noun, one class: no two classes of the package and of the explorer, which speaks of it, have one name."""
+"""One noun, one class: no two classes of the package and of the simulator, which drives it, have one name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PUBLISHED = "odb_ref/compat/"
 def find_classes() -> dict[str, list[str]]:
     """The modules that define a class of each name, at their top level."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(path for top in ("odb_ref", "simulator/odb_sim/explore") for path in (ROOT / top).rglob("*.py")):
+    for path in sorted(path for top in ("odb_ref", "simulator/odb_sim") for path in (ROOT / top).rglob("*.py")):
         module = str(path.relative_to(ROOT))
         if module.startswith(_PUBLISHED):
             continue

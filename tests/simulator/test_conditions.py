@@ -18,7 +18,7 @@ from odb_sim.engine.cautions import About
 from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, Fault, FaultKind
-from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost, NetworkCost, Transport
+from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost, NetworkCost, PricedTransport
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
 from odb_sim.studies.runs import Run, run
@@ -77,7 +77,7 @@ def costs() -> st.SearchStrategy[Costs]:
         Costs,
         gpu=st.builds(GpuCost, fixed_s=seconds(), per_token_s=seconds()),
         collective=st.builds(CollectiveCost, fixed_s=seconds(), transfer_s=seconds()),
-        network=st.builds(NetworkCost, alpha_s=seconds(), transport=st.sampled_from(list(Transport))),
+        network=st.builds(NetworkCost, alpha_s=seconds(), transport=st.sampled_from(list(PricedTransport))),
         loader=st.builds(LoaderCost, workers=st.integers(1, 3), sample_s=seconds(), collate_step_s=seconds()),
     )
 

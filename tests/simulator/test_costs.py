@@ -15,8 +15,8 @@ from odb_sim.inputs.costs import (
     GpuCost,
     LoaderCost,
     NetworkCost,
+    PricedTransport,
     StepTable,
-    Transport,
 )
 
 from odb_ref.core.errors import UsageError
@@ -69,7 +69,7 @@ def test_a_cost_is_a_number_of_at_least_0(model: type, names: list[str], value: 
 
 def test_a_reduction_grows_with_the_logarithm_and_a_gathering_with_the_ranks() -> None:
     reduce = NetworkCost(alpha_s=1.0, beta_s=0.0)
-    gather = NetworkCost(alpha_s=1.0, beta_s=0.0, transport=Transport.GATHER)
+    gather = NetworkCost(alpha_s=1.0, beta_s=0.0, transport=PricedTransport.GATHER)
     assert [reduce.compute_offer_s(ranks) for ranks in (1, 2, 8, 9, 1024)] == [0, 2, 6, 8, 20]
     assert [gather.compute_offer_s(ranks) for ranks in (1, 2, 8, 9, 1024)] == [0, 1, 7, 8, 1023]
     byte = NetworkCost(alpha_s=0.0, beta_s=1.0)

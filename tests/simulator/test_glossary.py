@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from odb_sim.cli import bench_scale, demo
+from odb_sim.cli import demo
 from odb_sim.cli.main import EXAMPLES, load_command, main
 from odb_sim.engine.metrics import list_step_columns
 from odb_sim.reports import recorded_report
@@ -58,7 +58,7 @@ def list_keys(value: Json) -> Iterator[str]:
 def headings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The headings of every table that a command prints while the test runs."""
     seen: list[str] = []
-    for module in (*map(load_command, EXAMPLES), bench_scale):
+    for module in map(load_command, EXAMPLES):
         if hasattr(module, "print_table"):
             monkeypatch.setattr(module, "print_table", lambda title, header, rows, keys=1: seen.extend(header))
     return seen
@@ -137,15 +137,6 @@ def test_what_a_command_prints_and_writes_has_a_formula(
     assert headings
     data_sets = {row.name.split(",")[0] for row in ROWS}
     assert set(headings) - set(read_names("Columns of tables")) - set(POLICIES) - data_sets - {""} == set()
-
-
-def test_what_scaling_prints_has_a_formula(headings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {"wall_time_s": 1.0, "cpu_time_s": 1.0, "peak_bytes": 1.0, "steps": 1.0}
-    monkeypatch.setattr(bench_scale, "measure_apart", lambda *_: figures)
-    monkeypatch.setattr("sys.argv", ["bench_scale", "--ranks", "2"])
-    bench_scale.main()
-    assert headings
-    assert set(headings) <= set(read_names("Columns of tables"))
 
 
 def run_demo(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Json]:

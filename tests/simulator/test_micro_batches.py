@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from odb_sim.cli.main import main
 from odb_sim.inputs.costs import NO_COLLECTIVE, CollectiveCost, Costs, GpuCost
 from odb_sim.inputs.lengths import Lengths
-from odb_sim.studies.micro_batches import Outcome, choose_balance, divide
+from odb_sim.studies.micro_batches import WaysToDivide, choose_balance, divide
 
 from odb_ref.core.batching.cost import TOKENS
 from odb_ref.plan.terms import Options
@@ -20,7 +20,7 @@ from odb_ref.plan.terms import Options
 PLAIN = Costs(gpu=GpuCost(fixed_s=0.5, per_token_s=0.01, per_token2_s=0), collective=NO_COLLECTIVE)
 
 
-def ask(tokens: list[int], ranks: int, options: Options, costs: Costs = PLAIN, **more: object) -> Outcome:
+def ask(tokens: list[int], ranks: int, options: Options, costs: Costs = PLAIN, **more: object) -> WaysToDivide:
     lengths = Lengths("test", np.array(tokens), np.array(tokens))
     return divide(lengths, ranks=ranks, costs=costs, options=options, balance=TOKENS, **more)  # type: ignore[arg-type]
 

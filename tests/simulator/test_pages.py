@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.engine.fill import MOST_CELLS
-from odb_sim.reports.document import Source, compute_digest
+from odb_sim.reports.document import PageSource, compute_digest
 from odb_sim.reports.page import Page
 
 from odb_ref import __version__
@@ -139,7 +139,7 @@ def test_a_page_says_which_rank_a_fault_befalls_when_and_why_and_draws_it(
     )
     assert f"{summary['samples_emitted']:,} of {summary['samples_total']:,} samples" in words
     charts = read_charts(page)
-    spans = next(chart for chart in charts if chart["kind"] == "Spans")
+    spans = next(chart for chart in charts if chart["kind"] == "SpanChart")
     mark = spans["mark"]
     assert mark["at_s"] == fault_s
     assert spans["begin_s"] <= fault_s < spans["end_s"]
@@ -185,14 +185,14 @@ def test_a_large_run_has_a_page_of_the_same_bounded_size(tmp_path: Path) -> None
         assert len(drawn["ranks"]) == 64
         assert 64 * sum(step is not None for step in drawn["steps"]) <= MOST_CELLS
     assert "64 of 512 ranks" in read_words(page)
-    assert not any(chart["kind"] == "Spans" for chart in charts), "the machine of every rank would take too long"
+    assert not any(chart["kind"] == "SpanChart" for chart in charts), "the machine of every rank would take too long"
 
 
 def test_a_page_escapes_what_it_is_given(tmp_path: Path) -> None:
     page = Page("<i>&", "<b>**</script>**", band="<", lead="<", cautions=["<"])
     page.add_heading("<")
     page.add_table(["<x>"], [["</td>"]])
-    page.write(tmp_path / "page.html", Source(command="<script>", data=["<u>"]))
+    page.write(tmp_path / "page.html", PageSource(command="<script>", data=["<u>"]))
     text = (tmp_path / "page.html").read_text()
     assert "<h1>&lt;b&gt;<strong>&lt;/script&gt;</strong></h1>" in text
     assert not re.search(r"<(i|b|u|x|script)>", text)
@@ -206,6 +206,8 @@ def test_the_library_is_that_of_its_package_unchanged() -> None:
     assert b'"6.1.0"' in (assets / "echarts.min.js").read_bytes()
     for name in ("ECHARTS-LICENSE", "ECHARTS-LICENSE-d3", "ECHARTS-NOTICE"):
         assert (assets / name).is_file()
+    # Said once: the licence of the project is that of the library.
+    assert "Apache License" in (Path(__file__).parents[2] / "LICENSE").read_text()
 
 
 SLIDE = """(() => {

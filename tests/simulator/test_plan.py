@@ -64,7 +64,7 @@ def test_the_lines_that_it_prints_can_be_run(
     best = figures["ways"][0]
     assert f"token_budget={best['token_budget']}, update_samples=32," in loader
     assert torchrun == "torchrun --nnodes 1 --nproc-per-node 4 train.py"
-    program, *arguments = shlex.split(simulate)
+    program, *arguments = shlex.split(simulate, comments=True)
     assert program == "odb-ref"
     arguments[1] = "lengths.csv"
     assert main([*arguments, "--json", "again.json"]) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from odb_sim.inputs.jobs import Job, build_job
+from odb_sim.inputs.jobs import TrainingJob, build_job
 from odb_sim.inputs.presets import (
     Constant,
     list_names,
@@ -156,12 +156,12 @@ def test_a_config_json_is_read_whatever_it_calls_its_sizes(tmp_path: Path) -> No
             load_model(str(tmp_path / "bad.json"))
 
 
-def build_measured(row: dict[str, str]) -> Job:
+def build_measured(row: dict[str, str]) -> TrainingJob:
     width, layers = MPT[row["model"]]
     config = {"model_type": "mpt", "d_model": width, "n_layers": layers, "n_heads": width // 128, "vocab_size": 50368}
     path = Path(f"{row['model']}.json")
     path.write_text(json.dumps(config))
-    return Job(
+    return TrainingJob(
         model=load_model(str(path)),
         strategy=load_strategy("fsdp"),
         gpus=int(row["gpus"]),
@@ -170,7 +170,7 @@ def build_measured(row: dict[str, str]) -> Job:
     )
 
 
-def predict(job: Job, row: dict[str, str], values: dict[str, float]) -> float:
+def predict(job: TrainingJob, row: dict[str, str], values: dict[str, float]) -> float:
     """Returns the seconds of an update on fixed lengths."""
     costs, batches = job.price(values), int(row["accumulation"])
     tokens, length = np.array(float(row["batch"]) * float(row["length"])), np.array(float(row["length"]))

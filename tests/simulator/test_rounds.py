@@ -21,8 +21,8 @@ from odb_sim.inputs.costs import (
     GpuCost,
     LoaderCost,
     NetworkCost,
+    PricedTransport,
     StepTable,
-    Transport,
 )
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
@@ -97,7 +97,7 @@ def draw_costs(draw: st.DrawFn) -> Costs:
             per_token2_s=draw(draw_seconds(5)),
         ),
         collective=CollectiveCost(fixed_s=draw(draw_seconds(7)), transfer_s=draw(draw_seconds(29))),
-        network=NetworkCost(alpha_s=draw(draw_seconds(11)), transport=draw(st.sampled_from(Transport))),
+        network=NetworkCost(alpha_s=draw(draw_seconds(11)), transport=draw(st.sampled_from(PricedTransport))),
         loader=LoaderCost(
             workers=draw(st.integers(1, 5)),
             prefetch_factor=draw(st.integers(1, 3)),

@@ -1,10 +1,11 @@
-"""What makes large worlds affordable. How fast they are is measured by `python -m odb_sim.cli.bench_scale`, not tested."""
+"""What makes large worlds affordable. How fast they are is measured by `python -m tests.bench.scale`, not tested."""
 
 from __future__ import annotations
 
 import pytest
-from odb_sim.cli.bench_scale import measure_apart
 from odb_sim.studies.runs import Driver
+
+from tests.bench.scale import measure_apart
 
 
 @pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from odb_sim.cli.main import main
-from odb_sim.engine.loading import CHUNK_SAMPLES, DrawReader
+from odb_sim.engine.loading import CHUNK_SAMPLES, OrderReader
 from odb_sim.inputs.costs import LoaderCost
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
@@ -69,7 +69,7 @@ def test_nothing_is_read_before_it_is_drawn() -> None:
     """Spec: R14.2."""
     loader = LoaderCost(workers=2, prefetch_factor=2, sample_s=1.0, per_token_s=0.0)
     tokens = np.ones(200, dtype=np.int64)
-    reader = DrawReader(loader, tokens, ranks=3)
+    reader = OrderReader(loader, tokens, ranks=3)
     even = np.ones(3)
     counts = np.array([CHUNK_SAMPLES, 2 * CHUNK_SAMPLES, 0])
     assert reader.read(np.array([0, 16, 48]), counts, 5.0, even).tolist() == [21.0, 21.0, 5.0]

@@ -15,7 +15,7 @@ pytest.importorskip("jinja2")
 
 from odb_sim.cli.main import main
 from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.tokens import Measured, Reading, load_tokenizer, measure
+from odb_sim.inputs.tokens import CountedRow, RowReading, load_tokenizer, measure
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from odb_ref.core.errors import UsageError
@@ -41,22 +41,22 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def count(row: object, tokenizer: Path, **reading: object) -> Measured:
-    return measure("data:7", row, Reading(tokenizer=str(tokenizer), **reading))  # type: ignore[arg-type]
+def count(row: object, tokenizer: Path, **reading: object) -> CountedRow:
+    return measure("data:7", row, RowReading(tokenizer=str(tokenizer), **reading))  # type: ignore[arg-type]
 
 
 def test_a_conversation_is_counted_turn_by_turn(tokenizer: Path) -> None:
     """<|im_start|> user a b <|im_end|>, then <|im_start|> assistant, then what carries loss: c d e <|im_end|>."""
-    assert count({"messages": CHAT}, tokenizer) == Measured(5 + 2 + 4, 4)
+    assert count({"messages": CHAT}, tokenizer) == CountedRow(5 + 2 + 4, 4)
     longer = [
         {"role": "system", "content": "h"},
         *CHAT,
         {"role": "user", "content": "f"},
         {"role": "assistant", "content": "g"},
     ]
-    assert count({"messages": longer}, tokenizer) == Measured(4 + 11 + 4 + 2 + 2, 4 + 2)
-    assert count({"messages": CHAT[:1]}, tokenizer) == Measured(5, 0)
-    assert count({"messages": CHAT}, tokenizer, max_tokens=9) == Measured(9, 2, is_cut=True)
+    assert count({"messages": longer}, tokenizer) == CountedRow(4 + 11 + 4 + 2 + 2, 4 + 2)
+    assert count({"messages": CHAT[:1]}, tokenizer) == CountedRow(5, 0)
+    assert count({"messages": CHAT}, tokenizer, max_tokens=9) == CountedRow(9, 2, is_cut=True)
 
 
 def test_other_names_mean_the_same(tokenizer: Path) -> None:
@@ -75,12 +75,12 @@ def test_other_names_mean_the_same(tokenizer: Path) -> None:
 
 
 def test_texts_and_what_is_tokenized_already(tokenizer: Path) -> None:
-    assert count({"text": "a b c"}, tokenizer) == Measured(3, 3)
-    assert count(PAIRS[0], tokenizer, template="none") == Measured(5, 3)
+    assert count({"text": "a b c"}, tokenizer) == CountedRow(3, 3)
+    assert count(PAIRS[0], tokenizer, template="none") == CountedRow(5, 3)
     ids = {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]}
-    assert measure("data:1", ids, Reading()) == Measured(4, 2)
-    assert measure("data:1", {"input_ids": [1, 2, 3]}, Reading(max_tokens=2)) == Measured(2, 2, is_cut=True)
-    assert count({"text": ""}, tokenizer) == Measured(1, 0), "a length is at least 1"
+    assert measure("data:1", ids, RowReading()) == CountedRow(4, 2)
+    assert measure("data:1", {"input_ids": [1, 2, 3]}, RowReading(max_tokens=2)) == CountedRow(2, 2, is_cut=True)
+    assert count({"text": ""}, tokenizer) == CountedRow(1, 0), "a length is at least 1"
 
 
 def test_a_template_of_ones_own(tokenizer: Path, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_template_of_ones_own(tokenizer: Path, tmp_path: Path) -> None:
         "{{ m.content }} <|im_end|>{% endgeneration %}{% else %}{{ m.content }} <|im_end|>{% endif %}\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
     )
-    assert count({"messages": CHAT}, tokenizer, template=str(template)) == Measured(11, 4)
+    assert count({"messages": CHAT}, tokenizer, template=str(template)) == CountedRow(11, 4)
     template = tmp_path / "thinking.jinja"
     # What is thought in turns before the last is dropped: what a prefix renders is not how the whole begins.
     template.write_text(
@@ -105,7 +105,7 @@ def test_the_template_beside_a_tokenizer_is_its_own(tokenizer: Path, tmp_path: P
     (tmp_path / "tokenizer.json").write_bytes(tokenizer.read_bytes())
     own = "{{ bos_token }} {% for m in messages %}{{ m.content }} {% endfor %}"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": own, "bos_token": {"content": "h"}}))
-    assert count({"messages": CHAT}, tmp_path) == Measured(1 + 5, 3)
+    assert count({"messages": CHAT}, tmp_path) == CountedRow(1 + 5, 3)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json", "csv", "parquet", "saved", "file.py:function"])

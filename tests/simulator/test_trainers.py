@@ -12,7 +12,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from odb_sim.engine.rank import Rank
-from odb_sim.engine.world import World
+from odb_sim.engine.world import SimulatedWorld
 from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost, NetworkCost
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, build_workload
@@ -32,7 +32,7 @@ class TrainerEach:
 
     updates = 0
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
         self._arrived = 0
         self._all_arrived = world.stage.env.event()
@@ -81,7 +81,7 @@ def record(what: Run, *, is_each: bool) -> History:
     def observe(rank: int, event: Event | None, effects: Sequence[Effect], time_s: float) -> None:
         history[rank].append((event, tuple(effects), time_s))
 
-    world = World(what.build_config(), what.workload, what.costs, observer=observe)
+    world = SimulatedWorld(what, what.build_config(), observer=observe)
     if is_each:
         world.trainers = TrainerEach(world)  # type: ignore[assignment]
     world.run()
@@ -123,11 +123,11 @@ def test_one_process_for_all_trainers_is_exact(what: Run) -> None:
         assert [entry[2] for entry in mine] == pytest.approx([entry[2] for entry in each[rank]], abs=1e-9)
 
 
-def build_world() -> World:
+def build_world() -> SimulatedWorld:
     tokens = np.arange(1, 41)
     workload = build_workload(Lengths("test", tokens, tokens), ranks=2)
     what = Run(workload=workload, policy="odb", budget_tokens=80, window_samples=8)
-    return World(what.build_config(), workload, what.costs)
+    return SimulatedWorld(what, what.build_config())
 
 
 def test_a_world_in_which_nothing_can_happen_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

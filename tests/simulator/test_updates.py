@@ -75,9 +75,8 @@ def test_a_plan_accumulates_as_said(policy: str) -> None:
         ),
     )
     plans = PLANNERS[policy](what.workload, what.budget_tokens, 0)
-    rows, totals = simulate_plan(
-        what.workload, plans, costs, budget_tokens=what.budget_tokens, global_batch=GlobalBatch(samples=50)
-    )
+    record = simulate_plan(replace(what, costs=costs, global_batch=GlobalBatch(samples=50)), plans)
+    rows = record.rows
     # The same, rank by rank and batch by batch.
     free_s, loaders, trained, updates = [0.0] * 4, [Workers(costs.loader) for _ in plans], 0, 0
     for step in range(len(rows)):
@@ -93,7 +92,7 @@ def test_a_plan_accumulates_as_said(policy: str) -> None:
             updates += 1
             free_s = [max(free_s) + 0.5] * 4
         assert rows[step].end_s == pytest.approx(sum(free_s) / 4)
-    assert totals.updates == updates
+    assert record.updates == updates
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -179,6 +179,15 @@ def test_a_failure_is_told_where_it_strikes(
         assert why[mine["round"]] == "rank 1 has failed, so the epoch ends here"
 
 
+def test_a_rank_that_dies_when_all_loaders_are_done_is_told_by_the_steps_it_has_taken(tmp_path: Path) -> None:
+    trace = tmp_path / "t.ndjson"
+    arguments = ["simulate", "gsm8k", "--ranks", "2", "--samples", "200", "--token-budget", "8192"]
+    assert main([*arguments, "--fault", "kill:1:1", "--trace", str(trace)]) == 0
+    data = read_data(view(trace))
+    taken = {item["rank"]: item["text"].split()[4] for item in data["incidents"] if "has taken" in item["text"]}
+    assert taken == {0: "2", 1: "1"}
+
+
 def test_a_trace_of_training_is_played_likewise(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from odb_ref import ODBDataLoader

@@ -18,7 +18,7 @@ from itertools import product
 
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
-from odb_sim.studies.cells import Answer, Point, split_failed
+from odb_sim.studies.cells import CellAnswer, Point, split_failed
 from odb_sim.studies.comparison import choose_budget
 from odb_sim.studies.processes import Local, make_executor
 from odb_sim.studies.search import Value
@@ -37,7 +37,7 @@ class Verdict:
     """What tuning recommends, and the best of all settings."""
 
     tuning: Tuning
-    best: Answer
+    best: CellAnswer
     settings: int
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.conditions import STEADY, Conditions
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.lengths import Lengths
@@ -34,6 +35,7 @@ def record(
     conditions: Conditions = STEADY,
     budget_schedule: BudgetSchedule | None = None,
     ramp_rounds: int | None = None,
+    global_batch: GlobalBatch = EVERY_STEP,
 ) -> Path:
     what = Run(
         workload=build_workload(make_lengths(samples), ranks=ranks, sharding=sharding),
@@ -47,6 +49,7 @@ def record(
         conditions=conditions,
         budget_schedule=budget_schedule,
         ramp_rounds=ramp_rounds,
+        global_batch=global_batch,
     )
     with TraceWriter(path, what.build_config(), driver="simulator") as writer:
         run(what, observer=writer.record)

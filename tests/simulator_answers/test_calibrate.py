@@ -18,14 +18,14 @@ from odb_sim.inputs.costs import (
     GpuCost,
     LoaderCost,
     NetworkCost,
+    PricedTransport,
     StepTable,
-    Transport,
 )
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, build_workload
 from odb_sim.recorded.calibrate import calibrate
 from odb_sim.recorded.fitting import (
-    Spans,
+    TimedSpans,
     compute_paced_errors,
     compute_ranges,
     compute_scatter,
@@ -114,10 +114,10 @@ def test_the_quadratic_part_of_attention_is_fitted_where_it_shows(tmp_path: Path
 
 
 def test_the_other_transport_is_fitted_by_its_own_formula(tmp_path: Path) -> None:
-    costs = Costs(network=NetworkCost(alpha_s=1e-3, beta_s=0, transport=Transport.GATHER))
+    costs = Costs(network=NetworkCost(alpha_s=1e-3, beta_s=0, transport=PricedTransport.GATHER))
     runs = load_runs([record_timed(tmp_path / "t.ndjson", costs)])
-    found = calibrate(runs, transport=Transport.GATHER).costs.network
-    assert found.transport is Transport.GATHER
+    found = calibrate(runs, transport=PricedTransport.GATHER).costs.network
+    assert found.transport is PricedTransport.GATHER
     assert found.alpha_s == pytest.approx(1e-3, rel=1e-2)
 
 
@@ -187,7 +187,7 @@ def test_a_slow_start_can_be_left_out_of_fit_and_error(tmp_path: Path) -> None:
 def test_a_number_that_does_not_show_ranges_from_nothing() -> None:
     random = np.random.default_rng(0)
     columns = np.stack([np.ones(200), random.uniform(50, 250, 200)], axis=1)
-    spans = Spans(("alpha_s", "beta_s"), columns, 2e-3 * np.exp(random.normal(0, 0.5, 200)))
+    spans = TimedSpans(("alpha_s", "beta_s"), columns, 2e-3 * np.exp(random.normal(0, 0.5, 200)))
     alpha, beta = compute_ranges(spans)
     assert alpha.low > 1e-3
     assert beta.low == 0
@@ -198,11 +198,11 @@ def test_a_number_that_does_not_show_ranges_from_nothing() -> None:
 def test_how_much_equal_spans_differ() -> None:
     sizes = np.array([[1.0, 7.0]] * 6 + [[1.0, 9.0]] * 6 + [[1.0, 8.0]] * 2)
     seconds = np.array([1.0, 1, 1, 1, 1, 2] + [3.0] * 6 + [1.0, 100])
-    scatter = compute_scatter(Spans(("fixed_s", "per_token_s"), sizes, seconds))
+    scatter = compute_scatter(TimedSpans(("fixed_s", "per_token_s"), sizes, seconds))
     assert scatter is not None
     assert scatter.spans == 12, "two of a size say too little"
     assert scatter.median == 0
-    assert compute_scatter(Spans(("fixed_s", "per_token_s"), sizes[:6], seconds[:6])) is None
+    assert compute_scatter(TimedSpans(("fixed_s", "per_token_s"), sizes[:6], seconds[:6])) is None
 
 
 def test_of_several_runs_every_second_one_is_held_back(tmp_path: Path) -> None:
@@ -219,20 +219,20 @@ def test_a_pause_moves_nothing() -> None:
     tokens = random.uniform(100, 4000, 60)
     seconds = 0.2 + 1e-4 * tokens
     seconds[::7] += 30
-    values = fit_values(Spans(("fixed_s", "per_token_s"), np.stack([np.ones(60), tokens], axis=1), seconds))
+    values = fit_values(TimedSpans(("fixed_s", "per_token_s"), np.stack([np.ones(60), tokens], axis=1), seconds))
     assert values == pytest.approx({"fixed_s": 0.2, "per_token_s": 1e-4}, rel=1e-3)
 
 
 def test_no_number_is_negative() -> None:
     tokens = np.linspace(1000, 2000, 20)
-    spans = Spans(("fixed_s", "per_token_s"), np.stack([np.ones(20), tokens], axis=1), 1e-3 * tokens - 0.5)
+    spans = TimedSpans(("fixed_s", "per_token_s"), np.stack([np.ones(20), tokens], axis=1), 1e-3 * tokens - 0.5)
     values = fit_values(spans)
     assert min(values.values()) >= 0
     assert values["per_token_s"] > 0
 
 
 def test_too_few_spans_are_not_fitted_and_it_says_so() -> None:
-    spans = Spans(("fixed_s",), np.ones((3, 1)), np.ones(3))
+    spans = TimedSpans(("fixed_s",), np.ones((3, 1)), np.ones(3))
     fit = fit_component("step", spans, spans, "the run is short")
     assert fit.values == {}
     assert fit.reason == "3 spans to fit to and 3 held back, needs 4 of each: the run is short"
@@ -328,7 +328,7 @@ def test_a_number_that_cannot_be_told_from_nothing_is_left_out() -> None:
     random = np.random.default_rng(8)
     columns = np.stack([np.ones(200), random.uniform(50, 250, 200)], axis=1)
     seconds = 2e-3 * np.exp(random.normal(0, 0.5, 200))
-    spans = Spans(("alpha_s", "beta_s"), columns, seconds)
+    spans = TimedSpans(("alpha_s", "beta_s"), columns, seconds)
     plain = fit_component("exchange", spans, spans, "")
     fit = fit_apart_from_zero("exchange", spans, spans, "")
     assert plain.values["beta_s"] > 0, "it would have been written"
@@ -336,7 +336,7 @@ def test_a_number_that_cannot_be_told_from_nothing_is_left_out() -> None:
     assert fit.dropped == ("beta_s",)
     assert fit.values["alpha_s"] == pytest.approx(np.median(seconds), rel=0.02)
     assert [item.name for item in fit.ranges] == ["alpha_s"]
-    clear = Spans(("alpha_s", "beta_s"), columns, columns @ np.array([1e-3, 1e-5]))
+    clear = TimedSpans(("alpha_s", "beta_s"), columns, columns @ np.array([1e-3, 1e-5]))
     assert fit_apart_from_zero("exchange", clear, clear, "").dropped == ()
 
 

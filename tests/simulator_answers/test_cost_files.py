@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from odb_sim.inputs.cost_files import encode_costs, load_costs, write_costs
-from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost, NetworkCost, Ranges, Transport
+from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost, NetworkCost, PricedTransport, Ranges
 
 from odb_ref.core.errors import UsageError
 
@@ -15,7 +15,7 @@ from odb_ref.core.errors import UsageError
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     costs = Costs(
         gpu=GpuCost(fixed_s=0.3, per_token2_s=0),
-        network=NetworkCost(transport=Transport.GATHER),
+        network=NetworkCost(transport=PricedTransport.GATHER),
         loader=LoaderCost(workers=7),
     )
     write_costs(tmp_path / "costs.json", costs, {"whence": "a test"})

@@ -53,7 +53,7 @@ def test_the_published_speed_ups_are_the_quotients_of_the_published_throughputs(
 def test_every_assumption_moves_its_input_and_nothing_else() -> None:
     base = Inputs(length_cv=0.5, mean_tokens=1000)
     for assumption in ASSUMPTIONS:
-        moved = {lowered for lowered in (assumption.lower(base), assumption.higher(base)) if lowered != base}
+        moved = {inputs for inputs in assumption.move(base) if inputs != base}
         assert moved
         for inputs in moved:
             assert replace(inputs, **{assumption.field: getattr(base, assumption.field)}) == base

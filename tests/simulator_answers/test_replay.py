@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from odb_sim.cli.main import main
+from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.conditions import Conditions, Fault, FaultKind, parse_budget_schedule
 from odb_sim.inputs.costs import Costs, GpuCost
 from odb_sim.recorded.replay import Replay, replay
@@ -54,6 +55,19 @@ def test_a_simulated_run_replays_equal(tmp_path: Path, policy: str, mode: Mode, 
     assert result.difference == ""
     assert result.measured_steps == result.predicted_steps > 0
     assert result.decisions == 3 * result.measured_steps
+
+
+def test_a_job_that_accumulated_its_steps_is_predicted_so(tmp_path: Path) -> None:
+    """A trace does not say which of its steps ended an update; ranks wait for one another only there."""
+    update = GlobalBatch(samples=96)
+    (recorded,) = load_runs([record(tmp_path / "t.ndjson", global_batch=update)])
+    told, untold = (replay(recorded, costs=Costs(), global_batch=goal) for goal in (update, EVERY_STEP))
+    assert told.is_equal
+    assert untold.is_equal
+    assert told.timing is not None
+    assert untold.timing is not None
+    assert told.timing.total_error == pytest.approx(0, abs=1e-3)
+    assert untold.timing.total_error > 0.01
 
 
 @pytest.mark.parametrize("text", ["0:900", "0:2048,5:700,20:2048", "0:500,12:2000,24:1000"])

@@ -19,10 +19,10 @@ import pytest
 from odb_sim.cli.main import main
 from odb_sim.studies.cells import (
     FILE,
-    Answer,
     Cell,
+    CellAnswer,
+    CellFailure,
     ClusterGone,
-    Failed,
     Point,
     Store,
     WatchedExecutor,
@@ -43,7 +43,7 @@ SWEEP = ["sweep", "gsm8k", "--samples", "300", "--ranks", "2", "--token-budget",
 ENDS_S = 5.0
 
 
-def die(folder: Path, times: int, point: Point) -> Answer:
+def die(folder: Path, times: int, point: Point) -> CellAnswer:
     """Is killed so many times, then answers."""
     tries = folder / f"{point.window_samples}.tries"
     tried = tries.read_text() if tries.exists() else ""
@@ -60,15 +60,15 @@ def make_cells(folder: Path, times: dict[int, int]) -> list[Cell]:
     ]
 
 
-def check_survivors(found: list[Answer | Failed], killed: int) -> None:
+def check_survivors(found: list[CellAnswer | CellFailure], killed: int) -> None:
     whole = run_grid(GRID, Local())
     for point, answer, expected in zip(POINTS, found, whole, strict=True):
         if point.window_samples == killed:
-            assert isinstance(answer, Failed)
+            assert isinstance(answer, CellFailure)
             assert answer.point == point
         else:
-            assert isinstance(answer, Answer)
-            assert isinstance(expected, Answer)
+            assert isinstance(answer, CellAnswer)
+            assert isinstance(expected, CellAnswer)
             assert answer.to_json() == expected.to_json()
 
 
@@ -104,7 +104,7 @@ class Vanishing(WatchedExecutor):
     """Answers one simulation, then is gone: later futures are never done."""
 
     def __init__(self) -> None:
-        self._futures: list[Future[Answer]] = []
+        self._futures: list[Future[CellAnswer]] = []
 
     def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
         self._futures.append(Future())
@@ -177,7 +177,7 @@ def test_what_is_done_is_kept_and_the_same_command_goes_on(tmp_path: Path, monke
     asked: list[Point] = []
     own = simulate_point
 
-    def simulate(grid: Grid, point: Point) -> Answer:
+    def simulate(grid: Grid, point: Point) -> CellAnswer:
         asked.append(point)
         if len(asked) == 3:
             raise KeyboardInterrupt

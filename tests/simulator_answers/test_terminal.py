@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odb_sim.cli import bench_scale
 from odb_sim.cli import explore as explore_command
 from odb_sim.cli import verify as verify_command
 from odb_sim.cli.main import EXAMPLES, load_command, main
@@ -71,7 +70,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Table, int]]:
     def note(title: str, header: list[str], rows: list[list[str]], *, keys: int = 1) -> None:
         seen.append(((header, rows), keys))
 
-    for module in (*MODULES, bench_scale):
+    for module in MODULES:
         if hasattr(module, "print_table"):
             monkeypatch.setattr(module, "print_table", note)
     return seen
@@ -83,7 +82,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, *(f"{name} wide" for name in WIDE), "bench_scale"])
+@pytest.mark.parametrize("name", [*COMMANDS, *(f"{name} wide" for name in WIDE)])
 def test_no_command_s_table_is_cut_at_80_columns(
     name: str, tables: list[tuple[Table, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,13 +95,7 @@ def test_no_command_s_table_is_cut_at_80_columns(
     if command == "published":
         comparisons = compare_published(Local(), ROWS, samples=160)
         monkeypatch.setattr("odb_sim.cli.published.compare_published", lambda executor: comparisons)
-    if command == "bench_scale":
-        figures = {"wall_time_s": 12345.6, "cpu_time_s": 1e5, "peak_bytes": 2.0**40, "steps": 1e6}
-        monkeypatch.setattr(bench_scale, "measure_apart", lambda *_: figures)
-        monkeypatch.setattr("sys.argv", ["bench_scale", "--ranks", "16384"])
-        bench_scale.main()
-    else:
-        assert main([command, *arguments]) == 0
+    assert main([command, *arguments]) == 0
     assert tables
     for table, keys in tables:
         for width in (WIDTH, 60):
@@ -148,7 +141,7 @@ def test_verify_s_words_fit_the_terminal(capsys: pytest.CaptureFixture[str], mon
 
 
 def test_every_command_that_prints_a_table_is_tried_here() -> None:
-    names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo", "verify", "bench_scale"}
+    names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo", "verify"}
     assert {
         module.__name__.split(".")[-1].replace("_batches", "-batches")
         for module in MODULES

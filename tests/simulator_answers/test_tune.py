@@ -12,7 +12,7 @@ from odb_sim.cli.main import main
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding
-from odb_sim.studies.cells import Answer
+from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.processes import Local
 from odb_sim.studies.search import compute_host_tokens
 from odb_sim.studies.sweep import Study, run_grid
@@ -94,7 +94,7 @@ def test_the_rate_is_that_of_the_epoch_asked_about() -> None:
     tuning = ask()
     question = Question(study=Study(lengths=LENGTHS), ranks=4, memory_tokens=4096)
     (answer,) = run_grid(question.build_grid([tuning.recommended.point]), Local())
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, CellAnswer)
     assert answer.summary.samples_total == 1200
     assert answer.summary.tokens_per_s == tuning.recommended.rate
     wide = tune(question, Local())
@@ -168,7 +168,7 @@ def test_shared_shards_are_tuned_as_such() -> None:
     point = tuning.recommended.point
     fixed = replace(question, study=replace(study, sharding=Sharding.EVEN))
     (even,) = run_grid(fixed.build_grid([point]), Local())
-    assert isinstance(even, Answer)
+    assert isinstance(even, CellAnswer)
     assert tuning.recommended.rate > even.rate
 
 

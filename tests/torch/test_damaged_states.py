@@ -113,7 +113,7 @@ def test_a_damaged_state_is_refused_and_the_field_is_named(states: list[Any]) ->
 
 
 @pytest.mark.parametrize(
-    "given", [None, 3, "state", b"state", [], [None], [[]], {}, {"version": None}, [{"version": 4}]]
+    "given", [None, 3, "state", b"state", [], [None], [[]], {}, {"version": None}, [{"version": 5}]]
 )
 def test_what_is_no_state_is_refused(given: Any) -> None:
     with (

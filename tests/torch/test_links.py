@@ -23,7 +23,7 @@ from odb_ref.core.errors import PeerError  # noqa: E402
 from odb_ref.core.events import PeerLost, Report  # noqa: E402
 from odb_ref.torch.exchange import links as links_module  # noqa: E402
 from odb_ref.torch.exchange import process_table  # noqa: E402
-from odb_ref.torch.exchange.collectives import GatherTransport, ReduceTransport  # noqa: E402
+from odb_ref.torch.exchange.collectives import GatherTransport, Transport  # noqa: E402
 from odb_ref.torch.exchange.exchange_thread import Exchange, RankStatus  # noqa: E402
 from odb_ref.torch.exchange.identity import LoaderIdentity  # noqa: E402
 from odb_ref.torch.exchange.link import End, EndedError, Endpoint, Link, MessageKind  # noqa: E402
@@ -36,7 +36,7 @@ from odb_ref.torch.exchange.roster import Roster  # noqa: E402
 pytestmark = pytest.mark.torch
 
 SECRET = bytes(range(16))
-IDENTITY = LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, data="", is_common=False)
+IDENTITY = LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, is_common=False)
 T = TypeVar("T")
 HEADER = struct.Struct("!BI")
 
@@ -406,8 +406,8 @@ def run_ranks(world_size: int, function: Callable[[int], T]) -> list[T]:
         return list(pool.map(function, range(world_size)))
 
 
-@pytest.mark.parametrize("kind", [ReduceTransport, GatherTransport])
-def test_a_hundred_ranks_meet_and_agree(kind: type[ReduceTransport]) -> None:
+@pytest.mark.parametrize("kind", [Transport, GatherTransport])
+def test_a_hundred_ranks_meet_and_agree(kind: type[Transport]) -> None:
     store, world_size, before = HashStore(), 100, count_descriptors()
 
     def work(rank: int) -> tuple[list[int], list[int], int]:
@@ -415,7 +415,7 @@ def test_a_hundred_ranks_meet_and_agree(kind: type[ReduceTransport]) -> None:
         found = transport.reduce_max([rank, -rank]), transport.reduce_sum([rank, 1])
         reports = transport.gather(Report(rank, "", 0, str(rank)))
         transport.reduce_max([0])  # nobody leaves before all have everything
-        transport.close()
+        transport.links.close()
         return *found, [report.config for report in reports] == [str(item) for item in range(world_size)]
 
     answers = run_ranks(world_size, work)
@@ -430,10 +430,10 @@ def test_a_parent_that_comes_late_finds_its_children(monkeypatch: pytest.MonkeyP
 
     def work(rank: int) -> list[int]:
         links = meet(store, rank, world_size, 20.0, wait_s=0.0 if rank else 1.0)
-        transport = ReduceTransport(links, make_roster(rank, world_size))
+        transport = Transport(links, make_roster(rank, world_size))
         found = transport.reduce_sum([1])
         transport.reduce_max([0])
-        transport.close()
+        transport.links.close()
         return found
 
     assert run_ranks(world_size, work) == [[12]] * world_size
@@ -445,7 +445,7 @@ def test_a_parent_that_comes_late_finds_its_children(monkeypatch: pytest.MonkeyP
 def test_an_exchange_that_was_never_used_says_that_its_loader_is_closed() -> None:
     """Not that its process is gone."""
     pair = make_pair()
-    exchange = Exchange(ReduceTransport(pair[1], make_roster(1, 2)), IDENTITY)
+    exchange = Exchange(Transport(pair[1], make_roster(1, 2)), IDENTITY)
     with contextlib.closing(pair[0]):
         exchange.close()
         assert find_end(pair[0]) == PeerLost(1, "its loader is closed")
@@ -454,7 +454,7 @@ def test_an_exchange_that_was_never_used_says_that_its_loader_is_closed() -> Non
 def test_fifty_exchanges_in_one_process_leave_nothing() -> None:
     before, threads = count_descriptors(), threading.active_count()
     for _ in range(50):
-        exchanges = [Exchange(ReduceTransport(links, make_roster(links.rank, 2)), IDENTITY) for links in make_pair()]
+        exchanges = [Exchange(Transport(links, make_roster(links.rank, 2)), IDENTITY) for links in make_pair()]
         for exchange in exchanges:
             assert exchange.open(lambda _: None, RankStatus) is None
         for exchange in exchanges:

@@ -26,9 +26,10 @@ from odb_ref.core.types import StepCounts  # noqa: E402
 from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
 from odb_ref.torch.epoch.delivery import Delivery  # noqa: E402
 from odb_ref.torch.epoch.driver import EpochDriver  # noqa: E402
-from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
+from odb_ref.torch.exchange.collectives import Transport  # noqa: E402
 from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
 from odb_ref.torch.exchange.identity import LoaderIdentity  # noqa: E402
+from odb_ref.torch.exchange.links import Links  # noqa: E402
 from odb_ref.torch.exchange.process_table import find_children, read_status  # noqa: E402
 from odb_ref.torch.exchange.roster import Roster  # noqa: E402
 from odb_ref.torch.plan.start import EpochStart  # noqa: E402
@@ -260,8 +261,8 @@ class Wire(Exchange):
 
     def __init__(self) -> None:
         super().__init__(
-            LocalTransport(Roster()),
-            LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, data="", is_common=False),
+            Transport(Links(0, {}, 60.0), Roster()),
+            LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, is_common=False),
         )
         self.posts: list[Any] = []
 

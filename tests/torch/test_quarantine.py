@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import pickle
 import random
 import signal
 import time
@@ -25,7 +24,8 @@ from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError 
 from odb_ref.torch.exchange.collectives import Transport  # noqa: E402
 from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
 from odb_ref.torch.plan.order import compute_order  # noqa: E402
-from odb_ref.torch.reading.quarantine import GuardedDataset, Quarantine  # noqa: E402
+from odb_ref.torch.reading.datasets import SeededDataset  # noqa: E402
+from odb_ref.torch.reading.quarantine import BadSample, Quarantine  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample, read  # noqa: E402
@@ -486,18 +486,12 @@ class AtOnce(Spoiled):
         return [self[index] for index in indices]
 
 
-def test_a_guarded_data_set_is_in_all_else_the_one_it_guards() -> None:
+def test_a_guarded_data_set_that_reads_at_once_says_which_sample_is_bad() -> None:
     inner = AtOnce()
-    guarded: Any = GuardedDataset(inner)
-    assert len(guarded) == COUNT
-    guarded.start = 3
-    assert inner.start == 3
-    assert [sample["number"] for sample in guarded.__getitems__([2, 3])] == [2, 3]
+    guarded = SeededDataset(inner, is_guarded=True)
+    good = [(0, 0, 2), (0, 1, 3)]
+    assert [sample["number"] for sample in guarded.__getitems__(good)] == [2, 3]  # type: ignore[index]
     assert inner.calls == 1
-    first, second = guarded.__getitems__([0, 2])
-    assert first.cause == "ValueError: bad row 0"
-    assert second["number"] == 2
-    again = pickle.loads(pickle.dumps(guarded))
-    assert again.start == 3
-    with pytest.raises(AttributeError):
-        _ = guarded.nothing
+    first, second = guarded.__getitems__([(0, 0, 0), (0, 1, 2)])
+    assert first == BadSample("ValueError: bad row 0")
+    assert second["number"] == 2  # type: ignore[index]

@@ -111,6 +111,9 @@ def test_large_tensors_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch, has_
             assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
     arrived["odd"] += 1  # a batch belongs to the trainer, which may change it
     assert not torch.equal(arrived["odd"], again["odd"])
+    array = torch.arange(LARGE_BYTES // 8).numpy()
+    assert len(pack(array).large) == 1
+    assert (send(array) == array).all()
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     with make_loader() as loader:
         read(loader, 2)
         state = loader.state_dict()
-    with make_loader() as loader, pytest.raises(UsageError, match="version 3, this library reads 4"):
+    with make_loader() as loader, pytest.raises(UsageError, match="version 3, this library reads 5"):
         loader.load_state_dict({"version": 3})
     with make_loader() as loader, pytest.raises(UsageError, match="version 1"):
         loader.load_state_dict(state | {"version": 1})
@@ -151,7 +151,7 @@ def test_a_loaded_state_does_not_stand_for_another_epoch() -> None:
     with make_loader() as loader:
         loader.load_state_dict(state)
         loader.set_epoch(3)
-        assert (loader.state_dict()["epoch"], loader.state_dict()["place"]) == (3, None)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["checkpoint"]) == (3, None)
         loader.set_epoch(0)
         assert loader.state_dict() == state
 

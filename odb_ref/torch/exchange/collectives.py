@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add
-from typing import Final, Protocol
+from typing import Final
 
 from odb_ref.core.events import Report
 from odb_ref.core.peers import settle
-from odb_ref.torch.exchange.link import Activity, End, MessageKind
+from odb_ref.torch.exchange.link import MessageKind
 from odb_ref.torch.exchange.links import Check, Links
 from odb_ref.torch.exchange.roster import Roster
 
@@ -33,98 +33,27 @@ Combine = Callable[[int, int], int]
 Settle = Callable[[Sequence[int]], Sequence[int]]
 
 
-class Transport(Protocol):
-    """The collectives. Each is called by all processes, in the same order, with the same sizes."""
+class Transport:
+    """The collectives. Each is called by all processes, in the same order, with the same sizes.
 
-    roster: Roster
-    run: int
-    """A number that all its processes have, and no other transport."""
-
-    def reduce_max(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise maximum over all processes."""
-        ...
-
-    def reduce_offers(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise maximum over ranks of what each posts: the maximum over its peers, settled. Spec: R17.2."""
-        ...
-
-    def reduce_sum(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise sum over all processes."""
-        ...
-
-    def gather(self, report: Report) -> tuple[Report, ...]:
-        """Returns the reports of all processes, in order."""
-        ...
-
-    def set_describe(self, describe: Callable[[], Activity]) -> None:
-        """``describe`` says what this process is doing, for others that wait for it."""
-        ...
-
-    def ask(self, index: int | None) -> None:
-        """Asks what a process is doing."""
-        ...
-
-    def find_awaited(self) -> Activity | None:
-        """Returns which process is waited for, and what it is doing; None when nothing is known."""
-        ...
-
-    def end(self, end: End) -> None:
-        """Tells all processes that no further collective will be. What is under way on this one raises."""
-        ...
-
-    def close(self) -> None:
-        """Gives back what the transport holds. Not a collective."""
-        ...
-
-
-class LocalTransport:
-    """Of a process alone."""
-
-    def __init__(self, roster: Roster) -> None:
-        self.roster = roster
-        self.run = secrets.randbits(RUN_BITS)
-
-    def reduce_max(self, values: Sequence[int]) -> list[int]:
-        """Returns the values themselves."""
-        return list(values)
-
-    reduce_offers = reduce_sum = reduce_max
-
-    def gather(self, report: Report) -> tuple[Report, ...]:
-        """Returns the report itself."""
-        return (report,)
-
-    def set_describe(self, describe: Callable[[], Activity]) -> None:
-        """Does nothing: nobody asks."""
-
-    def ask(self, index: int | None) -> None:
-        """Does nothing: nobody else is there."""
-
-    def find_awaited(self) -> Activity | None:
-        """Returns None: a process alone cannot be gone."""
-        return None
-
-    def end(self, end: End) -> None:
-        """Does nothing: nobody else is there."""
-
-    def close(self) -> None:
-        """Does nothing: there are no connections."""
-
-
-class ReduceTransport:
-    """A reduction for an agreement: per process and round its cost does not grow with their number."""
+    A reduction for an agreement: per process and round its cost does not grow with their number.
+    """
 
     name = "reduce"
 
     def __init__(self, links: Links, roster: Roster) -> None:
         self.links = links
         self.roster = roster
-        self.run = 0
+        self.run = secrets.randbits(RUN_BITS)
+        """A number that all its processes have once they have met, and no other transport."""
         self._tree = compute_tree(roster)
 
-    def reduce_max(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise maximum over all processes."""
-        return self._reduce(MessageKind.MAX, values, max)
+    def reduce_max(self, values: Sequence[int], check: Check = lambda: None) -> list[int]:
+        """Returns the elementwise maximum over all processes. Does ``check`` now and then while it waits.
+
+        Raises: what ``check`` raises.
+        """
+        return self._reduce(MessageKind.MAX, values, max, check=check)
 
     def reduce_offers(self, values: Sequence[int]) -> list[int]:
         """Returns the elementwise maximum over ranks of what each posts: the maximum over its peers, settled. Spec: R17.2."""
@@ -158,13 +87,6 @@ class ReduceTransport:
             self.links.send(child, kind, message)
         return found
 
-    def meet(self, values: Sequence[int], check: Check) -> list[int]:
-        """Returns the elementwise maximum over all processes. Does ``check`` now and then while it waits.
-
-        Raises: what ``check`` raises.
-        """
-        return self._reduce(MessageKind.MAX, values, max, check=check)
-
     def _gather(self, payload: bytes) -> list[bytes]:
         """Returns what all processes give, in order."""
         parts = {self.roster.index: payload}
@@ -182,35 +104,11 @@ class ReduceTransport:
         """Returns the reports of all processes, in order."""
         return tuple(Report(**json.loads(part)) for part in self._gather(json.dumps(asdict(report)).encode()))
 
-    def set_describe(self, describe: Callable[[], Activity]) -> None:
-        """``describe`` says what this process is doing, for others that wait for it."""
-        self.links.set_describe(describe)
 
-    def ask(self, index: int | None) -> None:
-        """Asks what a process is doing."""
-        self.links.ask(index)
-
-    def find_awaited(self) -> Activity | None:
-        """Returns which process is waited for, and what it is doing; None when nothing is known."""
-        return self.links.find_awaited()
-
-    def end(self, end: End) -> None:
-        """Tells all processes that no further collective will be. What is under way on this one raises."""
-        self.links.end(end)
-
-    def close(self) -> None:
-        """Closes the connections; others that still wait for this process see that at once."""
-        self.links.close()
-
-
-class GatherTransport(ReduceTransport):
+class GatherTransport(Transport):
     """All-gathers, combined by each, as in the published method: the same answers, at a cost that grows with the world."""
 
     name = "gather"
-
-    def reduce_max(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise maximum over all processes."""
-        return _reduce_columns(max, self._gather_integers(values))
 
     def reduce_offers(self, values: Sequence[int]) -> list[int]:
         """Returns the elementwise maximum over ranks of what each posts: the maximum over its peers, settled. Spec: R17.2."""
@@ -226,12 +124,12 @@ class GatherTransport(ReduceTransport):
         return list(map(_decode, self._gather(_encode(values))))
 
 
-TRANSPORTS: Final[dict[str, type[ReduceTransport]]] = {"reduce": ReduceTransport, "gather": GatherTransport}
+TRANSPORTS: Final[dict[str, type[Transport]]] = {"reduce": Transport, "gather": GatherTransport}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """The neighbours of a process, by their indices in the roster."""
+    """The neighbours of a process, by their places in the roster."""
 
     parent: int | None
     peers: tuple[int, ...]

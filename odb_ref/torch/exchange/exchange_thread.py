@@ -74,7 +74,7 @@ class Exchange:
         """Threads of the consumer that wait for a step."""
         self._crossed_s: float | None = None
         """Since when another rank is known to wait for this one in another loader, while this one waits for it here."""
-        transport.set_describe(self._describe_activity)
+        transport.links.set_describe(self._describe_activity)
         self.exchange_s = 0.0
         """Seconds spent in collectives that brought an answer."""
         self.exchanges = 0
@@ -127,7 +127,7 @@ class Exchange:
         None when it waits for none.
         """
         transport, missing = self._transport, self._missing
-        activity = transport.find_awaited() if transport is not None else None
+        activity = transport.links.find_awaited() if transport is not None else None
         return activity or (None if missing is None else Activity(missing, "has not said what it is doing"))
 
     @contextlib.contextmanager
@@ -153,7 +153,7 @@ class Exchange:
 
     def _check_crossed(self, transport: Transport) -> None:
         """Ends the exchange when the process that it waits for waits for this one, in another loader. Spec: R18.2."""
-        activity = transport.find_awaited()
+        activity = transport.links.find_awaited()
         own = self.roster.processes[self.roster.index]
         is_crossed = self._waits > 0 and activity is not None and activity.awaited == own
         if activity is None or not is_crossed:
@@ -215,7 +215,7 @@ class Exchange:
     def _end_all(self, end: End) -> None:
         transport = self._transport
         if transport is not None:
-            transport.end(end)
+            transport.links.end(end)
 
     # The thread ------------------------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class Exchange:
                 self._post = None
             submit = self._submit
             self._missing = self._crossed_s = None
-        transport.ask(None)
+        transport.links.ask(None)
         if submit is not None:
             submit(answer)
 
@@ -295,7 +295,7 @@ class Exchange:
         if missing == _LOWEST:
             return Offer.from_wire(answer[:WIRE_SIZE])
         self._missing = -missing
-        transport.ask(self._missing)
+        transport.links.ask(self._missing)
         if is_urgent and post is None:
             with self._condition:
                 submit = self._submit
@@ -315,8 +315,8 @@ class Exchange:
             submit, event = self._submit, self._end
         if transport is not None:
             # Else a rank that sees the connection end before it is told why would say that this process is gone.
-            transport.end(end)
-            transport.close()
+            transport.links.end(end)
+            transport.links.close()
         if submit is not None:
             submit(event)
         if end.is_crossed:

@@ -20,25 +20,23 @@ _OF_RANK: Final = frozenset(
     ("rank", "local_rank", "global_rank", "node_rank", "process_index", "local_process_index", "device", "seed")
 )
 """Names of what may differ between ranks that read one data set."""
+TYPE: Final = "type()"
+SIZE: Final = "len()"
+"""By what names these two are told, which nothing else can have."""
 _MOST: Final = 32
 """So many attributes are looked at, and so many numbers of an array."""
 
 
-def describe_data(data: object, *, is_common: bool) -> str:
-    """Returns of what type a data set is, and how many samples it has where all ranks have the same."""
-    size = ""
-    with contextlib.suppress(Exception):  # one that raises is found out when the epoch begins, on all ranks
-        size = f" of {len(data)} samples" if is_common and isinstance(data, Sized) else ""
-    return f"{type(data).__name__}{size}"
+def list_facts(data: object, *, is_sized: bool = False, is_own: bool = False, depth: int = 3) -> dict[str, str]:
+    """Returns the type of a data set, and digests of what it holds, by name: of what is plain, or data in turn, and public.
 
-
-def list_facts(data: object, *, is_own: bool = False, depth: int = 3) -> dict[str, str]:
-    """Returns digests of what a data set holds, by name: of what is plain, or data in turn, and public.
-
-    ``is_own`` adds what has a meaning in this process only: which objects the rest of it is.
+    ``is_sized`` adds how many samples it has; ``is_own`` what has a meaning in this process only: which objects the rest of it
+    is.
     """
     items = [("its items", data)] if isinstance(data, list | tuple | np.ndarray | torch.Tensor) else []
-    found = {}
+    found = {TYPE: type(data).__name__}
+    with contextlib.suppress(Exception):  # one that raises is found out when the epoch begins, on all ranks
+        found |= {SIZE: str(len(data))} if is_sized and isinstance(data, Sized) else {}
     for name, value in [*items, *getattr(data, "__dict__", {}).items()][:_MOST]:
         text = None
         if not isinstance(value, dict):  # what was read before, often

@@ -15,7 +15,7 @@ from typing import Final
 import torch.distributed as dist
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.exchange.facts import describe_data, list_facts
+from odb_ref.torch.exchange.facts import SIZE, TYPE, list_facts
 
 _OURS: Final = ("odb_ref", "typing")
 """Packages whose code may stand between the user's line and the constructor."""
@@ -31,10 +31,9 @@ class LoaderIdentity:
     """What the user calls it; else the line that made it, without the folder, which may differ between hosts."""
     ordinal: int
     """How many loaders with all else in common the process has begun before, in the generation."""
-    data: str
-    """The type of its data set, and how many samples it has where all ranks have the same; empty where the user names it."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """Digests of what its data set holds, where all ranks have the same, or where another loader of the line waits to begin."""
+    """What tells its data set from others, where all ranks have the same, or where another loader of the line waits to begin;
+    empty where the user names it."""
     is_common: bool
     """True where all ranks have the same data set."""
     group: str = ""
@@ -60,7 +59,8 @@ class LoaderIdentity:
         name = "" if self.name == self.made_at else f" {self.name!r}"
         number = "" if not self.ordinal else f", number {self.ordinal + 1} of these"
         group = f", group {self.group}" if self.group else ""
-        data = f", {self.data}" if self.data else ""
+        size = f" of {self.facts[SIZE]} samples" if SIZE in self.facts else ""
+        data = f", {self.facts[TYPE]}{size}" if self.facts else ""
         return f"the loader{name} made at {self.made_at} (token_budget={self.budget_tokens}{data}{group}{number})"
 
     def describe_difference(self, other: LoaderIdentity) -> str:
@@ -68,10 +68,9 @@ class LoaderIdentity:
         names = [
             name for name in sorted({**self.facts, **other.facts}) if self.facts.get(name) != other.facts.get(name)
         ]
-        if self.name != other.name or (self.data == other.data and not names):
+        if self.name != other.name or not names:
             return ""
-        what = "type or size" if self.data != other.data else ", ".join(names)
-        return f": their data sets differ in {what}. If it is one loader, {_NAME_IT}"
+        return f": their data sets differ in {', '.join(names)}. If it is one loader, {_NAME_IT}"
 
 
 def describe_crossed(rank: str, ours: object, other: str, theirs: object) -> str:
@@ -146,22 +145,19 @@ class LoaderOrigin:
         others = [] if is_alone else [other for other in generation.waiting if self._is_like(other)]
         generation.waiting.discard(self)
         is_told = not (self._is_named or is_alone) and (is_common or bool(others))
-        data = "" if self._is_named else describe_data(self._data, is_common=is_common)
-        facts = list_facts(self._data) if is_told else {}
+        facts = list_facts(self._data, is_sized=is_common) if is_told else {}
         for other in others:
-            theirs = describe_data(other._data, is_common=is_common), list_facts(other._data)
-            if self._is_named or theirs == (data, facts):
+            if self._is_named or list_facts(other._data, is_sized=is_common) == facts:
                 which = f"called {self.name!r}" if self._is_named else f"made at {self.made_at}"
                 raise UsageError(
                     f"two loaders {which} read different data sets and have not begun, and nothing tells other ranks which of "
                     f"them begins now: {_NAME_IT}, and another for each of them"
                 )
-        key = json.dumps([self.name, data, facts, group])
+        key = json.dumps([self.name, facts, group])
         generation.begun[key] += 1
         return LoaderIdentity(
             name=self.name,
             ordinal=generation.begun[key] - 1,
-            data=data,
             facts=facts,
             is_common=is_common,
             group=group,

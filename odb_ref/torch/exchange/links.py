@@ -68,9 +68,11 @@ class Links:
         """Set when all have been told of the end."""
         self._is_closed = False
         self._closing = threading.Event()
-        self._wake_in, self._wake_out = socket.socketpair()
+        # A process alone has nobody to read from, and may be where there are no such sockets.
+        self._waking: tuple[socket.socket, ...] = socket.socketpair() if self._links else ()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_in, selectors.EVENT_READ)
+        for waking in self._waking[:1]:
+            self._selector.register(waking, selectors.EVENT_READ)
         for link in self._links.values():
             link.connection.settimeout(timeout_s)
             self._selector.register(link.connection, selectors.EVENT_READ, link)
@@ -79,8 +81,8 @@ class Links:
         self.bytes = 0
         """Their size."""
         _open.add(self)
-        self._thread = threading.Thread(target=self._keep_alive, name="odb-links", daemon=True)
-        self._thread.start()
+        if self._links:
+            threading.Thread(target=self._keep_alive, name="odb-links", daemon=True).start()
 
     # Messages --------------------------------------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Links:
             if isinstance(key.data, Link):
                 self._read(key.data)
             else:
-                self._wake_in.recv(64)
+                self._waking[0].recv(64)
 
     def _read(self, link: Link) -> None:
         try:
@@ -177,8 +179,13 @@ class Links:
     def end(self, end: End) -> None:
         """Tells every rank that the exchange is over, and why."""
         self._note_end(end, but=None)
-        with contextlib.suppress(OSError):
-            self._wake_out.send(b"!")
+        self._wake()
+
+    def _wake(self) -> None:
+        """Has the thread that waits for a message look around."""
+        for waking in self._waking[1:]:
+            with contextlib.suppress(OSError):
+                waking.send(b"!")
 
     def _note_end(self, end: End, but: int | None) -> None:
         with self._lock:
@@ -212,8 +219,7 @@ class Links:
         # A link that ends before the cause has been sent would say that this process is gone.
         self._notified.wait(self._timeout_s)
         self._closing.set()
-        with contextlib.suppress(OSError):
-            self._wake_out.send(b"!")
+        self._wake()
         with self._reading:
             deadline = time.monotonic() + CLOSE_S
             for link in self._links.values():
@@ -231,7 +237,7 @@ class Links:
 
     def _drop(self) -> None:
         self._selector.close()
-        for connection in (self._wake_in, self._wake_out, *(link.connection for link in self._links.values())):
+        for connection in (*self._waking, *(link.connection for link in self._links.values())):
             connection.close()
 
     def drop_in_child(self) -> None:

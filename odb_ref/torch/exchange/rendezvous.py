@@ -24,14 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.core.events import PeerLost, Report
 from odb_ref.torch.exchange.blocked import Wait, blocked
-from odb_ref.torch.exchange.collectives import (
-    RUN_BITS,
-    TRANSPORTS,
-    LocalTransport,
-    ReduceTransport,
-    Transport,
-    compute_tree,
-)
+from odb_ref.torch.exchange.collectives import TRANSPORTS, Transport, compute_tree
 from odb_ref.torch.exchange.group_store import get_group_store
 from odb_ref.torch.exchange.identity import LoaderIdentity, describe_crossed, get_generation
 from odb_ref.torch.exchange.interface import choose_address, list_ports
@@ -60,10 +53,8 @@ def make_transport(
     Spec: R18.1.
     Raises: JobError when one does not come within ``timeout_s``, begins another loader, or asks for another transport.
     """
-    if name not in TRANSPORTS:
-        raise UsageError(f"no transport {name!r}; there are {', '.join(sorted(TRANSPORTS))}")
     if len(roster.processes) == 1:
-        return LocalTransport(roster)
+        return TRANSPORTS[name](Links(0, {}, timeout_s), roster)
     if os.name != "posix":
         raise UsageError("a loader of several ranks needs Linux or macOS: in a job of one process it works here too")
     group = dist.group.WORLD
@@ -86,8 +77,8 @@ def make_transport(
         raise JobError(f"the exchange could not be set up: {cause}", rank=None, cause=cause) from error
 
 
-def _meet(meeting: _Meeting, name: str, roster: Roster) -> ReduceTransport:
-    transport: ReduceTransport | None = None
+def _meet(meeting: _Meeting, name: str, roster: Roster) -> Transport:
+    transport: Transport | None = None
     try:
         transport = TRANSPORTS[name](meeting.connect(), roster)
         _check_name(transport, meeting.check_time)
@@ -103,8 +94,8 @@ def _meet(meeting: _Meeting, name: str, roster: Roster) -> ReduceTransport:
             end = meeting.find_end()
         if transport is not None:
             if end is not None:
-                transport.end(End(end))
-            transport.close()
+                transport.links.end(End(end))
+            transport.links.close()
         if end is None and isinstance(error, EndedError):
             end = error.end.loss
         if end is None:
@@ -112,10 +103,10 @@ def _meet(meeting: _Meeting, name: str, roster: Roster) -> ReduceTransport:
         raise JobError(f"the exchange could not be set up: {end.cause}", rank=end.rank, cause=end.cause) from error
 
 
-def _check_name(transport: ReduceTransport, check: Check) -> None:
+def _check_name(transport: Transport, check: Check) -> None:
     """Waits until all are connected, and have asked for the same transport; they get its run's number."""
     number = sorted(TRANSPORTS).index(transport.name)
-    low, high, transport.run = transport.meet((-number, number, secrets.randbits(RUN_BITS)), check)
+    low, high, transport.run = transport.reduce_max((-number, number, transport.run), check)
     if -low == high:
         return
     reports = transport.gather(Report(transport.roster.rank, "", 0, transport.name))

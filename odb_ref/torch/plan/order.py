@@ -12,10 +12,8 @@ import torch
 from odb_ref.core.batching.updates import compute_first_place, count_rounds
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.sampler import list_keys
-from odb_ref.torch.plan.settings import describe_changes
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import START, EpochProgress, EpochState, Generation, compute_digest, join_states
-from odb_ref.torch.plan.updates import begin_inside
+from odb_ref.torch.plan.state import EpochProgress, Generation, compute_digest
 from odb_ref.torch.reading.quarantine import Quarantine
 from odb_ref.torch.reading.seeding import Use, compute_seed
 from odb_ref.torch.reading.service import ReadPlan
@@ -152,97 +150,10 @@ class Order:
         return compute_digest(self._compute_order(start.epoch) if self.is_auto else start.keys)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """Where an epoch begins on this rank."""
-
-    start: EpochStart
-    total_samples: int | None
-    """Samples of the whole epoch, on all ranks, those set aside included; None when unknown."""
-    emitted_before: int
-    """Samples taken by the ranks before a change of their number."""
-
-    @property
-    def resume_step(self) -> int:
-        """The number of the first step that the consumer is given."""
-        return self.start.progress.steps
-
-
-def make_beginning(
-    order: Order,
-    epoch: int,
-    rank: int,
-    world_size: int,
-    *,
-    loaded: Sequence[EpochState],
-    settings: str,
-    quota: int | None,
-    read_ahead: int,
-    max_bad: float,
-) -> Beginning:
-    """Returns the beginning of ``epoch``, or where the ``loaded`` states stand in it.
-
-    Raises: UsageError when the states do not fit.
-    """
-    progress = choose_progress(order, rank, world_size, loaded, settings)
-    keys: Sequence[object] | None = None
-    total, before, listed = None, Lot(), ""
-    if not order.is_iterable:
-        keys, total, before, listed = order.compute_keys(epoch, rank, world_size, progress.base)
-        if quota is not None and before.samples >= quota:
-            keys = []  # met before the number of ranks changed: there is nothing left to read
-
-    beginning = Beginning(
-        start=EpochStart(
-            keys=keys,
-            listed=listed,
-            progress=progress,
-            first_place=order.compute_first_place(progress, rank, world_size),
-            seed=compute_seed(Use.EPOCH, order.seed, epoch, rank, len(progress.base)),
-            # Ranks may have seeds of their own where each is given its samples. What is not shuffled is the same in each epoch.
-            order_seed=compute_seed(
-                Use.ORDER, order.seed if order.is_auto else 0, epoch if order.is_shuffled or not order.is_auto else 0
-            ),
-            read_ahead=read_ahead if order.update_samples is None else max(1, order.update_samples // world_size // 2),
-            max_bad=max_bad,
-            quota_samples=None if quota is None else max(1, quota - before.samples),
-            epoch=epoch,
-            is_shared=order.is_shared,
-            taken_before=before,
-        ),
-        total_samples=total,
-        emitted_before=before.samples,
-    )
-    _check_keys(order, beginning.start, rank, loaded)
-    return beginning
-
-
 def _make_lot(keys: Sequence[object]) -> Lot:
     """Returns the lot of what is listed; only numbers have a digest."""
     numbers = [key for key in keys if isinstance(key, int)]
     return make_lot(numbers) if len(numbers) == len(keys) else Lot(len(keys))
-
-
-def _check_keys(order: Order, start: EpochStart, rank: int, loaded: Sequence[EpochState]) -> None:
-    """Spec: R10.4. Preserves: RESUME.
-
-    Raises: UsageError when other keys are listed than when the state was saved, or in another order.
-    """
-    if start.progress == START:
-        return  # nothing was taken: any order will do
-    saved = next((state.keys for state in loaded if order.is_auto or state.rank == rank), "")
-    if saved and saved != (found := order.compute_digest(start)):
-        whose = "the order of all ranks" if order.is_auto else "the sampler, or the data set's order,"
-        raise UsageError(
-            f"load_state_dict: {whose} is not what it was when the state was saved ({_describe_keys(saved)}, now "
-            f"{_describe_keys(found)}), so samples would be repeated and others lost: list the same keys in the same order (a "
-            "sampler that remembers something needs its own state back first), or begin an epoch without a state"
-        )
-
-
-def _describe_keys(keys: str) -> str:
-    count, _, digest = keys.partition(":")
-    return f"{count} keys with digest {digest}" if keys else "no keys"
 
 
 def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
@@ -264,45 +175,3 @@ def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
         return ReadPlan(keys=keys[first:] if first else keys, places=range(first, len(keys)), seed=start.seed)
     places = array("q", (*carried, *(place for place in range(first, len(keys)) if place not in bad)))
     return ReadPlan(keys=_pack([keys[place] for place in places]), places=places, seed=start.seed)
-
-
-def choose_progress(
-    order: Order, rank: int, world_size: int, loaded: Sequence[EpochState], settings: str
-) -> EpochProgress:
-    """Returns where ``rank`` goes on.
-
-    Raises: UsageError when the states do not fit.
-    """
-    if not loaded:
-        return START
-    first = loaded[0]
-    mine = next((state for state in loaded if state.rank == rank), None)
-    saved = mine or first
-    if saved.order != order.description:
-        what = "; ".join(describe_changes(saved.order, order.description))
-        raise UsageError(f"load_state_dict: the order of samples is another than when the state was saved ({what})")
-    changes = describe_changes(first.settings, settings)
-    has_updates = order.is_auto and order.update_samples is not None
-    is_between = has_updates and saved.progress.is_between_updates  # then all ranks' states are one
-    if first.world_size == world_size and not changes:
-        if mine is None and not is_between:
-            raise UsageError(f"load_state_dict: the state of rank {first.rank} was given to rank {rank}")
-        return saved.progress
-    if first.world_size != world_size:
-        changes.insert(0, f"ranks: saved {first.world_size}, now {world_size}")
-    what = "; ".join(changes)
-    if not order.is_auto:
-        raise UsageError(
-            "load_state_dict: where each rank is given its own samples, an epoch goes on only with as many ranks and the "
-            f"settings it was saved with ({what})"
-        )
-    if has_updates and json.loads(first.settings).get("update_samples") != order.update_samples:
-        raise UsageError(f"load_state_dict: the updates of an epoch cannot change inside it ({what})")
-    if len(loaded) != first.world_size and not is_between:
-        raise UsageError(
-            f"load_state_dict: ranks or settings have changed ({what}), so the states of all ranks are needed, as a list"
-        )
-    if order.update_samples is not None:
-        states = [saved] if is_between else loaded
-        return begin_inside(states, order.update_samples, rank, world_size, is_shared=order.is_shared)
-    return EpochProgress(base=join_states(loaded))

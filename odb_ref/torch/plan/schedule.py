@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.plan.order import Beginning, Order, choose_progress, make_beginning
-from odb_ref.torch.plan.state import START, EpochProgress, EpochState
+from odb_ref.torch.plan.order import Order
+from odb_ref.torch.plan.seal import check_states
+from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.plan.state import START, EpochProgress, EpochState, join_states
+from odb_ref.torch.plan.updates import begin_inside
+from odb_ref.torch.reading.seeding import Use, compute_seed
+from odb_ref.trace.origin import Lot
+
+_OF_USER: Final = {
+    "budget_tokens": "token_budget",
+    "window_samples": "window",
+    "quota_samples": "quota",
+    "rule": "policy",
+    "samples": "samples of the data set",
+}
+"""The names that the user has for settings."""
 
 
 class Schedule:
@@ -22,44 +38,62 @@ class Schedule:
         self._max_bad = max_bad
         self.epoch = 0
         """The epoch that is read next."""
-        self.beginning: Beginning | None = None
+        self.start: EpochStart | None = None
         """Where the present or last epoch began."""
         self._loaded: tuple[EpochState, ...] = ()
         self._digest = ""
         """Of the keys of the epoch under way, once it has been asked for: listing them again takes time."""
 
-    def load(self, states: Sequence[Mapping[str, object]]) -> None:
-        """Goes on from this rank's saved state, or from those of all ranks, when the next epoch begins.
+    def load(self, given: object) -> tuple[EpochState, ...]:
+        """Goes on from this rank's saved state, or from those of all ranks, when the next epoch begins; returns these.
 
         Raises: UsageError when these are no such states.
         """
+        states = tuple(map(EpochState.from_dict, check_states(given)))
         if not states:
             raise UsageError("load_state_dict: no state")
-        self._loaded = tuple(map(EpochState.from_dict, states))
-        self.epoch = self._loaded[0].epoch
+        self._loaded, self.epoch = states, states[0].epoch
+        return states
 
     def _get_loaded(self) -> tuple[EpochState, ...]:
         """Returns the states to go on from; none when another epoch was chosen since."""
         return self._loaded if self._loaded and self._loaded[0].epoch == self.epoch else ()
 
-    def plan(self, rank: int, world_size: int) -> Beginning:
-        """Returns where the next epoch begins on this rank.
+    def plan(self, rank: int, world_size: int) -> EpochStart:
+        """Returns where the next epoch begins on this rank, or where the states stand that were loaded.
 
-        Raises: UsageError when the states to go on from do not fit.
+        Raises: UsageError when these do not fit.
         """
-        return make_beginning(
-            self._order,
-            self.epoch,
-            rank,
-            world_size,
-            loaded=self._get_loaded(),
-            settings=self._settings,
-            quota=self._quota,
-            read_ahead=self._read_ahead,
+        order, epoch = self._order, self.epoch
+        progress = self._choose_progress(rank, world_size)
+        keys: Sequence[object] | None = None
+        total, before, listed = None, Lot(), ""
+        if not order.is_iterable:
+            keys, total, before, listed = order.compute_keys(epoch, rank, world_size, progress.base)
+            if self._quota is not None and before.samples >= self._quota:
+                keys = []  # met before the number of ranks changed: there is nothing left to read
+        updates = order.update_samples
+        # Ranks may have seeds of their own where each is given its samples. What is not shuffled is the same in each epoch.
+        decisive = order.seed if order.is_auto else 0, epoch if order.is_shuffled or not order.is_auto else 0
+        start = EpochStart(
+            keys=keys,
+            listed=listed,
+            progress=progress,
+            first_place=order.compute_first_place(progress, rank, world_size),
+            seed=compute_seed(Use.EPOCH, order.seed, epoch, rank, len(progress.base)),
+            order_seed=compute_seed(Use.ORDER, *decisive),
+            read_ahead=self._read_ahead if updates is None else max(1, updates // world_size // 2),
             max_bad=self._max_bad,
+            quota_samples=None if self._quota is None else max(1, self._quota - before.samples),
+            epoch=epoch,
+            is_shared=order.is_shared,
+            total_samples=total,
+            taken_before=before,
         )
+        self._check_keys(start, rank)
+        return start
 
-    def begin(self, beginning: Beginning) -> None:
+    def begin(self, start: EpochStart) -> None:
         """Notes that an epoch has begun. Warns of a loaded state that is not of this one, and is dropped."""
         left = next((state for state in self._loaded if state.epoch != self.epoch and state.progress != START), None)
         if left is not None:
@@ -69,7 +103,7 @@ class Schedule:
                 RuntimeWarning,
                 stacklevel=4,
             )
-        self.beginning, self.epoch = beginning, beginning.start.epoch + 1
+        self.start, self.epoch = start, start.epoch + 1
         self._loaded, self._digest = (), ""
 
     def compute_state(self, rank: int, world_size: int, progress: EpochProgress | None) -> EpochState:
@@ -82,13 +116,82 @@ class Schedule:
             order=self._order.description,
         )
         if self._loaded:
-            loaded = self._get_loaded()
-            keys = next((saved.keys for saved in loaded if self._order.is_auto or saved.rank == rank), "")
-            return replace(
-                state, keys=keys, progress=choose_progress(self._order, rank, world_size, loaded, self._settings)
-            )
-        if progress is None or self.beginning is None:
+            return replace(state, keys=self._find_saved_keys(rank), progress=self._choose_progress(rank, world_size))
+        if progress is None or self.start is None:
             return state
-        start = self.beginning.start
-        self._digest = self._digest or self._order.compute_digest(start)
-        return replace(state, epoch=start.epoch, keys=self._digest, progress=progress)
+        self._digest = self._digest or self._order.compute_digest(self.start)
+        return replace(state, epoch=self.start.epoch, keys=self._digest, progress=progress)
+
+    def _find_saved_keys(self, rank: int) -> str:
+        return next((saved.keys for saved in self._get_loaded() if self._order.is_auto or saved.rank == rank), "")
+
+    def _check_keys(self, start: EpochStart, rank: int) -> None:
+        """Spec: R10.4. Preserves: RESUME.
+
+        Raises: UsageError when other keys are listed than when the state was saved, or in another order.
+        """
+        if start.progress == START:
+            return  # nothing was taken: any order will do
+        saved = self._find_saved_keys(rank)
+        if saved and saved != (found := self._order.compute_digest(start)):
+            whose = "the order of all ranks" if self._order.is_auto else "the sampler, or the data set's order,"
+            raise UsageError(
+                f"load_state_dict: {whose} is not what it was when the state was saved ({_describe_keys(saved)}, now "
+                f"{_describe_keys(found)}), so samples would be repeated and others lost: list the same keys in the same order "
+                "(a sampler that remembers something needs its own state back first), or begin an epoch without a state"
+            )
+
+    def _choose_progress(self, rank: int, world_size: int) -> EpochProgress:
+        """Returns where ``rank`` goes on.
+
+        Raises: UsageError when the states that were loaded do not fit.
+        """
+        order, loaded = self._order, self._get_loaded()
+        if not loaded:
+            return START
+        first = loaded[0]
+        mine = next((state for state in loaded if state.rank == rank), None)
+        saved = mine or first
+        if saved.order != order.description:
+            what = "; ".join(_describe_changes(saved.order, order.description))
+            raise UsageError(f"load_state_dict: the order of samples is another than when the state was saved ({what})")
+        changes = _describe_changes(first.settings, self._settings)
+        has_updates = order.is_auto and order.update_samples is not None
+        is_between = has_updates and saved.progress.is_between_updates  # then all ranks' states are one
+        if first.world_size == world_size and not changes:
+            if mine is None and not is_between:
+                raise UsageError(f"load_state_dict: the state of rank {first.rank} was given to rank {rank}")
+            return saved.progress
+        if first.world_size != world_size:
+            changes.insert(0, f"ranks: saved {first.world_size}, now {world_size}")
+        what = "; ".join(changes)
+        if not order.is_auto:
+            raise UsageError(
+                "load_state_dict: where each rank is given its own samples, an epoch goes on only with as many ranks and the "
+                f"settings it was saved with ({what})"
+            )
+        if has_updates and json.loads(first.settings).get("update_samples") != order.update_samples:
+            raise UsageError(f"load_state_dict: the updates of an epoch cannot change inside it ({what})")
+        if len(loaded) != first.world_size and not is_between:
+            raise UsageError(
+                f"load_state_dict: ranks or settings have changed ({what}), so the states of all ranks are needed, as a list"
+            )
+        if order.update_samples is not None:
+            states = [saved] if is_between else loaded
+            return begin_inside(states, order.update_samples, rank, world_size, is_shared=order.is_shared)
+        return EpochProgress(base=join_states(loaded))
+
+
+def _describe_keys(keys: str) -> str:
+    count, _, digest = keys.partition(":")
+    return f"{count} keys with digest {digest}" if keys else "no keys"
+
+
+def _describe_changes(saved: str, now: str) -> list[str]:
+    """Returns what differs between two sets of settings, each a JSON object: the name, what was saved and what there is now."""
+    before, after = json.loads(saved), json.loads(now)
+    return [
+        f"{_OF_USER.get(name, name)}: saved {before.get(name)!r}, now {after.get(name)!r}"
+        for name in sorted({**before, **after})
+        if before.get(name) != after.get(name)
+    ]

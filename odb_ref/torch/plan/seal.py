@@ -10,7 +10,7 @@ from typing import Final
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.state import StateDict
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Of a state's format."""
 
 _SEAL: Final = "checksums"

@@ -55,6 +55,8 @@ class EpochStart:
     workers: int = 0
     """How many processes read: the trace says it."""
     epoch: int = 0
+    total_samples: int | None = None
+    """Samples of the whole epoch, on all ranks, those set aside included; None when unknown."""
     started_s: float = field(default_factory=time.monotonic)
 
     @property

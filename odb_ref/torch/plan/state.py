@@ -13,21 +13,24 @@ import hashlib
 import json
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain
-from typing import Final
+from types import NoneType
+from typing import TYPE_CHECKING, Final, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import torch
 
-from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.errors import UsageError, read_integer
-from odb_ref.core.offer import NONE
-from odb_ref.core.resume import Checkpoint, RoundStart
+from odb_ref.core.resume import Checkpoint
 from odb_ref.core.types import ZERO_COUNTS, StepCounts
 from odb_ref.torch.reading.quarantine import Places
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 StateDict = dict[str, object]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,26 +158,17 @@ class EpochState:
     """What decides the order of the samples; must not change."""
     keys: str = ""
     """How many keys the order lists, and their digest (`compute_digest`); empty where no epoch is under way."""
+    steps: int = 0
+    """Steps that were taken since training began."""
+    accepted_tokens: int | None = None
+    """The token budget that the rank was told to accept; None: the loader's. Spec: R15.3."""
     progress: EpochProgress = START
 
     def to_dict(self) -> StateDict:
-        """Returns the state as plain integers, strings, lists and dicts."""
-        return {
-            "epoch": self.epoch,
-            "world_size": self.world_size,
-            "rank": self.rank,
-            "settings": self.settings,
-            "order": self.order,
-            "keys": self.keys,
-            "place": None if self.progress.checkpoint is None else _encode_checkpoint(self.progress.checkpoint),
-            "window": self.progress.update_counts.to_row(),
-            "bad": list(self.progress.bad),
-            "known": self.progress.known,
-            "digest": self.progress.digest,
-            "base": [[_encode_part(part) for part in generation.parts] for generation in self.progress.base],
-            **_encode_places(self.progress.places),
-            **_encode_gone(self.progress),
-        }
+        """Returns the state as plain integers, strings, lists and dicts: a field of its own for each of ``progress``, too."""
+        own = _encode_fields(self)
+        del own["progress"]
+        return own | _encode_fields(self.progress)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> EpochState:
@@ -182,145 +176,45 @@ class EpochState:
 
         Raises: UsageError.
         """
-        match data:
-            case {
-                "epoch": int(epoch),
-                "world_size": int(world_size),
-                "rank": int(rank),
-                "settings": str(settings),
-                "order": str(order),
-                "keys": str(keys),
-                "place": place,
-                "window": [int(), int(), int(), *_] as update,
-                "bad": [*bad],
-                "known": int(known),
-                "digest": str(digest),
-                "base": [*base],
-            }:
-                gone, gone_counts = _decode_gone(data.get("gone"))
-                return cls(
-                    epoch=epoch,
-                    world_size=world_size,
-                    rank=rank,
-                    settings=settings,
-                    order=order,
-                    keys=keys,
-                    progress=EpochProgress(
-                        checkpoint=None if place is None else _decode_checkpoint(place),
-                        update_counts=StepCounts.from_row(_decode_places(update)),
-                        bad=_decode_places(bad),
-                        known=known,
-                        digest=digest,
-                        base=tuple(map(_decode_generation, base)),
-                        places=_decode_places(data.get("places", ())),
-                        gone=gone,
-                        gone_counts=gone_counts,
-                    ),
-                )
+        own, progress = (
+            {item.name: data[item.name] for item in fields(kind) if item.name in data} for kind in (cls, EpochProgress)
+        )
+        return _decode_fields(cls, own | {"progress": progress})
+
+
+def _encode(value: object) -> object:
+    """Returns integers, strings and None as they are, sequences as lists, dataclasses as dicts of their fields."""
+    if isinstance(value, tuple):
+        return list(map(_encode, value))
+    return _encode_fields(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _encode_fields(value: DataclassInstance) -> StateDict:
+    return {item.name: _encode(getattr(value, item.name)) for item in fields(value)}
+
+
+def _decode_fields(kind: type[Value], data: object) -> Value:
+    hints = get_type_hints(kind)
+    if not isinstance(data, Mapping) or not data.keys() <= hints.keys():
         raise _make_error()
+    try:
+        return kind(**{name: _decode(hints[name], field) for name, field in data.items()})
+    except TypeError:  # a field is missing
+        raise _make_error() from None
 
 
-def _encode_checkpoint(place: Checkpoint) -> StateDict:
-    start: StateDict = {
-        key: list(value) if isinstance(value, tuple) else value for key, value in asdict(place.start).items()
-    }
-    for name, absent in (("draw", NOTHING_DRAWN), ("agreed_tokens", NONE), ("accepted_tokens", NONE)):
-        if getattr(place.start, name) == absent:
-            del start[name]
-    return {"start": start, "taken_steps": place.taken_steps, "taken": list(place.taken)}
-
-
-def _encode_part(part: Part) -> StateDict:
-    return _encode_checkpoint(part.checkpoint) | {"bad": list(part.bad), **_encode_places(part.places)}
-
-
-def _encode_places(places: tuple[int, ...]) -> StateDict:
-    """Returns the places as a part of a state; nothing where there are none."""
-    return {"places": list(places)} if places else {}
-
-
-def _decode_places(values: object) -> tuple[int, ...]:
-    if not isinstance(values, list | tuple):
+def _decode(hint: object, data: object) -> object:
+    """Returns what `_encode` was given for a field of this type."""
+    match get_args(hint):
+        case (inner, last) if last is NoneType:
+            return None if data is None else _decode(inner, data)
+        case (inner, last) if last is Ellipsis and isinstance(data, list | tuple):
+            return tuple(_decode(inner, item) for item in data)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _decode_fields(hint, data)
+    if type(data) is not hint:
         raise _make_error()
-    places = tuple(value for value in values if type(value) is int)
-    if len(places) != len(values):
-        raise _make_error()
-    return places
-
-
-def _encode_gone(progress: EpochProgress) -> StateDict:
-    """Returns what other ranks had trained on of an update, as a part of a state; nothing where they had of none."""
-    is_inside = bool(progress.gone_counts.samples)
-    return {"gone": [list(progress.gone), progress.gone_counts.to_row()]} if is_inside else {}
-
-
-def _decode_gone(data: object) -> tuple[tuple[int, ...], StepCounts]:
-    match data:
-        case None:
-            return (), ZERO_COUNTS
-        case [[*places], [int(), int(), int(), *_] as counts]:
-            return _decode_places(places), StepCounts.from_row(_decode_places(counts))
-    raise _make_error()
-
-
-def _decode_generation(data: object) -> Generation:
-    if not isinstance(data, Sequence):
-        raise _make_error()
-    return Generation(tuple(map(_decode_part, data)))
-
-
-def _decode_part(data: object) -> Part:
-    match data:
-        case {"bad": [*bad], **more}:
-            return Part(_decode_checkpoint(data), _decode_places(bad), _decode_places(more.get("places", ())))
-    raise _make_error()
-
-
-def _decode_checkpoint(data: object) -> Checkpoint:
-    match data:
-        case {
-            "start": {
-                "round": int(round_),
-                "read_samples": int(read_samples),
-                "is_ended": bool(is_ended),
-                "carried": [*carried],
-                "marks": [*marks],
-                "planned_steps": int(planned_steps),
-                "global_samples": int(global_samples),
-                **more,
-            },
-            "taken_steps": int(taken_steps),
-            "taken": [*taken],
-        }:
-            start = RoundStart(
-                round=round_,
-                read_samples=read_samples,
-                is_ended=is_ended,
-                carried=tuple(carried),
-                marks=tuple(marks),
-                planned_steps=planned_steps,
-                global_samples=global_samples,
-                draw=_decode_draw(more.get("draw")),
-                agreed_tokens=_decode_tokens(more.get("agreed_tokens", NONE)),
-                accepted_tokens=_decode_tokens(more.get("accepted_tokens", NONE)),
-            )
-            return Checkpoint(start=start, taken_steps=taken_steps, taken=tuple(taken))
-    raise _make_error()
-
-
-def _decode_draw(data: object) -> Draw:
-    match data:
-        case None:
-            return NOTHING_DRAWN
-        case {"first": int(first), "count": int(count), "end": int(end)}:
-            return Draw(first, count, end)
-    raise _make_error()
-
-
-def _decode_tokens(data: object) -> int:
-    if type(data) is int and data > 0:
-        return data
-    raise _make_error()
+    return data
 
 
 def _make_error() -> UsageError:

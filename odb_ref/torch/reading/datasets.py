@@ -5,6 +5,7 @@ A DataLoader takes a StopIteration, whoever raises it, for the end of the sample
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import count
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.description import describe, note_sample
+from odb_ref.torch.reading.quarantine import BadSample
 from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, seed_generators
 
 SampleKey = tuple[int, int, object]
@@ -77,7 +79,9 @@ class WorkerInit:
 
 
 class SeededDataset(Dataset[object]):
-    """A map-style data set, read by `SampleKey`. What it raises for a sample says for which, unless somebody else does."""
+    """A map-style data set, read by `SampleKey`. What it raises for a sample says for which; where it ``is_guarded``, a
+    `BadSample` stands in the place of that sample.
+    """
 
     def __init__(self, dataset: Dataset[object], *, is_guarded: bool = False) -> None:
         self._wrapped = dataset
@@ -98,11 +102,14 @@ class SeededDataset(Dataset[object]):
         try:
             return self._wrapped[name]
         except BaseException as error:
-            if (instead := contain(error, "the data set", f" for the sample {name!r}")) is None:
-                if isinstance(error, Exception) and not self._is_guarded:
-                    note_sample(error, name)
-                raise
-            raise instead from error
+            instead = contain(error, "the data set", f" for the sample {name!r}")
+            if self._is_guarded and isinstance(found := instead or error, Exception):
+                return BadSample(describe(found))
+            if instead is not None:
+                raise instead from error
+            if isinstance(error, Exception):
+                note_sample(error, name)
+            raise
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> Sequence[object]:
         """Returns the samples of several keys; at once, with the seed of the first, where the data set offers that."""
@@ -111,6 +118,13 @@ class SeededDataset(Dataset[object]):
         read_all = getattr(self._wrapped, "__getitems__", None)
         if not callable(read_all):
             return self._read_each(keys)
+        if not self._is_guarded:
+            return self._read_at_once(read_all, keys)
+        with contextlib.suppress(Exception):  # one by one finds which it is
+            return self._read_at_once(read_all, keys)
+        return [self[key] for key in keys]
+
+    def _read_at_once(self, read_all: Callable[[list[object]], object], keys: Sequence[SampleKey]) -> Sequence[object]:
         epoch_seed, place, _ = keys[0]
         names = [name for _, _, name in keys]
         seed_generators(compute_seed(Use.SAMPLE, epoch_seed, place))

@@ -18,7 +18,6 @@ from odb_ref.torch.reading.collator import BatchMaker, CollateFn, Collator, OnId
 from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.quarantine import (
-    GuardedDataset,
     GuardedMeasure,
     MeasureFn,
     OnBadSample,
@@ -222,7 +221,7 @@ def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:
     if spec.on_bad_sample is OnBadSample.FAIL:
         return lambda: dataset[0]
     tries = min(IDLE_TRIES, len(dataset)) if isinstance(dataset, Sized) else 1
-    return lambda: unpack(find_good(GuardedDataset(dataset), GuardedMeasure(spec.measure), tries))
+    return lambda: unpack(find_good(dataset, spec.measure, tries))
 
 
 class _Maker:

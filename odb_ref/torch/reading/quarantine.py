@@ -62,45 +62,6 @@ MeasureFn = Callable[[Sequence[object]], Sequence[object]]
 """Samples in, `Measured` ones out, or `BadSample` where a guard found one."""
 
 
-class GuardedDataset(Dataset[object]):
-    """A map-style data set that answers a `BadSample` where the one it wraps raises.
-
-    Its attributes are those of the wrapped one, so that a ``worker_init_fn`` finds what it looks for.
-    """
-
-    def __init__(self, dataset: Dataset[object]) -> None:
-        object.__setattr__(self, "_guarded", dataset)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(object.__getattribute__(self, "_guarded"), name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        setattr(object.__getattribute__(self, "_guarded"), name, value)
-
-    def __reduce__(self) -> tuple[type[GuardedDataset], tuple[object]]:
-        return GuardedDataset, (object.__getattribute__(self, "_guarded"),)
-
-    def __len__(self) -> int:
-        return len(object.__getattribute__(self, "_guarded"))
-
-    def __getitem__(self, key: object) -> object:
-        try:
-            sample: object = object.__getattribute__(self, "_guarded")[key]
-        except Exception as error:  # whatever the data set raises
-            return BadSample(describe(error))
-        return sample
-
-    def __getitems__(self, keys: Sequence[object]) -> Sequence[object]:
-        """Returns the samples of several keys, at once where the data set offers that and all are good."""
-        read_all = getattr(object.__getattribute__(self, "_guarded"), "__getitems__", None)
-        if callable(read_all):
-            with contextlib.suppress(Exception):  # one by one finds which it is
-                samples: Sequence[object] = read_all(keys)
-                if len(samples) == len(keys):
-                    return samples
-        return [self[key] for key in keys]
-
-
 @dataclass(frozen=True, slots=True)
 class GuardedMeasure:
     """Measures samples, and answers a `BadSample` for one that has no measure."""
@@ -125,14 +86,15 @@ class GuardedMeasure:
 
 
 def find_good(dataset: Dataset[object], measure: MeasureFn, tries: int) -> object:
-    """Returns the first good sample among so many of a guarded data set, as it is measured.
+    """Returns the first good sample among so many of a data set, as it is measured.
 
     Raises: QuarantineError when there is none.
     """
     for index in range(tries):
-        (item,) = measure([dataset[index]])
-        if isinstance(item, Measured):
-            return item.sample
+        with contextlib.suppress(Exception):  # whatever makes a sample a bad one
+            (item,) = measure([dataset[index]])
+            if isinstance(item, Measured):
+                return item.sample
     raise QuarantineError(
         f"none of the first {tries} samples is good, so there is none to replay: pass Protocol(idle_sample=)"
     )

@@ -1,4 +1,4 @@
-"""Samples and batches on their way from process to process: as bytes, their large tensors in an anonymous file.
+"""Samples and batches on their way from process to process: as bytes, what is large in an anonymous file.
 
 Sent as it is, each tensor would cost a shared-memory file and a descriptor for as long as it is held: thousands, for a
 window of images, where a process may have 1,024 descriptors and a container 64 MB of shared memory. So small tensors travel as
@@ -11,11 +11,11 @@ from __future__ import annotations
 import copyreg
 import errno
 import io
-import math
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Final, Protocol
@@ -26,7 +26,10 @@ import torch
 from odb_ref.core.errors import OdbError
 
 LARGE_BYTES: Final = 1 << 18
-"""Tensors from this size on go through a file of memory, where the system has such files."""
+"""Tensors and arrays from this size on go through a file of memory, where the system has such files."""
+
+_ALIGNED: Final = 64
+"""Bytes of which a part of such a file begins at a multiple."""
 
 OPEN_SHARE: Final = 4
 """One in so many of the descriptors that a process may have is for files that stay open."""
@@ -41,30 +44,19 @@ class TransferError(OdbError, MemoryError):
     """There is no memory, or no descriptor, for what one process hands to another."""
 
 
-FromBytes = Callable[[bytearray, str, tuple[int, ...] | None], torch.Tensor]
-Rebuild = Callable[[bytes, torch.dtype, tuple[int, ...]], torch.Tensor]
-Reduced = (
-    tuple[FromBytes, tuple[bytearray, str, tuple[int, ...] | None]]
-    | tuple[Rebuild, tuple[bytes, torch.dtype, tuple[int, ...]]]
-)
-
-
-def _unpack_array(data: bytearray, dtype: str, shape: tuple[int, ...] | None) -> torch.Tensor:
+def _make_tensor(data: bytearray | memoryview, dtype: str, shape: tuple[int, ...] | None) -> torch.Tensor:
     # Half the time of the way around by torch, which is for what NumPy does not know.
     array = np.frombuffer(data, dtype)
     return torch.from_numpy(array if shape is None else array.reshape(shape))
 
 
-def _unpack_tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+def _make_other_tensor(data: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=dtype).reshape(shape) if len(data) else torch.empty(shape, dtype=dtype)
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain(value: torch.Tensor) -> bool:
     return (
-        type(value) is torch.Tensor
-        and value.device.type == "cpu"
+        value.device.type == "cpu"
         and value.layout == torch.strided
         and not value.requires_grad
         and not value.is_quantized
@@ -73,64 +65,28 @@ def _is_plain(value: object) -> bool:
     )
 
 
-class _LargeFound(Exception):
-    """A sample holds a large tensor."""
-
-
-def _reduce(tensor: torch.Tensor) -> Reduced | str | tuple[object, ...]:
+def _reduce(tensor: torch.Tensor) -> str | tuple[object, ...]:
     try:
         array = tensor.numpy()  # fails where one of the questions of `_is_plain` does, and takes less than asking them
     except (TypeError, RuntimeError):
         if not _is_plain(tensor):
             return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call, no-any-return]
         # bfloat16, and other types that NumPy does not know.
-        if tensor.nbytes >= LARGE_BYTES:
-            raise _LargeFound from None
-        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-        return _unpack_tensor, (data, tensor.dtype, tuple(tensor.shape))
-    if array.nbytes >= LARGE_BYTES:
-        raise _LargeFound
-    # Of memory, not of the array: the number in an array without dimensions would be taken for a length.
-    return _unpack_array, (bytearray(array.data), array.dtype.str, None if array.ndim == 1 else array.shape)
+        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _make_other_tensor, (pickle.PickleBuffer(raw.data), tensor.dtype, tuple(tensor.shape))
+    whole = pickle.PickleBuffer(np.ascontiguousarray(array).data)
+    return _make_tensor, (whole, array.dtype.str, None if array.ndim == 1 else array.shape)
 
 
-Reduce = Callable[[torch.Tensor], Reduced | str | tuple[object, ...]]
-
-
-class _Reducers(dict[type, Reduce]):
+class _Reducers(dict[type, Callable[[torch.Tensor], str | tuple[object, ...]]]):
     """How to take apart tensors, and what is registered with `copyreg`: asked about what pickle does not know by itself."""
 
-    def __missing__(self, kind: type) -> Reduce:
+    def __missing__(self, kind: type) -> Callable[[torch.Tensor], str | tuple[object, ...]]:
         return copyreg.dispatch_table[kind]
 
 
-class _SmallPacker(pickle.Pickler):
-    """For samples without large tensors."""
-
+class _Packer(pickle.Pickler):
     dispatch_table = _Reducers({torch.Tensor: _reduce})  # type: ignore[assignment]
-
-
-class _Packer(_SmallPacker):
-    """Leaves the large tensors out: it is asked about every object."""
-
-    def __init__(self, file: io.BytesIO, large: list[torch.Tensor]) -> None:
-        super().__init__(file, protocol=5)
-        self._large = large
-
-    def persistent_id(self, obj: object) -> int | None:
-        if type(obj) is torch.Tensor and _is_plain(obj) and obj.nbytes >= LARGE_BYTES:
-            self._large.append(obj)
-            return len(self._large) - 1
-        return None
-
-
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, data: bytes, large: tuple[torch.Tensor, ...]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._large = large
-
-    def persistent_load(self, pid: int) -> torch.Tensor:
-        return self._large[pid]
 
 
 class Descriptor(Protocol):
@@ -141,9 +97,8 @@ class Descriptor(Protocol):
         ...
 
 
-Shape = tuple[torch.dtype, tuple[int, ...]]
 Content = Descriptor | bytes
-Open = Callable[[bytes, tuple[Shape, ...], Content], "Packed"]
+Open = Callable[[bytes, tuple[int, ...], Content], "Packed"]
 
 
 class _File:
@@ -158,27 +113,24 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A sample or batch as bytes, and its large tensors."""
+    """A sample or batch as bytes, and the memory of its large tensors and arrays."""
 
     data: bytes
-    large: tuple[torch.Tensor, ...]
+    large: tuple[memoryview, ...]
     file: _File | None = None
-    """The one that the large tensors came in, and lie in, where it is still open."""
+    """The one that the large ones came in, and lie in, where it is still open."""
 
     def unpack(self) -> object:
-        """Returns the sample, made anew but for its large tensors."""
-        sample: object = _Unpacker(self.data, self.large).load() if self.large else pickle.loads(self.data)
+        """Returns the sample, made anew but for what is large."""
+        sample: object = pickle.loads(self.data, buffers=self.large)
         return sample
 
     def __deepcopy__(self, memo: dict[int, object]) -> Packed:
-        return Packed(self.data, tuple(tensor.clone() for tensor in self.large))
+        return Packed(self.data, tuple(memoryview(bytearray(part)) for part in self.large))
 
-    def __reduce__(self) -> tuple[Open, tuple[bytes, tuple[Shape, ...], Content]]:
-        tensors = [tensor.contiguous() for tensor in self.large]
-        shapes = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
-        if self.file is not None:
-            return _open, (self.data, shapes, _lend(self.file.descriptor))
-        return _open, (self.data, shapes, _make_content([_view_bytes(tensor) for tensor in tensors]))
+    def __reduce__(self) -> tuple[Open, tuple[bytes, tuple[int, ...], Content]]:
+        content = _make_content(self.large) if self.file is None else _lend(self.file.descriptor)
+        return _open, (self.data, tuple(map(len, self.large)), content)
 
 
 def _lend(descriptor: int) -> Descriptor:
@@ -186,16 +138,11 @@ def _lend(descriptor: int) -> Descriptor:
     return lent
 
 
-def _view_bytes(tensor: torch.Tensor) -> memoryview:
-    """Returns the memory of a contiguous tensor."""
-    array = tensor.reshape(-1).view(torch.uint8).numpy()
-    return array.data
-
-
-def _make_content(parts: Sequence[memoryview]) -> Content:
-    """Returns all parts one after another: in a file of memory, or as bytes where there are no such files or nothing to put
-    in.
+def _make_content(large: Sequence[memoryview]) -> Content:
+    """Returns all parts one after another, each where a view of any type may begin: in a file of memory, or as bytes where
+    there are no such files or nothing to put in.
     """
+    parts = [piece for part in large for piece in (part, memoryview(bytes(-len(part) % _ALIGNED)))]
     if not parts or not hasattr(os, "memfd_create") or not _DESCRIPTORS.exists():
         return b"".join(parts)
     try:
@@ -212,26 +159,19 @@ def _make_content(parts: Sequence[memoryview]) -> Content:
         raise _explain(error, sum(map(len, parts))) from error
 
 
-def _open(data: bytes, shapes: tuple[Shape, ...], content: Content) -> Packed:
-    if not shapes:
+def _open(data: bytes, sizes: tuple[int, ...], content: Content) -> Packed:
+    if not sizes:
         return Packed(data, ())
-    whole, file = _read_content(content, sum(math.prod(shape) * dtype.itemsize for dtype, shape in shapes))
-    tensors: list[torch.Tensor] = []
-    offset = 0
-    for dtype, shape in shapes:
-        end = offset + math.prod(shape) * dtype.itemsize
-        part = whole[offset:end]
-        # A view needs the alignment of its type, which the tensor before may have spoilt.
-        part = part if offset % dtype.itemsize == 0 else part.clone()
-        tensors.append(part.view(dtype).reshape(shape))
-        offset = end
-    return Packed(data, tuple(tensors), file)
+    ends = list(accumulate(size + -size % _ALIGNED for size in sizes))
+    whole, file = _read_content(content, ends[-1])
+    large = [whole[first : first + size] for first, size in zip((0, *ends), sizes, strict=False)]
+    return Packed(data, tuple(large), file)
 
 
-def _read_content(content: Content, nbytes: int) -> tuple[torch.Tensor, _File | None]:
-    """Returns the content as a tensor of bytes, which holds no descriptor, and the file that it lies in, if that stays open."""
+def _read_content(content: Content, nbytes: int) -> tuple[memoryview, _File | None]:
+    """Returns the content in memory, which holds no descriptor, and the file that it lies in, if that stays open."""
     if isinstance(content, bytes):
-        return torch.frombuffer(bytearray(content), dtype=torch.uint8), None
+        return memoryview(bytearray(content)), None
     try:
         descriptor = content.detach()
     except OSError as error:
@@ -248,7 +188,7 @@ def _read_content(content: Content, nbytes: int) -> tuple[torch.Tensor, _File | 
         whole = torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
     except RuntimeError as error:
         raise TransferError(f"{nbytes / 2**20:.1f} MiB of tensors cannot be mapped: {error}") from error
-    return whole, file if _may_stay_open(descriptor) else None
+    return whole.numpy().data, file if _may_stay_open(descriptor) else None
 
 
 def _may_stay_open(descriptor: int) -> bool:
@@ -280,15 +220,17 @@ def pack(sample: object) -> Packed:
     """
     if isinstance(sample, Packed):
         return sample
-    file = io.BytesIO()
-    try:
-        _SmallPacker(file, protocol=5).dump(sample)
-    except _LargeFound:
-        file = io.BytesIO()
-        large: list[torch.Tensor] = []
-        _Packer(file, large).dump(sample)
-        return Packed(file.getvalue(), tuple(large))
-    return Packed(file.getvalue(), ())
+    file, large = io.BytesIO(), list[memoryview]()
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        """Returns True for what is small: it becomes a part of the bytes."""
+        memory = buffer.raw()
+        if memory.nbytes >= LARGE_BYTES:
+            large.append(memory)
+        return memory.nbytes < LARGE_BYTES
+
+    _Packer(file, protocol=5, buffer_callback=keep).dump(sample)
+    return Packed(file.getvalue(), tuple(large))
 
 
 def count_bytes(sample: object) -> int:

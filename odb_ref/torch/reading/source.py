@@ -22,7 +22,7 @@ from odb_ref.torch.reading import collate_workers
 from odb_ref.torch.reading.collator import Collator
 from odb_ref.torch.reading.datasets import Contained, DataSetError, SampleKey, SeededDataset, SeededStream, WorkerInit
 from odb_ref.torch.reading.measure import Measured
-from odb_ref.torch.reading.quarantine import BadSample, GuardedDataset, MeasureFn
+from odb_ref.torch.reading.quarantine import BadSample, MeasureFn
 from odb_ref.torch.reading.serialization import Packed
 from odb_ref.torch.reading.service import ReadItem, ReadPlan, SampleListener
 
@@ -153,8 +153,7 @@ class Source:
             arguments["multiprocessing_context"] = options.multiprocessing_context
             arguments["prefetch_factor"] = options.prefetch_factor
         if not isinstance(dataset, IterableDataset):
-            seeded = SeededDataset(dataset, is_guarded=is_guarded)
-            dataset = GuardedDataset(seeded) if is_guarded else seeded
+            dataset = SeededDataset(dataset, is_guarded=is_guarded)
             arguments["batch_sampler"] = self._feed
         else:
             arguments["batch_size"] = CHUNK_SAMPLES

@@ -20,7 +20,8 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Final, assert_never
+from operator import methodcaller
+from typing import Concatenate, Final, ParamSpec, assert_never
 
 import torch.multiprocessing
 
@@ -33,8 +34,10 @@ from odb_ref.torch.reading.pipeline import PipelineSpec
 from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
 from odb_ref.torch.workers import wire
-from odb_ref.torch.workers.serving import WATCH_S, LoaderProcessError, LoaderTask, serve
+from odb_ref.torch.workers.serving import WATCH_S, LoaderProcessError, LoaderTask, Server, serve
 from odb_ref.torch.workers.watching import Silence
+
+P = ParamSpec("P")
 
 JOIN_S: Final = 1.5
 """How long a loader process may take to end its workers, before it is killed with them."""
@@ -93,16 +96,13 @@ class LoaderProcess:
             is_alive = is_alive and digest == self._sent
             self._epoch += 1
             self._listener = listener if is_alive else None
-        first = wire.BeginEpoch(self._epoch, plan, read_ahead, _list_handled_signals())
-        if not is_alive:
-            self.close()  # what is left of one that was lost in an epoch, or died between two
-            self._listener = listener
-            self._sent = digest
-            self._start(first)
-        else:
-            self._send(first)
-
-    def _start(self, first: wire.BeginEpoch) -> None:
+        handled = _list_handled_signals()
+        if is_alive:
+            self._call(Server.begin_epoch, self._epoch, plan, read_ahead, handled)
+            return
+        self.close()  # what is left of one that was lost in an epoch, or died between two
+        self._listener = listener
+        self._sent = digest
         self._is_spoilt = False
         self._doing = "starting its loader process"
         ours, theirs = self._context.Pipe()
@@ -112,7 +112,10 @@ class LoaderProcess:
             pipe=theirs,
             other_end=ours if is_forked else None,
             forked_from=os.getpid() if is_forked else None,
-            first=first,
+            epoch=self._epoch,
+            plan=plan,
+            read_ahead=read_ahead,
+            handled_signals=handled,
         )
         # Not a daemon: daemons may have no children. It ends with the training process all the same.
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
@@ -124,22 +127,23 @@ class LoaderProcess:
         self._receiver = threading.Thread(target=self._receive, args=(ours, process), name="odb-receive", daemon=True)
         self._receiver.start()
 
-    def _send(self, request: wire.Request) -> None:
+    def _call(self, method: Callable[Concatenate[Server, P], None], *args: P.args, **options: P.kwargs) -> None:
+        """Has the process call a method of its own; does not wait."""
         pipe = self._pipe
         if pipe is not None:
-            send(pipe, request)
+            send(pipe, methodcaller(method.__name__, *args, **options))
 
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
         """Asks for samples."""
-        self._send(wire.ReadRequest(count, held if self._spec.window_bytes is not None else None, end))
+        self._call(Server.read, count, held if self._spec.window_bytes is not None else None, end)
 
     def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
         """Asks for samples that were drawn."""
-        self._send(wire.DrawRequest(items, count, is_last))
+        self._call(Server.draw, items, count, is_last=is_last)
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
         """Asks for batches."""
-        self._send(wire.CollateRequest(requests))
+        self._call(Server.collate, requests)
 
     def describe(self) -> str:
         """Returns what the loader process is doing, by the last it has said."""
@@ -153,21 +157,22 @@ class LoaderProcess:
 
     def stop(self) -> None:
         """Asks for no more."""
-        self._send(wire.StopRequest())
+        self._call(Server.stop)
 
     def end(self) -> None:
         """Ends the epoch, and the process unless its workers persist."""
         self._listener = None
         if self._is_persistent and not self._is_spoilt:
-            self._send(wire.EndEpoch())
+            self._call(Server.end)
         else:
             self.close()
 
     def close(self) -> None:
         """Ends the process and its workers."""
         self._listener = None
-        self._send(wire.Exit())
         process, pipe, receiver = self._process, self._pipe, self._receiver
+        if pipe is not None:
+            send(pipe, None)
         self._process = self._pipe = self._receiver = None
         # Two threads that wait for one process may both miss that it has ended: first the receiver, then this one.
         if process is not None and not wait([process.sentinel], JOIN_S):

@@ -5,6 +5,7 @@ It ends when it is told to, or with the process that has started it.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -16,7 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Final, assert_never
+from operator import methodcaller
+from typing import Final
 
 import torch
 
@@ -27,7 +29,7 @@ from odb_ref.torch.reading.collate_workers import Pipe
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
 from odb_ref.torch.reading.serialization import pack
-from odb_ref.torch.reading.service import ReadItem
+from odb_ref.torch.reading.service import ReadItem, ReadPlan
 from odb_ref.torch.workers import wire
 from odb_ref.torch.workers.watching import Stops
 
@@ -168,35 +170,44 @@ class LoaderTask:
     other_end: Pipe | None
     """A forked copy, which would hide that the training process is gone."""
     forked_from: int | None
-    first: wire.BeginEpoch
+    epoch: int
+    plan: ReadPlan
+    read_ahead: int
+    handled_signals: tuple[int, ...]
+    """Those that the user handles, in the training process."""
 
 
 def serve(task: LoaderTask) -> None:
     """Runs the loader process: does what it is told until it is told to end, or the training process is gone."""
     if task.other_end is not None:
         task.other_end.close()
-    _shield(task.first.handled_signals)
+    _shield(task.handled_signals)
     torch.set_num_threads(1)
     spec, sender = task.spec, _Sender(task.pipe)
     watch = partial(_start_watch, None if task.forked_from is None else os.getpid())
     init_fn = _WorkerInit(watch, spec.options.worker_init_fn)
     options = replace(spec.options, worker_init_fn=init_fn, collator_init_fn=watch)
     try:
-        server = _Server(replace(spec, options=options), sender)
+        server = Server(replace(spec, options=options), sender)
     except BaseException as error:  # whatever a DataLoader refuses, or the data set's length raises
-        _Reporter(sender, task.first.epoch).on_error(describe(error), error)
+        _Reporter(sender, task.epoch).on_error(describe(error), error)
         sender.close()
         return
 
     def look() -> None:
         server.check_workers(WATCH_S)
-        sender.send(wire.Heartbeat(server.pipeline.describe()))
+        sender.send(wire.Heartbeat(server.describe()))
 
     _start_watch(task.forked_from, look)
-    server.run(task.pipe, task.first)
+    server.begin_epoch(task.epoch, task.plan, task.read_ahead, task.handled_signals)
+    with contextlib.suppress(EOFError, ConnectionResetError):  # the training process is gone
+        while (call := task.pipe.recv()) is not None:
+            if not isinstance(call, methodcaller):
+                raise OdbError(f"unexpected message of the training process: {call!r}")
+            call(server)
     # A reader waits for a dead worker for seconds, for one that never answers for ever: the process ends without it.
     if server.check_workers():
-        server.pipeline.close()
+        server.close()
     sender.close()
     for worker in multiprocessing.active_children():
         worker.kill()
@@ -218,62 +229,41 @@ def _do_nothing(number: int, frame: object) -> None:
     """Answers a signal."""
 
 
-class _Server:
-    """Has a pipeline do what the training process asks for, and looks after its workers."""
+class Server(ReadPipeline):
+    """Does what the training process asks for, and looks after its workers."""
 
     def __init__(self, spec: PipelineSpec, sender: _Sender) -> None:
-        self.pipeline = ReadPipeline(spec, is_inline=False)
+        super().__init__(spec, is_inline=False)
         self._sender = sender
         self._stops = Stops(spec.options.silence_s)
         self._reporter: _Reporter | None = None
         """Who is told that a worker is gone; None between two epochs."""
 
-    def run(self, pipe: Pipe, request: wire.Request) -> None:
-        """Does what it is asked, ``request`` first, until it is told to end or the training process is gone."""
-        while not isinstance(request, wire.Exit):
-            self._obey(request)
-            try:
-                request = _receive(pipe)
-            except (EOFError, ConnectionResetError):
-                return
+    def begin_epoch(self, epoch: int, plan: ReadPlan, read_ahead: int, handled_signals: tuple[int, ...]) -> None:
+        """Begins an epoch, as a process does whose user handles these signals; the one before has ended."""
+        _shield(handled_signals)
+        self._reporter, reporter = None, _Reporter(self._sender, epoch)
+        try:
+            self.begin(plan, reporter, read_ahead)
+        except BaseException as error:  # whatever a sampler or a data set raises
+            reporter.on_error(describe(error), error)
+        # Not before: workers that have died since the last epoch, and are replaced now, do not concern this one.
+        self._reporter = reporter
 
-    def _obey(self, request: wire.Request) -> None:
-        pipeline = self.pipeline
-        match request:
-            case wire.BeginEpoch(epoch, plan, read_ahead, handled_signals):
-                _shield(handled_signals)
-                self._reporter, reporter = None, _Reporter(self._sender, epoch)
-                try:
-                    pipeline.begin(plan, reporter, read_ahead)
-                except BaseException as error:  # whatever a sampler or a data set raises
-                    reporter.on_error(describe(error), error)
-                # Not before: workers that have died since the last epoch, and are replaced now, do not concern this one.
-                self._reporter = reporter
-            case wire.ReadRequest(count, held, end):
-                pipeline.read(count, held, end)
-            case wire.DrawRequest(items, count, is_last):
-                pipeline.draw(items, count, is_last=is_last)
-            case wire.CollateRequest(requests):
-                pipeline.collate(requests)
-            case wire.StopRequest():
-                pipeline.stop()
-            case wire.EndEpoch():
-                self._reporter = None
-                pipeline.end()
-            case wire.Exit():
-                pass
-            case _:
-                assert_never(request)
+    def end(self) -> None:
+        """Ends the epoch; its workers stay for the next."""
+        self._reporter = None
+        super().end()
 
     def check_workers(self, seconds: float = 0.0) -> bool:
         """Looks at the workers, ``seconds`` after the last time. Returns False when one has died, or was stopped for too long;
         the epoch has then failed. Torch itself looks every five seconds, and only for the dead.
         """
         reporter = self._reporter  # first: a worker of an epoch that ends meanwhile does not concern the next
-        if (worker := self.pipeline.find_dead_worker()) is not None:
+        if (worker := self.find_dead_worker()) is not None:
             _tell(reporter, f"{_describe(worker)} exited unexpectedly (exit code {worker.exitcode})")
             return False
-        if (stopped := self._stops.look(self.pipeline.processes, seconds)) is not None:
+        if (stopped := self._stops.look(self.processes, seconds)) is not None:
             worker, how = stopped
             _tell(reporter, f"{_describe(worker)} {how}")
             worker.kill()  # then nobody waits for it any longer, and the next epoch begins without it
@@ -289,10 +279,3 @@ def _describe(worker: BaseProcess) -> str:
 def _tell(reporter: _Reporter | None, cause: str) -> None:
     if reporter is not None:
         reporter.on_error(cause, RuntimeError(cause))
-
-
-def _receive(pipe: Pipe) -> wire.Request:
-    request = pipe.recv()
-    if not isinstance(request, wire.Request):
-        raise OdbError(f"unexpected message of the training process: {request!r}")
-    return request

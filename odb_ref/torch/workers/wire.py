@@ -1,7 +1,7 @@
 """The messages between the training process and the loader process: each a value that can be pickled.
 
-The training process sends a `Request`, the loader process a `Notice` in an `EpochNotice`, which is dropped where it arrives
-when that epoch is over.
+The training process sends calls of methods of the sample service, which the loader process makes (`operator.methodcaller`), and
+None to end it. The loader process sends a `Notice` in an `EpochNotice`: it is dropped where it arrives when that epoch is over.
 """
 
 from __future__ import annotations
@@ -10,67 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from odb_ref.torch.reading.service import BatchRequest, ReadItem, ReadPlan
-
-# To the loader process ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class BeginEpoch:
-    """Begin an epoch; the one before has ended."""
-
-    epoch: int
-    plan: ReadPlan
-    read_ahead: int
-    handled_signals: tuple[int, ...]
-    """Those that the user handles, in the training process."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
-    """Answer with `SamplesMeasured`: so many samples, or as many as there is room for beside those ``held``, by place, or all
-    before the place ``end``.
-    """
-
-    count: int
-    held: tuple[int, ...] | None
-    end: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class DrawRequest:
-    """Read these places and keys; answer with `SamplesMeasured`, of the first ``count`` that were not asked for before."""
-
-    items: Sequence[tuple[int, object]]
-    count: int
-    is_last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CollateRequest:
-    """Answer with a `BatchMade` for each."""
-
-    requests: tuple[BatchRequest, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequest:
-    """Read and collate no more in this epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndEpoch:
-    """Drop what is held; the workers stay for the next epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """End the epoch, the workers and the process."""
-
-
-Request = BeginEpoch | ReadRequest | DrawRequest | CollateRequest | StopRequest | EndEpoch | Exit
-
-# To the training process -------------------------------------------------------------------------------------------------
+from odb_ref.torch.reading.service import ReadItem
 
 
 @dataclass(frozen=True, slots=True)

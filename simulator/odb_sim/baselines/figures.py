@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odb_ref.core.types import Mode
-from odb_sim.baselines.plans import RankPlan
+from odb_sim.baselines.plans import RankBatches
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import Workers
-from odb_sim.engine.metrics import StepRow, Totals, compute_totals, sum_moves
+from odb_sim.engine.metrics import RunRecord, StepRow, sum_moves
+from odb_sim.engine.stage import Epoch
 from odb_sim.engine.timeline import Timeline
-from odb_sim.engine.updates import EVERY_STEP, Accumulation, GlobalBatch, compute_mean
-from odb_sim.inputs.conditions import STEADY, Conditions
-from odb_sim.inputs.costs import Costs, Seconds
+from odb_sim.engine.updates import Accumulation, compute_mean
+from odb_sim.inputs.costs import Seconds
 from odb_sim.inputs.lengths import Integers
 from odb_sim.inputs.workload import Workload
 
@@ -36,7 +36,7 @@ class _Batches:
     """Sum of the squared lengths of the rows, padding included: what attention costs."""
 
 
-def _measure(workload: Workload, plans: list[RankPlan]) -> _Batches:
+def _measure(workload: Workload, plans: list[RankBatches]) -> _Batches:
     steps = max(len(plan.starts) for plan in plans)
     shape = (len(plans), steps)
     samples, real, padded = (np.zeros(shape, dtype=np.int64) for _ in range(3))
@@ -73,26 +73,20 @@ def _count_steps(batches: _Batches, mode: Mode, quota_samples: int | None) -> in
 
 
 def simulate_plan(
-    workload: Workload,
-    plans: list[RankPlan],
-    costs: Costs,
+    epoch: Epoch,
+    plans: list[RankBatches],
     *,
-    budget_tokens: int,
-    conditions: Conditions = STEADY,
-    seed: int = 0,
-    mode: Mode = Mode.JOIN,
-    quota_samples: int | None = None,
-    global_batch: GlobalBatch = EVERY_STEP,
     timeline: Timeline | None = None,
     fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> tuple[list[StepRow], Totals]:
-    """Returns the steps of a plan, and their sums.
+) -> RunRecord:
+    """Returns the steps of a plan.
 
     Each rank has a plain DataLoader, as `odb_sim.engine.loading` describes it.
     """
+    workload, costs, conditions, seed = epoch.workload, epoch.costs, epoch.conditions, epoch.seed
     batches = _measure(workload, plans)
-    steps, ranks = _count_steps(batches, mode, quota_samples), len(plans)
+    steps, ranks = _count_steps(batches, epoch.mode, epoch.quota_samples), len(plans)
     compute_s = costs.compute_steps_s(batches.padded, batches.row_pairs)
     compute_s = _stretch(compute_s, conditions.slow_ranks, conditions.jitter, seed)
     load_s = costs.loader.compute_plain_s(batches.samples, batches.real, batches.padded)
@@ -101,7 +95,7 @@ def simulate_plan(
     sync_s = costs.collective.compute_s(ranks)
     loaded_s, taken_s = np.zeros((ranks, steps)), np.zeros((ranks, steps))
     taken = batches.samples[:, :steps].sum(axis=0), batches.real[:, :steps].sum(axis=0)
-    ends_update = Accumulation(global_batch).find_ends(*taken)
+    ends_update = Accumulation(epoch.global_batch).find_ends(*taken)
     ends_update[-1:] = True
     begun_s, done_s = np.zeros((ranks, steps)), np.zeros((ranks, steps))
     ended_s = np.zeros((ranks, steps))
@@ -138,7 +132,7 @@ def simulate_plan(
         _build_row(
             batches,
             step,
-            budget_tokens,
+            epoch.budget_tokens,
             span_s=(compute_mean(begun_s[:, step]), compute_mean(ended_s[:, step])),
             queued_steps=int(queued[step]),
             data_wait_s=float((taken_s[:, step] - begun_s[:, step]).sum()),
@@ -147,8 +141,8 @@ def simulate_plan(
         )
         for step in range(steps)
     ]
-    return rows, compute_totals(
-        rows,
+    return RunRecord(
+        rows=rows,
         rank_tokens=batches.real[:, :steps].sum(axis=1),
         samples_unique=_count_unique(workload, plans, steps),
         moved_places=sum(_sum_moves(workload, plan, steps) for plan in plans),
@@ -230,7 +224,7 @@ def _add_spans(
         before_s = moments_s[1][:, step]
 
 
-def _sum_moves(workload: Workload, plan: RankPlan, steps: int) -> int:
+def _sum_moves(workload: Workload, plan: RankBatches, steps: int) -> int:
     """Returns by how many places a rank's samples are moved from where they stand in the shard they come from."""
     starts = np.append(plan.starts, len(plan.order))[: steps + 1]
     order = plan.order[: starts[-1]]
@@ -238,7 +232,7 @@ def _sum_moves(workload: Workload, plan: RankPlan, steps: int) -> int:
     return sum_moves(starts[:-1], np.diff(starts), order - workload.offsets[shards])
 
 
-def _count_unique(workload: Workload, plans: list[RankPlan], steps: int) -> int:
+def _count_unique(workload: Workload, plans: list[RankBatches], steps: int) -> int:
     seen = np.zeros(workload.samples_total, dtype=np.bool_)
     for plan in plans:
         stop = int(plan.starts[steps]) if steps < len(plan.starts) else len(plan.order)

@@ -27,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from odb_sim.baselines.plans import RankPlan
+from odb_sim.baselines.plans import RankBatches
 from odb_sim.inputs.workload import Workload
 
 _RAMP_SHARE: Final = 0.05
@@ -36,7 +36,7 @@ Batch = list[int]
 """Samples of a batch, as indices into the workload."""
 
 
-def plan_peer(workload: Workload, budget_tokens: int, window_samples: int, seed: int) -> list[RankPlan]:
+def plan_peer(workload: Workload, budget_tokens: int, window_samples: int, seed: int) -> list[RankBatches]:
     """Returns the batches that the peer makes of each shard, with a buffer of ``window_samples`` samples."""
     random = np.random.default_rng(seed)
     lengths = workload.tokens.tolist()
@@ -93,7 +93,7 @@ def align(groups: list[Batch], target: int) -> tuple[list[Batch], Batch]:
     return [group for index, group in enumerate(groups) if index in kept], left_over
 
 
-def _build_plan(batches: list[Batch]) -> RankPlan:
+def _build_plan(batches: list[Batch]) -> RankBatches:
     sizes = [len(batch) for batch in batches]
     order = np.array([sample for batch in batches for sample in batch], dtype=np.int64)
-    return RankPlan(order, np.cumsum([0, *sizes[:-1]], dtype=np.int64)[: len(batches)])
+    return RankBatches(order, np.cumsum([0, *sizes[:-1]], dtype=np.int64)[: len(batches)])

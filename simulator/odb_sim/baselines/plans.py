@@ -40,7 +40,7 @@ _PACKED_AT_ONCE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class RankPlan:
+class RankBatches:
     """The batches of one rank: batch b holds the samples ``order[starts[b]:starts[b + 1]]``, as indices into the workload."""
 
     order: Integers
@@ -54,16 +54,16 @@ def compute_batch_size(workload: Workload, budget_tokens: int) -> int:
     return min(max(1, budget_tokens // int(workload.tokens.max())), workload.samples_total)
 
 
-def plan_standard(workload: Workload, budget_tokens: int, _seed: int) -> list[RankPlan]:
+def plan_standard(workload: Workload, budget_tokens: int, _seed: int) -> list[RankBatches]:
     """Returns fixed batches of each shard, in sampler order."""
     size = compute_batch_size(workload, budget_tokens)
     return [
-        RankPlan(np.arange(start, stop), np.arange(0, stop - start, size))
+        RankBatches(np.arange(start, stop), np.arange(0, stop - start, size))
         for start, stop in pairwise(workload.offsets.tolist())
     ]
 
 
-def plan_hfg(workload: Workload, budget_tokens: int, seed: int) -> list[RankPlan]:
+def plan_hfg(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatches]:
     """Returns fixed batches of samples of similar length."""
     size = compute_batch_size(workload, budget_tokens)
     order = np.random.default_rng(seed).permutation(workload.samples_total)
@@ -78,7 +78,7 @@ def plan_hfg(workload: Workload, budget_tokens: int, seed: int) -> list[RankPlan
     return _deal(workload, order, np.arange(0, len(order), size))
 
 
-def plan_balanced(workload: Workload, budget_tokens: int, _seed: int) -> list[RankPlan]:
+def plan_balanced(workload: Workload, budget_tokens: int, _seed: int) -> list[RankBatches]:
     """Returns each step's samples, split anew over the ranks."""
     ranks = workload.ranks
     step_samples = compute_batch_size(workload, budget_tokens) * ranks
@@ -125,14 +125,14 @@ def cut_sorted(tokens: list[int], budget_tokens: int) -> list[int]:
     return starts
 
 
-def plan_gmt(workload: Workload, budget_tokens: int, seed: int) -> list[RankPlan]:
+def plan_gmt(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatches]:
     """Returns the fewest batches any sampler could make of the whole data set."""
     order = np.argsort(workload.tokens, kind="stable")
     starts = np.array(cut_sorted(workload.tokens[order].tolist(), budget_tokens))
     return _deal(workload, *_shuffle(order, starts, seed))
 
 
-def plan_bmt(workload: Workload, budget_tokens: int, seed: int) -> list[RankPlan]:
+def plan_bmt(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatches]:
     """Batches of samples from one length bucket each."""
     shuffled = np.random.default_rng(seed).permutation(workload.samples_total)
     buckets = np.floor(np.log(workload.tokens[shuffled]) / np.log(_BUCKET_GROWTH)).astype(np.int64)
@@ -149,7 +149,7 @@ def plan_bmt(workload: Workload, budget_tokens: int, seed: int) -> list[RankPlan
     return _deal(workload, *_shuffle(order, np.array(starts), seed))
 
 
-def plan_packing(workload: Workload, budget_tokens: int, seed: int) -> list[RankPlan]:
+def plan_packing(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatches]:
     """Returns the rows of whole samples, packed."""
     batches: list[Integers] = []
     for start in range(0, workload.samples_total, _PACKED_AT_ONCE):
@@ -183,27 +183,27 @@ def _shuffle(order: Integers, starts: Integers, seed: int) -> tuple[Integers, In
     return plan.order, plan.starts
 
 
-def _join(batches: list[Integers]) -> RankPlan:
+def _join(batches: list[Integers]) -> RankBatches:
     sizes = [len(batch) for batch in batches]
-    return RankPlan(np.concatenate(batches), np.cumsum([0, *sizes[:-1]]))
+    return RankBatches(np.concatenate(batches), np.cumsum([0, *sizes[:-1]]))
 
 
-def _deal(workload: Workload, order: Integers, starts: Integers, *, is_packed: bool = False) -> list[RankPlan]:
+def _deal(workload: Workload, order: Integers, starts: Integers, *, is_packed: bool = False) -> list[RankBatches]:
     """Batch i to rank i mod W."""
     return [
-        RankPlan(plan.order, plan.starts, is_packed)
+        RankBatches(plan.order, plan.starts, is_packed)
         for plan in _deal_batches(np.split(order, starts[1:]), workload.ranks)
     ]
 
 
-def _deal_batches(batches: list[Integers], ranks: int) -> Iterator[RankPlan]:
+def _deal_batches(batches: list[Integers], ranks: int) -> Iterator[RankBatches]:
     nothing = np.array([], dtype=np.int64)
     for rank in range(ranks):
         own = batches[rank::ranks]
-        yield _join(own) if own else RankPlan(nothing, nothing)
+        yield _join(own) if own else RankBatches(nothing, nothing)
 
 
-Planner = Callable[[Workload, int, int], list[RankPlan]]
+Planner = Callable[[Workload, int, int], list[RankBatches]]
 """Workload, token budget, seed: the plan of each rank."""
 
 PLANNERS: Final[dict[str, Planner]] = {

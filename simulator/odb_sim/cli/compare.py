@@ -12,6 +12,7 @@ from odb_sim.cli.options import (
     BANDS_HELP,
     LENGTHS_HELP,
     PAGE_HELP,
+    add_batch_size,
     add_executor_options,
     add_run_options,
     build_run,
@@ -19,15 +20,14 @@ from odb_sim.cli.options import (
     check_batch_size,
     complain,
     load_lengths_option,
+    open_study,
 )
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import UPDATE_COLUMNS, Summary, describe_update, list_update_values
 from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.lengths import list_bundled_names
 from odb_sim.reports.answers_report import write_compare_report
-from odb_sim.reports.terminal import print_cautions, print_table, show_progress
-from odb_sim.studies.cells import Store
-from odb_sim.studies.clusters import open_executor
+from odb_sim.reports.terminal import print_cautions, print_table
 from odb_sim.studies.comparison import (
     FIXED_BATCH,
     GROUPS_PER_WINDOW,
@@ -99,19 +99,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         window=None,
         window_rule=f"{LEAST_WINDOW}, doubled until it holds {GROUPS_PER_WINDOW} batches of average samples or a shard",
     )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="N",
-        help=f"samples of a fixed batch ({FIXED_BATCH}); without --token-budget, the memory these need at worst is the budget "
-        "of every policy",
+    add_batch_size(
+        parser, f"{FIXED_BATCH}; without --token-budget, what these need at worst is the budget of every policy"
     )
-    parser.add_argument(
-        "--policy",
-        metavar="P[,P...]",
-        default=",".join(POLICIES),
-        help=f"which, in which order; module:name for a target rule of your own ({','.join(POLICIES)})",
-    )
+    text = f"which, in which order; module:name for a target rule of your own ({','.join(POLICIES)})"
+    parser.add_argument("--policy", metavar="P[,P...]", default=",".join(POLICIES), help=text)
     add_executor_options(parser, processes=1)
     parser.add_argument("--bands", action="store_true", help=BANDS_HELP)
     parser.add_argument("--json", metavar="FILE", help="write all figures: an object for each trace and policy")
@@ -131,11 +123,8 @@ def run_command(options: argparse.Namespace) -> int:
     runs = [_build_run(options, policies[0], name) for name in names]
     check_writable(options.json, options.csv, options.html, reads=[*options.lengths, options.cost_model])
     total = 2 * len(policies) * len(runs)
-    with (
-        show_progress(f"{len(policies)} policies on {len(runs)} trace(s)", total) as on_done,
-        Store(options.out) as store,
-        open_executor(options.executor, min(options.processes, total)) as executor,
-    ):
+    label = f"{len(policies)} policies on {len(runs)} trace(s)"
+    with open_study(options, label, total) as (on_done, store, executor):
         compared, failed = compare(runs, policies, executor, on_done, store=store, has_bands=options.bands)
     figures = [entry for item in compared for entry in item.to_json()]
     if options.json is not None:

@@ -21,7 +21,12 @@ from odb_sim.engine.fill import Fill, FillMap
 from odb_sim.engine.metrics import Summary
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import build_workload
-from odb_sim.reports.recorded_report import list_training_rows, write_demo_report
+from odb_sim.reports.recorded_report import (
+    SIMULATED,
+    list_simulated_rows,
+    list_training_rows,
+    write_demo_report,
+)
 from odb_sim.reports.terminal import print_table, show_progress
 from odb_sim.studies.runs import Run, run
 
@@ -64,7 +69,8 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--out {out}: cannot be made: {error.strerror}") from error
     begin_s = time.perf_counter()
     summaries, drawn, traces = _simulate(out)
-    _print_simulation(summaries)
+    title = f"{LENGTHS}, {SAMPLES_PER_RANK} samples a rank, budget {BUDGET_TOKENS}"
+    print_table(title, SIMULATED, list_simulated_rows(summaries))
     train = _train(out, options.text)
     print_table("trained", ["", "odb", "fixed batches"], list_training_rows(train))
     train_traces = [out / f"train-rank{rank}.ndjson" for rank in range(TRAINING_RANKS)]
@@ -112,30 +118,6 @@ def _simulate(out: Path) -> tuple[list[Summary], dict[str, list[FillMap]], list[
                 label = {"standard": "fixed batches"}.get(policy, policy)
                 drawn.setdefault(f"simulated, {ranks} ranks", []).append(fill.build(label, BUDGET_TOKENS))
     return summaries, drawn, traces
-
-
-def _print_simulation(summaries: list[Summary]) -> None:
-    rows = [
-        [
-            f"{summary.policy}, {summary.ranks} ranks",
-            f"{summary.steps:,}",
-            f"{summary.samples_per_update:,.0f}",
-            f"{summary.efficiency:.3f}",
-            f"{summary.excess:.3f}",
-            f"{summary.padding_ratio:.3f}",
-            f"{summary.idle_steps:,}",
-            f"{compute_speedup(summary, summaries):.2f}x",
-        ]
-        for summary in summaries
-    ]
-    header = ["simulated", "steps", "samples an update", "efficiency", "excess", "padding", "idle steps", "speed"]
-    print_table(f"{LENGTHS}, {SAMPLES_PER_RANK} samples a rank, budget {BUDGET_TOKENS}", header, rows)
-
-
-def compute_speedup(summary: Summary, summaries: list[Summary]) -> float:
-    """Returns the simulated time of the fixed batches over that of ``summary``, at the same number of ranks."""
-    base = next(other for other in summaries if other.ranks == summary.ranks and other.policy == "standard")
-    return base.sim_time_s / summary.sim_time_s
 
 
 def find_script() -> Path:

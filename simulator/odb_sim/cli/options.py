@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from enum import StrEnum
 from typing import Final
@@ -17,17 +19,46 @@ from odb_ref.core.types import Mode
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, parse_factor
 from odb_sim.inputs.cost_files import load_costs
-from odb_sim.inputs.costs import Costs, Transport
+from odb_sim.inputs.costs import Costs, PricedTransport
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.reports.document import Source
-from odb_sim.studies.cells import Failed
-from odb_sim.studies.clusters import ADDRESSES
+from odb_sim.reports.document import PageSource
+from odb_sim.reports.terminal import show_progress
+from odb_sim.studies.cells import CellFailure, Store
+from odb_sim.studies.clusters import ADDRESSES, open_executor
 from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
 
 PAGE_HELP: Final = "write a page: the answer in words, how full each step is on each rank, and the figures"
 BANDS_HELP: Final = "say how sure the figures are also where that takes much longer than the run itself"
 LENGTHS_HELP: Final = "a bundled trace, or a CSV, CSV.gz or .npy file of lengths"
+
+
+def add_number(
+    parser: argparse.ArgumentParser,
+    flag: str,
+    metavar: str,
+    text: str,
+    default: float | None = None,
+    *,
+    kind: Callable[[str], float] = int,
+) -> None:
+    """Adds an option of a number, whose default is said after the text."""
+    said = text if default is None else f"{text} ({default:g})" if kind is float else f"{text} ({default})"
+    parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=said)
+
+
+def add_choice(
+    parser: argparse.ArgumentParser, flag: str, kind: type[StrEnum], text: str, default: StrEnum | None = None
+) -> None:
+    """Adds an option of one value of an enumeration, whose default is said after the text."""
+    said = text if default is None else f"{text} ({default})"
+    value = None if default is None else str(default)
+    parser.add_argument(flag, choices=[str(item) for item in kind], default=value, help=said)
+
+
+def add_repeated(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str) -> None:
+    """Adds an option that may be given several times."""
+    parser.add_argument(flag, action="append", default=[], metavar=metavar, help=f"{text} (repeatable)")
 
 
 def add_run_options(
@@ -42,119 +73,91 @@ def add_run_options(
 
     ``ranks`` and ``window`` are the defaults; ``budget`` and ``window_rule`` say what is done where there is none.
     """
-    parser.add_argument(
-        "--ranks", type=int, default=ranks, metavar="N", help="data-parallel ranks" + (f" ({ranks})" if ranks else "")
-    )
-    parser.add_argument(
-        "--token-budget",
-        type=int,
-        metavar="B",
-        help="the most padded tokens of a batch of two or more" + (f" ({budget})" if budget else ""),
-    )
-    parser.add_argument(
-        "--window",
-        type=int,
-        default=window,
-        metavar="K",
-        help=f"samples a rank groups at a time ({window if window is not None else window_rule})",
-    )
-    parser.add_argument(
-        "--depth",
-        type=int,
-        default=DEPTH_STEPS,
-        metavar="D",
-        help=f"steps between loader and trainer ({DEPTH_STEPS})",
-    )
+    add_number(parser, "--ranks", "N", "data-parallel ranks", ranks)
+    said = f" ({budget})" if budget else ""
+    add_number(parser, "--token-budget", "B", f"the most padded tokens of a batch of two or more{said}")
+    said = f" ({window_rule})" if window_rule else ""
+    add_number(parser, "--window", "K", f"samples a rank groups at a time{said}", window)
+    add_number(parser, "--depth", "D", "steps between loader and trainer", DEPTH_STEPS)
     add_shared_options(parser)
-    parser.add_argument(
+    add_choice(
+        parser,
         "--driver",
-        choices=[str(driver) for driver in Driver],
-        default=str(Driver.AUTO),
-        help="rounds: arrays, fast; events: every rank's machine, for faults, jitter, traces and timelines; the figures are "
-        "the same (auto)",
+        Driver,
+        "rounds: arrays, fast; events: every rank's machine, for faults, jitter, traces and timelines; figures are equal",
+        Driver.AUTO,
     )
 
 
 def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = True) -> None:
     """Adds what every command that simulates takes alike: what `build_terms`, `build_costs` and `build_conditions` read."""
     add_terms(parser, Terms, leave_out=() if has_quota else ("mode", "quota_samples"))
-    parser.add_argument(
+    add_choice(
+        parser,
         "--shards",
-        choices=[str(sharding) for sharding in Sharding],
-        default=str(Sharding.EVEN),
-        help="even: sizes differ by one at most; uneven: one each and the rest as 1 : 4 : 9 : 16 ...; shared: all ranks draw "
-        "from one order (baselines: as even)",
+        Sharding,
+        "even: sizes differ by one at most; uneven: one each and the rest as 1 : 4 : 9 : 16 ...; shared: all ranks draw from "
+        "one order, baselines: as even",
+        Sharding.EVEN,
     )
-    parser.add_argument(
-        "--samples", type=int, metavar="M", help="draw M lengths with replacement (else: each row once)"
-    )
-    parser.add_argument(
+    add_number(parser, "--samples", "M", "draw M lengths with replacement (else: each row once)")
+    add_number(
+        parser,
         "--global-tokens",
-        type=int,
-        metavar="T",
-        help="in place of --global-batch: tokens of an update without padding, to which every policy accumulates its steps",
+        "T",
+        "in place of --global-batch: tokens of an update without padding, to which every policy accumulates its steps",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw and the shuffle (0)")
+    add_number(parser, "--seed", "S", "of the draw and the shuffle", 0)
     parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate writes it")
-    parser.add_argument("--workers", type=int, metavar="W", help="loader workers of a rank (4)")
-    parser.add_argument(
-        "--prefetch-factor", type=int, metavar="P", help="items that a rank's loader fetches ahead for each worker (2)"
-    )
-    parser.add_argument(
-        "--transport",
-        choices=[str(transport) for transport in Transport],
-        help="how the exchange is priced: reduce (default) grows with the logarithm of the ranks, gather with the ranks",
-    )
-    parser.add_argument(
-        "--jitter",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="spread of every duration, as standard deviation of its ln",
-    )
-    parser.add_argument(
-        "--slow-rank",
-        action="append",
-        default=[],
-        metavar="RANK:F",
-        help="this rank computes F times as long (repeatable)",
-    )
-    parser.add_argument(
-        "--slow-loader",
-        action="append",
-        default=[],
-        metavar="RANK:F",
-        help="this rank loads F times as long (repeatable)",
-    )
-    parser.add_argument(
-        "--limit",
-        action="append",
-        default=[],
-        metavar="COLUMN=MAX",
-        help="the most a batch of two or more may use, in sum, of what a column of LENGTHS holds: image_tokens=4096, say "
-        "(repeatable)",
-    )
+    add_number(parser, "--workers", "W", "loader workers of a rank (4)")
+    add_number(parser, "--prefetch-factor", "P", "items that a rank's loader fetches ahead for each worker (2)")
+    text = "how the exchange is priced: reduce (default) grows with the logarithm of the ranks, gather with the ranks"
+    add_choice(parser, "--transport", PricedTransport, text)
+    add_number(parser, "--jitter", "S", "spread of every duration, as standard deviation of its ln", 0.0, kind=float)
+    add_repeated(parser, "--slow-rank", "RANK:F", "this rank computes F times as long")
+    add_repeated(parser, "--slow-loader", "RANK:F", "this rank loads F times as long")
+    text = "the most a batch of two or more may use, in sum, of what a column of LENGTHS holds: image_tokens=4096, say"
+    add_repeated(parser, "--limit", "COLUMN=MAX", text)
+
+
+def add_batch_size(parser: argparse.ArgumentParser, default: str = "as many of the longest as fit it") -> None:
+    """Adds the size of fixed batches, and says what it is where it is not given."""
+    add_number(parser, "--batch-size", "N", f"samples of a fixed batch, whatever the budget ({default})")
+
+
+def add_processes(parser: argparse.ArgumentParser, text: str, *, processes: int | None = None) -> None:
+    """Adds how many processes work at a time: by default one for each processor."""
+    said = f"{text} ({processes or 'one for each processor'})"
+    default = processes or os.cpu_count() or 1
+    parser.add_argument("--processes", type=int, default=default, metavar="N", help=said)
 
 
 def add_executor_options(parser: argparse.ArgumentParser, *, processes: int | None = None) -> None:
-    """Adds where the simulations of a study run, and where their answers are kept; by default one for each processor."""
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=processes or os.cpu_count() or 1,
-        metavar="N",
-        help=f"simulations at a time, each a process ({processes or 'one for each processor'})",
-    )
-    parser.add_argument(
-        "--executor",
-        metavar="ADDRESS",
-        help=f"in place of --processes, a cluster whose workers have this package: {ADDRESSES}",
-    )
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        help="keep each simulation's figures there as it ends; the same command then goes on from what is there",
-    )
+    """Adds where the simulations of a study run, and where their answers are kept."""
+    add_processes(parser, "simulations at a time, each a process", processes=processes)
+    add_store_options(parser)
+
+
+def add_store_options(parser: argparse.ArgumentParser) -> None:
+    """Adds a cluster in place of processes, and where answers are kept."""
+    text = f"in place of --processes, a cluster whose workers have this package: {ADDRESSES}"
+    parser.add_argument("--executor", metavar="ADDRESS", help=text)
+    text = "keep each simulation's figures there as it ends; the same command then goes on from what is there"
+    parser.add_argument("--out", metavar="FOLDER", help=text)
+
+
+@contextmanager
+def open_study(
+    options: argparse.Namespace, label: str, total: int, *, is_estimate: bool = False
+) -> Iterator[tuple[Callable[[int], None], Store, Executor]]:
+    """Yields what the simulations of a study need: who hears of each, where answers are kept, and where they run."""
+    processes = options.processes if is_estimate else min(options.processes, total)
+    with (
+        show_progress(label, total, is_estimate=is_estimate) as on_done,
+        Store(options.out) as store,
+        open_executor(options.executor, processes) as executor,
+    ):
+        yield on_done, store, executor
 
 
 def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: Sequence[str] = ()) -> None:
@@ -174,9 +177,7 @@ def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: 
         if isinstance(default, Cost):
             parser.add_argument(flag, default=said, metavar="COST", help=text)
         elif isinstance(default, StrEnum):
-            parser.add_argument(
-                flag, choices=[str(choice) for choice in type(default)], default=str(default), help=text
-            )
+            add_choice(parser, flag, type(default), item.metadata["help"], default)
         else:
             parser.add_argument(flag, dest=item.name, type=int, default=default, metavar=unit[0].upper(), help=text)
 
@@ -281,13 +282,13 @@ def build_costs(options: argparse.Namespace) -> Costs:
     if options.prefetch_factor is not None:
         costs = replace(costs, loader=replace(costs.loader, prefetch_factor=options.prefetch_factor))
     if options.transport is not None:
-        costs = replace(costs, network=replace(costs.network, transport=Transport(options.transport)))
+        costs = replace(costs, network=replace(costs.network, transport=PricedTransport(options.transport)))
     return costs
 
 
-def build_source(options: argparse.Namespace, data: Sequence[str]) -> Source:
+def build_source(options: argparse.Namespace, data: Sequence[str]) -> PageSource:
     """Returns what the foot of a page says: the command as it was given, and the data."""
-    return Source(command=getattr(options, "said", f"odb-ref {options.command}"), data=data)
+    return PageSource(command=getattr(options, "said", f"odb-ref {options.command}"), data=data)
 
 
 def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
@@ -302,7 +303,7 @@ def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
         )
 
 
-def complain(failed: Sequence[Failed], total: int) -> int:
+def complain(failed: Sequence[CellFailure], total: int) -> int:
     """Says which simulations have failed, of so many in ``total``; returns the exit status: 0 when none has, else 2."""
     if not failed:
         return 0

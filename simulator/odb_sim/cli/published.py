@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
-from dataclasses import asdict
 
+from odb_sim.cli.options import add_processes
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.terminal import print_table, show_progress
 from odb_sim.studies.processes import make_executor
@@ -21,13 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "hangs on each input that the paper does not give.",
     )
     parser.add_argument("--json", metavar="FILE", help="write both tables and every input")
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="simulations at a time, each a process (one for each processor)",
-    )
+    add_processes(parser, "simulations at a time, each a process")
     parser.set_defaults(run=run_command)
 
 
@@ -37,34 +30,9 @@ def run_command(options: argparse.Namespace) -> int:
     with show_progress("published", 0), make_executor(options.processes) as executor:
         comparisons = compare_published(executor)
     if options.json is not None:
-        data = [_encode(comparison) for comparison in comparisons]
-        write_json(options.json, data)
+        write_json(options.json, [comparison.to_json() for comparison in comparisons])
     _print(comparisons)
     return 0
-
-
-def _encode(comparison: Comparison) -> dict[str, object]:
-    low, high = comparison.span
-    prediction = comparison.prediction
-    return {
-        "published": asdict(comparison.published),
-        "prediction": asdict(prediction),
-        "predicted_speedup": prediction.compute_speedup(),
-        "predicted_speedup_odb_rule": prediction.compute_speedup("odb"),
-        "error": comparison.error,
-        "speedup_low": low,
-        "speedup_high": high,
-        "assumptions": [
-            {
-                "input": item.assumption.field,
-                "reason": item.assumption.reason,
-                "values": item.values,
-                "speedup_low": item.low_speedup,
-                "speedup_high": item.high_speedup,
-            }
-            for item in comparison.sensitivities
-        ],
-    }
 
 
 def _print(comparisons: list[Comparison]) -> None:
@@ -110,10 +78,10 @@ def _print(comparisons: list[Comparison]) -> None:
         header += [comparison.published.name.split(",")[0], "speed-ups"]
     lines = []
     for items in zip(*(comparison.sensitivities for comparison in comparisons), strict=True):
-        line = [items[0].assumption.field]
+        line = [items[0].input]
         for item in items:
             low, assumed, high = item.values
-            line += [f"{assumed} ({low}, {high})", f"{item.low_speedup:.2f}, {item.high_speedup:.2f}"]
+            line += [f"{assumed} ({low}, {high})", f"{item.speedup_low:.2f}, {item.speedup_high:.2f}"]
         lines.append(line)
     print_table(
         "Each input the paper does not give: as assumed (moved down, up), and the speed-ups moved", header, lines

@@ -13,6 +13,9 @@ from odb_sim.cli.options import (
     BANDS_HELP,
     LENGTHS_HELP,
     PAGE_HELP,
+    add_batch_size,
+    add_number,
+    add_repeated,
     add_run_options,
     build_run,
     build_source,
@@ -42,42 +45,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("lengths", nargs="?", metavar="LENGTHS", help=LENGTHS_HELP)
     add_run_options(parser)
-    parser.add_argument(
-        "--policy",
-        default="odb",
-        metavar="P",
-        help=f"of {', '.join(POLICIES)}, or module:name or path.py:name for a target rule of your own (odb)",
-    )
-    parser.add_argument(
-        "--budget-schedule",
-        metavar="STEP:TOKENS,...",
-        help="the token budget that every rank accepts once so many steps are planned: 0:4096,500:8192, say",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="N",
-        help="of a baseline with fixed batches: samples of a batch, whatever the budget (as many of the longest as fit it)",
-    )
-    parser.add_argument(
-        "--fault",
-        action="append",
-        default=[],
-        metavar="KIND:RANK:AT",
-        help="read:RANK:SAMPLE or collate:RANK:ROUND raises, stop:RANK:STEPS leaves early, kill:RANK:STEPS dies (repeatable)",
-    )
-    parser.add_argument(
-        "--deadline", type=float, default=60.0, metavar="S", help="seconds ranks wait for a dead one (60)"
-    )
+    text = f"of {', '.join(POLICIES)}, or module:name or path.py:name for a target rule of your own (odb)"
+    parser.add_argument("--policy", default="odb", metavar="P", help=text)
+    text = "the token budget that every rank accepts once so many steps are planned: 0:4096,500:8192, say"
+    parser.add_argument("--budget-schedule", metavar="STEP:TOKENS,...", help=text)
+    add_batch_size(parser)
+    text = "read:RANK:SAMPLE or collate:RANK:ROUND raises, stop:RANK:STEPS leaves early, kill:RANK:STEPS dies"
+    add_repeated(parser, "--fault", "KIND:RANK:AT", text)
+    add_number(parser, "--deadline", "S", "seconds ranks wait for a dead one", 60.0, kind=float)
     parser.add_argument("--bands", action="store_true", help=BANDS_HELP)
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--trace", metavar="FILE", help="write the protocol trace (NDJSON; .gz compresses)")
     parser.add_argument("--steps-csv", metavar="FILE", help="write a row for each step")
-    parser.add_argument(
-        "--perfetto",
-        metavar="FILE",
-        help="write a timeline for ui.perfetto.dev; a name in .json: also for chrome://tracing",
-    )
+    text = "write a timeline for ui.perfetto.dev; a name in .json: also for chrome://tracing"
+    parser.add_argument("--perfetto", metavar="FILE", help=text)
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from odb_ref.core.config import DEPTH_STEPS
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import (
+    LENGTHS_HELP,
     PAGE_HELP,
+    add_batch_size,
     add_executor_options,
     add_shared_options,
     build_conditions,
@@ -19,16 +21,16 @@ from odb_sim.cli.options import (
     check_batch_size,
     complain,
     load_lengths_option,
+    open_study,
 )
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.workload import Sharding
 from odb_sim.reports.answers_report import write_sweep_report
 from odb_sim.reports.run_report import describe_band
-from odb_sim.reports.tables import HEADER, SETTINGS, build_row
-from odb_sim.reports.terminal import print_cautions, print_table, show_progress
-from odb_sim.studies.cells import Answer, Store, split_failed
-from odb_sim.studies.clusters import open_executor
+from odb_sim.reports.tables import SETTINGS, SWEEP, build_row
+from odb_sim.reports.terminal import print_cautions, print_table
+from odb_sim.studies.cells import CellAnswer, split_failed
 from odb_sim.studies.runs import POLICIES
 from odb_sim.studies.sweep import Grid, Study, build_points, estimate_answer, find_fastest, run_grid
 
@@ -43,24 +45,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--ranks", required=True, metavar="N[,N...]", help="data-parallel ranks")
     parser.add_argument("--token-budget", required=True, metavar="B[,B...]", help="padded tokens of a batch")
     parser.add_argument("--window", default="256", metavar="K[,K...]", help="samples a rank groups at a time (256)")
-    parser.add_argument(
-        "--depth",
-        default=str(DEPTH_STEPS),
-        metavar="D[,D...]",
-        help=f"steps between loader and trainer ({DEPTH_STEPS})",
-    )
-    parser.add_argument(
-        "--policy",
-        default="odb",
-        metavar="P[,P...]",
-        help=f"of {', '.join(POLICIES)}, or module:name for a rule of your own (odb)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="N",
-        help="samples of a fixed batch, whatever the budget (as many of the longest as fit it)",
-    )
+    text = f"steps between loader and trainer ({DEPTH_STEPS})"
+    parser.add_argument("--depth", default=str(DEPTH_STEPS), metavar="D[,D...]", help=text)
+    text = f"of {', '.join(POLICIES)}, or module:name for a rule of your own (odb)"
+    parser.add_argument("--policy", default="odb", metavar="P[,P...]", help=text)
+    add_batch_size(parser)
     add_data_options(parser)
     parser.add_argument("--json", metavar="FILE", help="write all figures: a list with an object for each point")
     parser.add_argument("--csv", metavar="FILE", help="write a row for each point")
@@ -70,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def add_data_options(parser: argparse.ArgumentParser, *, has_quota: bool = True) -> None:
     """Adds what `sweep` and `tune` share."""
-    parser.add_argument("lengths", metavar="LENGTHS", help="a bundled trace, or a CSV, CSV.gz or .npy file of lengths")
+    parser.add_argument("lengths", metavar="LENGTHS", help=LENGTHS_HELP)
     add_shared_options(parser, has_quota=has_quota)
     add_executor_options(parser)
 
@@ -108,11 +97,8 @@ def run_command(options: argparse.Namespace) -> int:
         batch_size=options.batch_size,
     )
     check_writable(options.json, options.csv, options.html, reads=[options.lengths, options.cost_model])
-    with (
-        show_progress(f"{grid.study.lengths.name}, {len(grid.points)} simulations", len(grid.points)) as on_done,
-        Store(options.out) as store,
-        open_executor(options.executor, min(options.processes, len(grid.points))) as executor,
-    ):
+    label = f"{grid.study.lengths.name}, {len(grid.points)} simulations"
+    with open_study(options, label, len(grid.points)) as (on_done, store, executor):
         answers, failed = split_failed(run_grid(grid, executor, on_done, store=store))
     title = f"{grid.study.lengths.name}, {answers[0].summary.samples_total:,} samples, {options.shards} shards"
     figures = [answer.to_json() for answer in answers]
@@ -133,16 +119,17 @@ def run_command(options: argparse.Namespace) -> int:
     return complain(failed, len(grid.points))
 
 
-def _print_answers(title: str, answers: list[Answer]) -> None:
+def _print_answers(title: str, answers: list[CellAnswer]) -> None:
     """Settings that are the same in every row go into the title: a table has room for little."""
-    rows = [build_row(answer) for answer in answers]
-    same = [column for column in range(SETTINGS) if len({row[column] for row in rows}) == 1]
-    if len(same) == SETTINGS:
-        same.remove(HEADER.index("policy"))
-    kept = [column for column in range(len(HEADER)) if column not in same]
-    said = "".join(f", {HEADER[column]} {rows[0][column]}" for column in same)
+    header = list(SWEEP)
+    rows = [build_row(SWEEP, answer) for answer in answers]
+    same = [column for column in range(len(SETTINGS)) if len({row[column] for row in rows}) == 1]
+    if len(same) == len(SETTINGS):
+        same.remove(header.index("policy"))
+    kept = [column for column in range(len(header)) if column not in same]
+    said = "".join(f", {header[column]} {rows[0][column]}" for column in same)
     table = [[row[column] for column in kept] for row in rows]
-    print_table(title + said, [HEADER[column] for column in kept], table, keys=SETTINGS - len(same))
+    print_table(title + said, [header[column] for column in kept], table, keys=len(SETTINGS) - len(same))
 
 
 def _parse_words(option: str, text: str) -> list[str]:

@@ -8,16 +8,15 @@ from typing import Final
 
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import PAGE_HELP, build_source
+from odb_sim.cli.options import PAGE_HELP, add_number, build_source, open_study
 from odb_sim.cli.sweep import add_data_options, build_study
 from odb_sim.engine.metrics import describe_update
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.answers_report import write_tune_report
 from odb_sim.reports.run_report import describe_band
-from odb_sim.reports.tables import TUNE_HEADER, TUNE_NOTE, build_tune_row, describe_beside
-from odb_sim.reports.terminal import print_cautions, print_table, show_progress
-from odb_sim.studies.cells import Answer, Store
-from odb_sim.studies.clusters import open_executor
+from odb_sim.reports.tables import TUNE_NOTE, build_row, describe_beside, list_tune_columns
+from odb_sim.reports.terminal import print_cautions, print_table
+from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.search import compute_host_tokens
 from odb_sim.studies.sweep import estimate_answer
 from odb_sim.studies.tune import LARGEST_WINDOW, NAMES, Question, Tuning, tune
@@ -38,22 +37,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "and the queue's batches, for each rank.",
     )
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
-    parser.add_argument(
-        "--memory-tokens", type=int, required=True, metavar="M", help="padded tokens of a batch that fit on a GPU"
-    )
-    parser.add_argument("--window-max", type=int, default=LARGEST_WINDOW, metavar="K", help="the largest to try (4096)")
-    parser.add_argument(
-        "--tolerance", type=float, default=0.01, metavar="T", help="share of the best throughput to give up (0.01)"
-    )
+    text = "padded tokens of a batch that fit on a GPU"
+    parser.add_argument("--memory-tokens", type=int, required=True, metavar="M", help=text)
+    add_number(parser, "--window-max", "K", "the largest to try", LARGEST_WINDOW)
+    add_number(parser, "--tolerance", "T", "share of the best throughput to give up", 0.01, kind=float)
     parser.add_argument("--policy", choices=sorted(RULES), default="odb", help="target rule (odb)")
     add_data_options(parser, has_quota=False)
-    parser.add_argument(
-        "--host-bytes-per-token",
-        type=int,
-        default=HOST_BYTES_PER_TOKEN,
-        metavar="B",
-        help="of a sample in host memory: ids, labels and mask are 24; images cost more (24)",
-    )
+    text = "of a sample in host memory: ids, labels and mask are 24; images cost more"
+    add_number(parser, "--host-bytes-per-token", "B", text, HOST_BYTES_PER_TOKEN)
     parser.add_argument("--json", metavar="FILE", help="write the recommendation and everything tried")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
@@ -72,11 +63,8 @@ def run_command(options: argparse.Namespace) -> int:
         tolerance=options.tolerance,
     )
     check_writable(options.json, options.html, reads=[options.lengths, options.cost_model])
-    with (
-        show_progress(f"tune {question.study.lengths.name}", _USUAL_SIMULATIONS, is_estimate=True) as on_done,
-        Store(options.out) as store,
-        open_executor(options.executor, options.processes) as executor,
-    ):
+    label = f"tune {question.study.lengths.name}"
+    with open_study(options, label, _USUAL_SIMULATIONS, is_estimate=True) as (on_done, store, executor):
         tuning = tune(question, executor, on_done, store=store)
     title = f"{question.study.lengths.name}, {question.ranks:,} ranks, memory for {question.memory_tokens:,} tokens"
     mebibytes = compute_host_tokens(tuning.recommended) * options.host_bytes_per_token / 2**20
@@ -95,10 +83,11 @@ def run_command(options: argparse.Namespace) -> int:
             source=build_source(options, [options.lengths]),
             sure=sure,
         )
+    columns = list_tune_columns(tuning)
     for name, curve in tuning.curves.items():
         if len(curve) > 1:
-            rows = [build_tune_row(answer, tuning) for answer in curve]
-            print_table(f"{title}: by {NAMES[name][0]}", TUNE_HEADER, rows)
+            rows = [build_row(columns, answer) for answer in curve]
+            print_table(f"{title}: by {NAMES[name][0]}", list(columns), rows)
     print(TUNE_NOTE)
     print(lead, sure)
     for reason in tuning.reasons:
@@ -156,7 +145,7 @@ def _encode(tuning: Tuning, mebibytes: float) -> dict[str, object]:
     }
 
 
-def _encode_answer(answer: Answer) -> dict[str, str | int | float | None]:
+def _encode_answer(answer: CellAnswer) -> dict[str, str | int | float | None]:
     point = answer.point
     own = {"host_tokens": compute_host_tokens(answer), "ramp": point.ramp_rounds, "max_age": point.max_age_rounds}
     return answer.to_json() | own

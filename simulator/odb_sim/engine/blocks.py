@@ -43,7 +43,7 @@ from odb_ref.core.errors import InvariantError
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import RoundStart
 from odb_sim.engine.fill import Fill
-from odb_sim.engine.loading import BlockReader, DrawReader
+from odb_sim.engine.loading import BlockReader, OrderReader
 from odb_sim.engine.metrics import sum_moves
 from odb_sim.inputs.conditions import Conditions
 from odb_sim.inputs.costs import Costs, Seconds
@@ -155,7 +155,7 @@ class Block:
         carried = np.array(list(chain.from_iterable(start.carried for start in own)), dtype=np.int64)
         carried += np.repeat(offsets, self._held_counts)
         self._held = encode_samples(workload.tokens[carried], carried)
-        self._reader: BlockReader | DrawReader
+        self._reader: BlockReader | OrderReader
         if config.shared_samples is None:
             self._reader = BlockReader(
                 costs.loader,
@@ -166,7 +166,7 @@ class Block:
                 slowness=self._loader_factors,
             )
         else:
-            self._reader = DrawReader(costs.loader, workload.tokens, ranks=len(ranks))
+            self._reader = OrderReader(costs.loader, workload.tokens, ranks=len(ranks))
         self.wants = compute_wanted(config, starts[0].round if starts else 0, self._held_counts, self._is_ended)
         """For how many samples more each rank has room."""
         self.rank_tokens: Integers = np.zeros(len(ranks), dtype=np.int64)
@@ -195,7 +195,7 @@ class Block:
     def read(self, asked_s: float, agreed_tokens: int) -> float:
         """Fills the windows and forms their groups, of a budget agreed on; when the rank that reads longest has done so."""
         counts = self._asked
-        if isinstance(self._reader, DrawReader):
+        if isinstance(self._reader, OrderReader):
             answers_s = self._reader.read(self._first, counts, asked_s, self._loader_factors)
         else:
             answers_s = self._reader.read(counts, asked_s)

@@ -16,7 +16,7 @@ from odb_sim.inputs.costs import NetworkCost
 Process = Generator[simpy.Event, object, None]
 
 
-class Exchange:
+class SimulatedExchange:
     """Takes one post of each rank, waits as long as the network needs, and answers all ranks with the combination.
 
     Without jitter one event serves all ranks, since a collective then ends for all of them at once, and they are answered

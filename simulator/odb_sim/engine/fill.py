@@ -25,7 +25,7 @@ _MILLISECONDS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class FilledBatch:
     """The batch of one rank in one step; of an idle one, all are 0."""
 
     samples: int
@@ -45,7 +45,7 @@ class Column:
     round: int
     waited_for: int | None
     """The rank that all others wait for; None where they do not wait, or it is not known."""
-    cells: tuple[Cell, ...]
+    cells: tuple[FilledBatch, ...]
     """One for each rank of the map."""
 
 
@@ -96,10 +96,10 @@ class _Row:
     padded: Integers
     lengths: Integers
 
-    def build_cell(self, step: int, wait_s: float) -> Cell:
+    def build_cell(self, step: int, wait_s: float) -> FilledBatch:
         begin = int(self.samples[:step].sum())
         count = int(self.samples[step])
-        return Cell(
+        return FilledBatch(
             samples=count,
             real=int(self.real[step]),
             padded=int(self.padded[step]),

@@ -7,7 +7,7 @@ order. That is `Workers`, and all a plain DataLoader is: its items are batches, 
 Ours reads chunks of 16 samples in the same way, under a process of its own: `WindowReader` answers the machine's reads from
 them. A thread of that process takes chunks ahead until half a window lies ready. The process also receives the samples and
 collates the batches: these share one processor, whatever the number of workers. What a rank draws of a common order (R14) is
-not known before, so nothing of it is read ahead: `DrawReader`.
+not known before, so nothing of it is read ahead: `OrderReader`.
 
 Every worker and the loader process have a processor of their own here: more workers than a machine has are not modelled.
 """
@@ -156,7 +156,7 @@ class BlockWorkers:
         return seconds
 
 
-class DrawReader:
+class OrderReader:
     """Reads what ranks draw of a common order, many ranks at once: nothing is read before it is drawn."""
 
     __slots__ = ("_workers",)

@@ -46,7 +46,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """What was asked for: the part of a summary that is not measured."""
 
     lengths: str
@@ -70,7 +70,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary(Settings):
+class Summary(RunSettings):
     """The figures of one run: the keys of ``--json``."""
 
     samples_emitted: int
@@ -187,13 +187,13 @@ class Recorder:
             )
         )
 
-    def compute_totals(self) -> Totals:
-        """Returns the sums of the run.
+    def end(self) -> RunRecord:
+        """Returns what the run is judged by.
 
         Raises: InvariantError when the steps do not add up to what the ranks took.
         """
-        totals = compute_totals(
-            self.rows,
+        record = RunRecord(
+            rows=self.rows,
             rank_tokens=self._rank_tokens,
             samples_unique=int(self._seen.sum()),
             moved_places=self.moved_places,
@@ -201,79 +201,28 @@ class Recorder:
             updates=self.updates,
             exchange_s=self.exchange_s,
         )
-        if totals.real_tokens != self._rank_tokens.sum():
-            raise InvariantError("CONSERVE", f"steps hold {totals.real_tokens} tokens, ranks {self._rank_tokens.sum()}")
-        return totals
+        if (tokens := sum(row.real_tokens for row in self.rows)) != self._rank_tokens.sum():
+            raise InvariantError("CONSERVE", f"steps hold {tokens} tokens, ranks {self._rank_tokens.sum()}")
+        return record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Sums over a run, before any ratio."""
+class RunRecord:
+    """What the trainers have taken: each step, and what the steps by themselves do not say."""
 
-    ranks: int
-    steps: int
-    updates: int
-    rounds: int
-    samples_emitted: int
+    rows: list[StepRow]
+    rank_tokens: Integers
+    """Real tokens that each rank has trained on."""
     samples_unique: int
     moved_places: int
-    length_autocorrelation: float
-    real_tokens: int
-    padded_tokens: int
-    critical_tokens: int
-    largest_batch_tokens: int
-    largest_rank_tokens: int
-    idle_steps: int
-    oversize_groups: int
-    over_budget_groups: int
-    data_wait_s: float
-    compute_s: float
-    sync_wait_s: float
-    collective_s: float
+    rounds: int
+    updates: int
     exchange_s: float
-    sim_time_s: float
-
-
-def compute_totals(
-    rows: list[StepRow],
-    *,
-    rank_tokens: Integers,
-    samples_unique: int,
-    moved_places: int,
-    rounds: int,
-    updates: int,
-    exchange_s: float,
-) -> Totals:
-    """Returns the sums of ``rows``; ``rank_tokens`` holds the real tokens that each rank trained on."""
-    return Totals(
-        ranks=len(rank_tokens),
-        steps=len(rows),
-        updates=updates,
-        rounds=rounds,
-        samples_emitted=sum(row.samples for row in rows),
-        samples_unique=samples_unique,
-        moved_places=moved_places,
-        length_autocorrelation=compute_autocorrelation([row.real_tokens / row.samples for row in rows if row.samples]),
-        real_tokens=sum(row.real_tokens for row in rows),
-        padded_tokens=sum(row.padded_tokens for row in rows),
-        critical_tokens=sum(row.critical_tokens for row in rows),
-        largest_batch_tokens=max((row.critical_tokens for row in rows), default=0),
-        largest_rank_tokens=int(rank_tokens.max()),
-        idle_steps=sum(row.idle_ranks for row in rows),
-        oversize_groups=sum(row.oversize_groups for row in rows),
-        over_budget_groups=sum(row.over_budget_groups for row in rows),
-        data_wait_s=sum(row.data_wait_s for row in rows),
-        compute_s=sum(row.compute_s for row in rows),
-        sync_wait_s=sum(row.sync_wait_s for row in rows),
-        collective_s=sum(row.collective_s for row in rows),
-        exchange_s=exchange_s,
-        sim_time_s=rows[-1].end_s if rows else 0.0,
-    )
 
 
 def compute_summary(
-    settings: Settings,
-    totals: Totals,
+    settings: RunSettings,
+    record: RunRecord,
     *,
     wall_time_s: float,
     driver: str,
@@ -290,51 +239,54 @@ def compute_summary(
 
     Raises: InvariantError when a run that says it is complete has not trained on all of it.
     """
-    if outcome.kind is OutcomeKind.COMPLETE and totals.samples_emitted < expected_samples:
-        raise InvariantError(
-            "COVER", f"complete, with {totals.samples_emitted} of {expected_samples} samples trained on"
-        )
+    rows = record.rows
+    emitted, real, padded, critical = (
+        sum(getattr(row, name) for row in rows)
+        for name in ("samples", "real_tokens", "padded_tokens", "critical_tokens")
+    )
+    if outcome.kind is OutcomeKind.COMPLETE and emitted < expected_samples:
+        raise InvariantError("COVER", f"complete, with {emitted} of {expected_samples} samples trained on")
     asked = {item.name: getattr(settings, item.name) for item in fields(settings)}
-    sim_time_s = max(totals.sim_time_s, ended_s)
-    rank_seconds = totals.ranks * sim_time_s
+    last_s = rows[-1].end_s if rows else 0.0
+    sim_time_s = max(last_s, ended_s)
+    rank_seconds = len(record.rank_tokens) * sim_time_s
+    largest_rank_tokens = int(record.rank_tokens.max())
     lack = ""
-    if outcome.kind is OutcomeKind.COMPLETE and settings.quota is not None and totals.samples_emitted < settings.quota:
-        lack = (
-            f"the quota of {settings.quota:,} samples is not met: a rank has none left after {totals.samples_emitted:,}"
-        )
+    if outcome.kind is OutcomeKind.COMPLETE and settings.quota is not None and emitted < settings.quota:
+        lack = f"the quota of {settings.quota:,} samples is not met: a rank has none left after {emitted:,}"
     return Summary(
         **asked,
-        samples_emitted=totals.samples_emitted,
-        samples_unique=totals.samples_unique,
-        real_tokens=totals.real_tokens,
-        padded_tokens=totals.padded_tokens,
-        steps=totals.steps,
-        updates=totals.updates,
-        samples_per_update=_ratio(totals.samples_emitted, totals.updates),
-        tokens_per_update=_ratio(totals.real_tokens, totals.updates),
-        steps_per_update=_ratio(totals.steps, totals.updates),
-        rounds=totals.rounds,
-        idle_steps=totals.idle_steps,
-        oversize_groups=totals.oversize_groups,
-        over_budget_groups=totals.over_budget_groups,
-        largest_batch_tokens=totals.largest_batch_tokens,
-        padding_ratio=_ratio(totals.padded_tokens - totals.real_tokens, totals.padded_tokens),
-        critical_tokens=totals.critical_tokens,
-        efficiency=_ratio(totals.real_tokens, totals.ranks * totals.critical_tokens),
-        excess=_ratio(totals.critical_tokens - totals.largest_rank_tokens, totals.largest_rank_tokens),
-        length_autocorrelation=totals.length_autocorrelation,
-        displacement_samples=_ratio(totals.moved_places, totals.samples_emitted),
-        compute_share=_ratio(totals.compute_s, rank_seconds),
-        data_wait_share=_ratio(totals.data_wait_s, rank_seconds),
-        trainer_wait_share=_ratio(totals.sync_wait_s, rank_seconds),
-        collective_share=_ratio(totals.collective_s, rank_seconds),
-        ending_share=_ratio(sim_time_s - totals.sim_time_s, sim_time_s),
-        exchange_s=totals.exchange_s,
+        samples_emitted=emitted,
+        samples_unique=record.samples_unique,
+        real_tokens=real,
+        padded_tokens=padded,
+        steps=len(rows),
+        updates=record.updates,
+        samples_per_update=_ratio(emitted, record.updates),
+        tokens_per_update=_ratio(real, record.updates),
+        steps_per_update=_ratio(len(rows), record.updates),
+        rounds=record.rounds,
+        idle_steps=sum(row.idle_ranks for row in rows),
+        oversize_groups=sum(row.oversize_groups for row in rows),
+        over_budget_groups=sum(row.over_budget_groups for row in rows),
+        largest_batch_tokens=max((row.critical_tokens for row in rows), default=0),
+        padding_ratio=_ratio(padded - real, padded),
+        critical_tokens=critical,
+        efficiency=_ratio(real, len(record.rank_tokens) * critical),
+        excess=_ratio(critical - largest_rank_tokens, largest_rank_tokens),
+        length_autocorrelation=compute_autocorrelation([row.real_tokens / row.samples for row in rows if row.samples]),
+        displacement_samples=_ratio(record.moved_places, emitted),
+        compute_share=_ratio(sum(row.compute_s for row in rows), rank_seconds),
+        data_wait_share=_ratio(sum(row.data_wait_s for row in rows), rank_seconds),
+        trainer_wait_share=_ratio(sum(row.sync_wait_s for row in rows), rank_seconds),
+        collective_share=_ratio(sum(row.collective_s for row in rows), rank_seconds),
+        ending_share=_ratio(sim_time_s - last_s, sim_time_s),
+        exchange_s=record.exchange_s,
         sim_time_s=sim_time_s,
         wall_time_s=wall_time_s,
         driver=driver,
-        samples_per_s=_ratio(totals.samples_emitted, sim_time_s),
-        tokens_per_s=_ratio(totals.real_tokens, sim_time_s),
+        samples_per_s=_ratio(emitted, sim_time_s),
+        tokens_per_s=_ratio(real, sim_time_s),
         outcome=SHORT if lack else str(outcome.kind),
         outcome_rank=outcome.rank,
         outcome_cause=lack or outcome.cause,

@@ -29,8 +29,8 @@ from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Step
 from odb_sim.engine.batches import count_batches
 from odb_sim.engine.exchange import Process
-from odb_sim.engine.loading import DrawReader, WindowReader
-from odb_sim.engine.stage import Stage
+from odb_sim.engine.loading import OrderReader, WindowReader
+from odb_sim.engine.stage import EpochStage
 from odb_sim.inputs.conditions import Fault, FaultKind
 
 
@@ -64,26 +64,26 @@ class Rank:
     )
 
     def __init__(
-        self, stage: Stage, machine: Machine, *, post: Callable[[int, Post], None], notice: Callable[[int], None]
+        self, stage: EpochStage, machine: Machine, *, post: Callable[[int, Post], None], notice: Callable[[int], None]
     ) -> None:
         self._stage = stage
         self._post = post
-        self._acceptance = Acceptance(budget_tokens=machine.config.budget_tokens, schedule=stage.budget_schedule)
+        self._acceptance = Acceptance(budget_tokens=machine.config.budget_tokens, schedule=stage.epoch.budget_schedule)
         self._notice = notice
         self._read_samples = self._reads = 0
-        self._full_reads = stage.full_reads[machine.config.rank] if stage.full_reads else {}
+        self._full_reads = stage.epoch.full_reads[machine.config.rank] if stage.epoch.full_reads else {}
         self._posted_s = 0.0
         self.machine = machine
         self.number = machine.config.rank
         self._slowness = dict(stage.conditions.slow_loaders).get(self.number, 1.0)
         self._receiving = 0
         """Samples that are read while the next batches are collated."""
-        first = stage.starts[self.number].read_samples if stage.starts else 0
+        first = stage.epoch.starts[self.number].read_samples if stage.epoch.starts else 0
         shard = stage.workload.compute_span(self.number, first, stage.workload.samples_total)
         loader, window = stage.costs.loader, machine.config.window_samples
         self._reader = WindowReader(loader, stage.workload.tokens[shard], window)
         self._is_drawing = machine.config.shared_samples is not None
-        self._draw_reader = DrawReader(loader, stage.workload.tokens, ranks=1)
+        self._draw_reader = OrderReader(loader, stage.workload.tokens, ranks=1)
         """Reads what is drawn of a common order: one of the two is used."""
         self._read_fault = stage.conditions.find_fault(FaultKind.READ, self.number)
         self._collate_fault = stage.conditions.find_fault(FaultKind.COLLATE, self.number)
@@ -95,12 +95,12 @@ class Rank:
 
     def begin(self) -> None:
         """Starts the epoch, or resumes it."""
-        if not self._stage.starts:
+        if not self._stage.epoch.starts:
             agreed_tokens, accepted_tokens = self._acceptance.compute_first()
             first = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
             self._perform(self.machine.begin(None if first == RoundStart() else first))
             return
-        start, workload = self._stage.starts[self.number], self._stage.workload
+        start, workload = self._stage.epoch.starts[self.number], self._stage.workload
         self._acceptance = self._acceptance.begin(start.accepted_tokens)
         self._read_samples = start.read_samples
         carried = [workload.read_samples(self.number, position, 1) for position in start.carried]

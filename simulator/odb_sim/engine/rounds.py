@@ -33,10 +33,10 @@ from odb_ref.core.state import State
 from odb_ref.core.types import Mode
 from odb_sim.engine.blocks import Block, Figures, merge_figures
 from odb_sim.engine.fill import Fill
-from odb_sim.engine.metrics import StepRow, Totals, compute_totals
-from odb_sim.engine.updates import EVERY_STEP, Accumulation, Booleans, GlobalBatch, compute_mean
-from odb_sim.inputs.conditions import STEADY, Conditions
-from odb_sim.inputs.costs import Costs, Seconds
+from odb_sim.engine.metrics import RunRecord, StepRow
+from odb_sim.engine.stage import Epoch
+from odb_sim.engine.updates import Accumulation, Booleans, compute_mean
+from odb_sim.inputs.costs import Seconds
 from odb_sim.inputs.workload import Workload
 
 _BLOCK_SAMPLES: Final = 1 << 19
@@ -174,25 +174,21 @@ class _Budgets:
 
 
 def simulate_rounds(
+    epoch: Epoch,
     config: Config,
-    workload: Workload,
-    costs: Costs,
     *,
-    conditions: Conditions = STEADY,
-    starts: Sequence[RoundStart] = (),
-    budget_schedule: BudgetSchedule | None = None,
-    global_batch: GlobalBatch = EVERY_STEP,
     fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
     block_samples: int = _BLOCK_SAMPLES,
-) -> tuple[list[StepRow], Totals]:
-    """Returns the steps of an epoch that ends complete, and their sums.
+) -> RunRecord:
+    """Returns the steps of an epoch that ends complete.
 
     Raises: as the world does, where the target rule leaves its bounds or a property of the protocol does not hold.
     """
+    workload, costs, starts, global_batch = epoch.workload, epoch.costs, epoch.starts, epoch.global_batch
     seen = np.zeros(workload.samples_total, dtype=np.bool_)
     blocks = [
-        Block(config, workload, costs, conditions, ranks, starts=starts, seen=seen)
+        Block(config, workload, costs, epoch.conditions, ranks, starts=starts, seen=seen)
         for ranks in _split_ranks(config, workload, block_samples)
     ]
     clock = Clock(
@@ -207,7 +203,7 @@ def simulate_rounds(
     forming: Figures | None = None
     counted_s = collated_s = exchange_s = 0.0
     drawn = _ask(config, blocks, 0)
-    budgets = _Budgets(config, budget_schedule, starts)
+    budgets = _Budgets(config, epoch.budget_schedule, starts)
     read_s = max([block.read(0.0, budgets.agreed_tokens) for block in blocks])
     while True:
         is_met = is_quota_met(config, State(global_samples=global_samples))
@@ -241,14 +237,13 @@ def simulate_rounds(
         if on_progress is not None:
             on_progress(global_samples)
     clock.end_update()
-    rows = _build_rows(rounds, clock, first_round=start.round, ranks=workload.ranks)
     carried = sum(block.held_samples for block in blocks)
     if config.mode is Mode.JOIN and carried:
         raise InvariantError("COVER", f"the epoch is over, and {carried} samples are not emitted")
     ids = np.zeros(workload.samples_total, dtype=np.bool_)
     ids[workload.ids[seen]] = True
-    return rows, compute_totals(
-        rows,
+    return RunRecord(
+        rows=_build_rows(rounds, clock, first_round=start.round, ranks=workload.ranks),
         rank_tokens=np.concatenate([block.rank_tokens for block in blocks]),
         samples_unique=int(ids.sum()),
         moved_places=sum(block.moved_places for block in blocks),

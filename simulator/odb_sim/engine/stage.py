@@ -1,58 +1,68 @@
-"""What the parts of a simulated epoch share: the clock, what is simulated and under which conditions, and the record."""
+"""What is simulated of an epoch, and what the parts that simulate it share: the clock, the conditions and the record."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import simpy
 
 from odb_ref.core.batching.budgets import BudgetSchedule
+from odb_ref.core.config import DEPTH_STEPS, Terms
 from odb_ref.core.resume import RoundStart
 from odb_sim.engine.batches import Shelf
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.timeline import Timeline
-from odb_sim.inputs.conditions import Conditions, Fault
+from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
+from odb_sim.inputs.conditions import STEADY, Conditions, Fault
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.lengths import Integers
-from odb_sim.inputs.workload import Workload
+from odb_sim.inputs.workload import Sharding, Workload
 
 
-class Stage:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch(Terms):
+    """What ranks read and train on, what that costs, and what goes otherwise; beside the terms of the protocol."""
+
+    workload: Workload
+    budget_tokens: int
+    global_batch: GlobalBatch = EVERY_STEP
+    """What an optimizer update holds: steps are accumulated to it."""
+    window_samples: int = 256
+    depth_steps: int = DEPTH_STEPS
+    sharding: Sharding = Sharding.EVEN
+    seed: int = 0
+    order_seed: int | None = None
+    """How steps are shuffled, in a job that is replayed; None: as ``seed`` says."""
+    costs: Costs = field(default_factory=Costs)
+    conditions: Conditions = STEADY
+    starts: tuple[RoundStart, ...] = ()
+    """Where each rank resumes a saved epoch; empty for one from its beginning."""
+    full_reads: tuple[Mapping[int, int], ...] = ()
+    """How many samples a read of each rank finds before the window is full of bytes, by the read's number; empty: no bound."""
+    budget_schedule: BudgetSchedule | None = None
+    """What every rank accepts as its token budget, by the steps planned. Spec: R15.4."""
+
+
+class EpochStage:
     """Holds what ranks and trainers share; it knows neither."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        costs: Costs,
-        conditions: Conditions,
-        *,
-        recorder: Recorder,
-        seed: int,
-        starts: Sequence[RoundStart],
-        full_reads: Sequence[Mapping[int, int]],
-        budget_schedule: BudgetSchedule | None,
-        timeline: Timeline | None,
-        fill: Fill | None,
-    ) -> None:
+    def __init__(self, epoch: Epoch, *, recorder: Recorder, timeline: Timeline | None, fill: Fill | None) -> None:
         self.env = simpy.Environment(initial_time=0.0)
-        self.workload = workload
-        self.costs = costs
-        self.conditions = conditions
+        self.epoch = epoch
+        self.workload = epoch.workload
+        self.costs = epoch.costs
+        self.conditions = epoch.conditions
         self.recorder = recorder
-        self.shelf = Shelf(workload.ranks)
+        self.shelf = Shelf(epoch.workload.ranks)
         self.timeline = timeline
         self.fill = fill
         self._lengths: Integers | None = None
         """Of each sample, by id."""
-        self.starts = starts
-        """Where each rank resumes a saved epoch; empty for one from its beginning."""
-        self.full_reads = full_reads
-        """How many samples a read of each rank finds before the window is full, by the read's number; empty: no bound."""
-        self.budget_schedule = budget_schedule
-        self._random = random.Random(seed)
+        self._random = random.Random(epoch.seed)
         self.acted: set[Fault] = set()
         """The faults that have happened."""
         self.fault_s: float | None = None

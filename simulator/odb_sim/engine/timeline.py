@@ -23,19 +23,12 @@ Span = tuple[int, Track, str, float, float]
 
 
 _STEPS_BEFORE: Final = 8
-_AFTER: Final = 0.5
-"""So much of the time before a fault is shown after it, and at least the next."""
-_LEAST_AFTER_S: Final = 0.5
 
 
-def choose_fault_span(rows: Sequence[StepRow], fault_s: float) -> tuple[float, float]:
-    """Returns from when to when a fault is shown, in seconds: the last steps that begin before it, and what comes after it.
-
-    Steps that were released go on after a fault of reading or collating, so the last step of a run may well begin later.
-    """
+def choose_fault_begin(rows: Sequence[StepRow], fault_s: float) -> float:
+    """Returns from when on a fault is shown, in seconds: the last steps that begin before it."""
     before = [row.start_s for row in rows if row.start_s < fault_s][-_STEPS_BEFORE:]
-    begin_s = before[0] if before else 0.0
-    return begin_s, fault_s + max(_AFTER * (fault_s - begin_s), _LEAST_AFTER_S)
+    return before[0] if before else 0.0
 
 
 class Timeline:

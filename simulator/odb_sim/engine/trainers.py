@@ -15,7 +15,7 @@ from odb_ref.core.types import Step
 from odb_sim.engine.batches import Batches
 from odb_sim.engine.exchange import Process
 from odb_sim.engine.rank import Rank
-from odb_sim.engine.stage import Stage
+from odb_sim.engine.stage import EpochStage
 from odb_sim.engine.updates import EVERY_STEP, Accumulation, GlobalBatch, compute_mean
 from odb_sim.inputs.conditions import Fault, FaultKind
 from odb_sim.inputs.costs import Seconds
@@ -89,7 +89,7 @@ class Trainers:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: EpochStage,
         ranks: Sequence[Rank],
         on_progress: Callable[[int], None] | None,
         global_batch: GlobalBatch = EVERY_STEP,
@@ -103,7 +103,7 @@ class Trainers:
         self._leaving = [fault for fault in stage.conditions.faults if fault.kind in (FaultKind.STOP, FaultKind.KILL)]
         self._departed: set[int] = set()
         """Ranks whose trainer is gone: no update can end any more."""
-        self._next = [stage.starts[0].planned_steps if stage.starts else 0] * count
+        self._next = [stage.epoch.starts[0].planned_steps if stage.epoch.starts else 0] * count
         """The step that each rank takes next."""
         self._free_s = [0.0] * count
         """When it has done the one before."""

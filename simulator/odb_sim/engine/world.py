@@ -3,7 +3,7 @@
 How a run goes
 --------------
 Each rank has a `Machine`. Its effects become SimPy processes: a read or a collation takes as long as the cost model says
-and ends in the event that answers it; posts meet in the `Exchange`; delivered steps lie in the rank's bounded queue.
+and ends in the event that answers it; posts meet in the `SimulatedExchange`; delivered steps lie in the rank's bounded queue.
 Trainers take one step after the other, and each step ends in a collective of all ranks.
 
 Because of that collective all trainers are in the same update, so one SimPy process drives them all: it lets every rank
@@ -19,11 +19,10 @@ workload, configuration and costs give the same trace, byte for byte (REPLAY).
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
     Effect,
@@ -34,71 +33,50 @@ from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import Event
 from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
-from odb_ref.core.resume import Resumed, RoundStart
-from odb_sim.engine.exchange import Exchange
+from odb_ref.core.resume import Resumed
+from odb_sim.engine.exchange import SimulatedExchange
 from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.rank import Rank
-from odb_sim.engine.stage import Stage
+from odb_sim.engine.stage import Epoch, EpochStage
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.trainers import Trainers
-from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
-from odb_sim.inputs.conditions import STEADY, Conditions
-from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.rules import get_instance
-from odb_sim.inputs.workload import Workload
 
 TimedObserver = Callable[[int, Event | Resumed | None, Sequence[Effect], float], None]
 """Rank, event, effects, simulated seconds; `odb_ref.trace.writing.TraceWriter.record` fits."""
 
 
-class World:
+class SimulatedWorld:
     """One simulated epoch. Build it, `run` it once, read the ``recorder``."""
 
     def __init__(
         self,
+        epoch: Epoch,
         config: Config,
-        workload: Workload,
-        costs: Costs,
         *,
-        conditions: Conditions = STEADY,
-        seed: int = 0,
-        starts: Sequence[RoundStart] = (),
-        full_reads: Sequence[Mapping[int, int]] = (),
-        budget_schedule: BudgetSchedule | None = None,
-        global_batch: GlobalBatch = EVERY_STEP,
         observer: TimedObserver | None = None,
         timeline: Timeline | None = None,
         fill: Fill | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
+        ranks = epoch.workload.ranks
         self.recorder = Recorder(
-            ranks=workload.ranks,
-            samples_total=workload.samples_total,
+            ranks=ranks,
+            samples_total=epoch.workload.samples_total,
             budget_tokens=config.budget_tokens,
-            emitted=[start.read_samples - len(start.carried) for start in starts],
+            emitted=[start.read_samples - len(start.carried) for start in epoch.starts],
         )
-        self.stage = Stage(
-            workload,
-            costs,
-            conditions,
-            recorder=self.recorder,
-            seed=seed,
-            starts=starts,
-            full_reads=full_reads,
-            budget_schedule=budget_schedule,
-            timeline=timeline,
-            fill=fill,
-        )
-        self.exchange = Exchange(
+        self.stage = EpochStage(epoch, recorder=self.recorder, timeline=timeline, fill=fill)
+        self.exchange = SimulatedExchange(
             self.stage.env,
-            costs.network,
-            workload.ranks,
+            epoch.costs.network,
+            ranks,
             answer=self._answer,
-            stretch=self.stage.stretch if conditions.jitter else None,
+            stretch=self.stage.stretch if epoch.conditions.jitter else None,
         )
         self.ranks: list[Rank] = []
-        self.trainers = Trainers(self.stage, self.ranks, on_progress, global_batch)
+        self.trainers = Trainers(self.stage, self.ranks, on_progress, epoch.global_batch)
         observe = None
         if observer is not None:
             timed = observer
@@ -106,7 +84,7 @@ class World:
             def observe(rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
                 timed(rank, event, effects, self.stage.env.now)
 
-        configs = [replace(config, rank=i, rule=get_instance(config.rule, i)) for i in range(workload.ranks)]
+        configs = [replace(config, rank=i, rule=get_instance(config.rule, i)) for i in range(ranks)]
         self.ranks.extend(
             Rank(self.stage, Machine(config, observe), post=self.exchange.post, notice=self._notice)
             for config in configs

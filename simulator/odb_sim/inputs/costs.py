@@ -32,7 +32,7 @@ _COUNT_INTEGERS = 3  # samples, tokens, supervised tokens
 _REPORT_BYTES = 1024
 
 
-class Transport(StrEnum):
+class PricedTransport(StrEnum):
     """How the ranks exchange offers and counts; the decisions are the same."""
 
     REDUCE = "reduce"
@@ -173,7 +173,7 @@ class NetworkCost:
 
     alpha_s: float = 5e-5
     beta_s: float = 1e-9
-    transport: Transport = Transport.REDUCE
+    transport: PricedTransport = PricedTransport.REDUCE
 
     def __post_init__(self) -> None:
         _check_not_negative(self, "alpha_s", self.alpha_s)
@@ -196,9 +196,9 @@ class NetworkCost:
     def _compute_exchange_s(self, ranks: int, size_bytes: int) -> float:
         message_s = self.alpha_s + self.beta_s * size_bytes
         match self.transport:
-            case Transport.REDUCE:  # up a binary tree and down again
+            case PricedTransport.REDUCE:  # up a binary tree and down again
                 return 2 * ceil(log2(ranks)) * message_s
-            case Transport.GATHER:  # around a ring
+            case PricedTransport.GATHER:  # around a ring
                 return (ranks - 1) * message_s
 
 

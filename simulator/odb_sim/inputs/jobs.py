@@ -47,7 +47,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingJob:
     """A model on so many GPUs, each a data-parallel rank."""
 
     model: Model
@@ -144,7 +144,7 @@ def build_job(
     recomputes: bool = False,
     node_gpus: int = 8,
     price_usd: float | None = None,
-) -> Job:
+) -> TrainingJob:
     """Returns the job that presets of these names describe; a price is the user's own, in dollars for a GPU and hour.
 
     Raises: UsageError when there is no such preset, a number makes no sense, or the states alone do not fit.
@@ -156,7 +156,7 @@ def build_job(
     constants = load_constants("gpu", gpu) | load_constants("precision", precision) | load_software()
     if price_usd is not None:
         constants["price_usd"] = Constant(value=price_usd, low=price_usd, high=price_usd, source="yours")
-    job = Job(
+    job = TrainingJob(
         model=load_model(model),
         strategy=load_strategy(strategy),
         gpus=gpus,

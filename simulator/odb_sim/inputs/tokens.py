@@ -52,7 +52,7 @@ Template = Callable[[Sequence[Message], bool], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class RowReading:
     """How rows are read: small enough to be sent to another process."""
 
     tokenizer: str | None = None
@@ -66,7 +66,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CountedRow:
     """The lengths of a row."""
 
     total: int
@@ -76,7 +76,7 @@ class Measured:
     """True where the end of an assistant's turn could not be told from the template."""
 
 
-def measure(where: str, row: Row, reading: Reading) -> Measured:
+def measure(where: str, row: Row, reading: RowReading) -> CountedRow:
     """Returns the lengths of a row.
 
     Raises: UsageError that names the row, when it has no such columns or they hold something else.
@@ -106,9 +106,9 @@ def measure(where: str, row: Row, reading: Reading) -> Measured:
     return _cut([False] * prompt + [True] * response, False, reading)
 
 
-def _cut(carries: Sequence[bool], is_approximate: bool, reading: Reading) -> Measured:
+def _cut(carries: Sequence[bool], is_approximate: bool, reading: RowReading) -> CountedRow:
     kept = carries if reading.max_tokens is None else carries[: reading.max_tokens]
-    return Measured(max(1, len(kept)), sum(kept), len(kept) < len(carries), is_approximate)
+    return CountedRow(max(1, len(kept)), sum(kept), len(kept) < len(carries), is_approximate)
 
 
 def _count_end(tokenizer: Tokenizer) -> int:
@@ -180,8 +180,8 @@ def _make_message(where: str, turn: Json) -> Message:
 
 
 def _measure_chat(
-    where: str, messages: Sequence[Message], tokenizer: Tokenizer, template: Template, reading: Reading
-) -> Measured:
+    where: str, messages: Sequence[Message], tokenizer: Tokenizer, template: Template, reading: RowReading
+) -> CountedRow:
     text = template(messages, False)
     spans: list[tuple[int, int]] = []
     is_approximate, end = False, 0
@@ -215,7 +215,7 @@ def _measure_chat(
 
 
 @cache
-def load_tokenizer(reading: Reading) -> tuple[Tokenizer, Template | None]:
+def load_tokenizer(reading: RowReading) -> tuple[Tokenizer, Template | None]:
     """Returns the tokenizer, and what renders a conversation; None where it has no template.
 
     Raises: UsageError when one cannot be had.

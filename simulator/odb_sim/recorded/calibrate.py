@@ -45,13 +45,13 @@ from odb_sim.inputs.costs import (
     GpuCost,
     LoaderCost,
     NetworkCost,
+    PricedTransport,
     Ranges,
     StepTable,
-    Transport,
 )
 from odb_sim.recorded.fitting import (
     Fit,
-    Spans,
+    TimedSpans,
     compute_run_error,
     compute_scatter,
     fit_apart_from_zero,
@@ -98,7 +98,7 @@ def calibrate(
     runs: Sequence[RecordedRun],
     *,
     workers: int = 1,
-    transport: Transport = Transport.REDUCE,
+    transport: PricedTransport = PricedTransport.REDUCE,
     has_table: bool = False,
     warm_up_steps: int = 0,
 ) -> Calibration:
@@ -176,7 +176,7 @@ def is_held_back(number: int, runs: int) -> bool:
     return runs > 1 and number % 2 == 1
 
 
-def _split(parts: Sequence[Spans]) -> tuple[Spans, Spans]:
+def _split(parts: Sequence[TimedSpans]) -> tuple[TimedSpans, TimedSpans]:
     """Returns the spans to fit and those held back, of the spans of each run."""
     if len(parts) > 1:
         return join_spans(parts[::2]), join_spans(parts[1::2])
@@ -185,7 +185,7 @@ def _split(parts: Sequence[Spans]) -> tuple[Spans, Spans]:
     return part.select(slice(0, middle, None)), part.select(slice(middle, len(part), None))
 
 
-def _fit(component: str, runs: Sequence[RecordedRun], gather: Callable[[RecordedRun], Spans], why_few: str) -> Fit:
+def _fit(component: str, runs: Sequence[RecordedRun], gather: Callable[[RecordedRun], TimedSpans], why_few: str) -> Fit:
     fitted, held = _split([gather(run) for run in runs])
     return fit_apart_from_zero(component, fitted, held, why_few)
 
@@ -224,7 +224,7 @@ def _fit_table(runs: Sequence[RecordedRun], warm_up_steps: int) -> tuple[StepTab
     return table, judge("step table", {"rows": len(table.rows)}, fitted, held, predicted - held.seconds)
 
 
-def _gather_steps(run: RecordedRun, gpu: GpuCost, warm_up_steps: int, *, with_pairs: bool = False) -> Spans:
+def _gather_steps(run: RecordedRun, gpu: GpuCost, warm_up_steps: int, *, with_pairs: bool = False) -> TimedSpans:
     """Returns the steps in which no rank waited for data; ``gpu`` says which rank's batch is the costliest."""
     names = ("fixed_s", "per_token_s", "per_token2_s")[: 3 if with_pairs else 2]
     sizes = np.array([rank.sizes[: run.steps] for rank in run.ranks], dtype=np.int64).reshape(len(run.ranks), -1, 2)
@@ -242,7 +242,7 @@ def _gather_steps(run: RecordedRun, gpu: GpuCost, warm_up_steps: int, *, with_pa
     padded = np.array(rows, dtype=np.int64).reshape(-1, 2)
     columns = [replace(_NO_GPU, **{name: 1}).compute_steps_s(padded[:, 0], padded[:, 1]) for name in names]
     stacked = np.stack([np.broadcast_to(column, len(rows)) for column in columns], axis=1)
-    return Spans(names, stacked.astype(np.float64), np.array(seconds))
+    return TimedSpans(names, stacked.astype(np.float64), np.array(seconds))
 
 
 def _is_ready(rank: RankRecord, step: int) -> bool:
@@ -259,9 +259,9 @@ def _in_time(by_rank: Sequence[Sequence[Span]]) -> list[Span]:
     return [span for spans in zip_longest(*by_rank) for span in spans if span is not None and span.items]
 
 
-def _build_spans(names: Sequence[str], prices: Sequence[Callable[[Span], float]], spans: Sequence[Span]) -> Spans:
+def _build_spans(names: Sequence[str], prices: Sequence[Callable[[Span], float]], spans: Sequence[Span]) -> TimedSpans:
     columns = np.array([[price(span) for price in prices] for span in spans], dtype=np.float64)
-    return Spans(tuple(names), columns.reshape(-1, len(names)), np.array([span.seconds for span in spans]))
+    return TimedSpans(tuple(names), columns.reshape(-1, len(names)), np.array([span.seconds for span in spans]))
 
 
 def _fit_reads(runs: Sequence[RecordedRun], loader: LoaderCost) -> Fit:
@@ -278,14 +278,14 @@ def _fit_reads(runs: Sequence[RecordedRun], loader: LoaderCost) -> Fit:
     return _fit("read", runs, lambda run: _gather_reads(run, about), _FEW_READS)
 
 
-def _gather_reads(run: RecordedRun, loader: LoaderCost) -> Spans:
+def _gather_reads(run: RecordedRun, loader: LoaderCost) -> TimedSpans:
     """Returns, for each answer that was waited for, the time since the one before, as the model about ``loader`` has it:
     linear.
     """
     by_rank = [_list_reads(run, rank, loader) for rank in run.ranks]
     found = [read for reads in zip_longest(*by_rank) for read in reads if read is not None]
     rows = np.array(found, dtype=np.float64).reshape(-1, 3)
-    return Spans(("sample_s", "per_token_s"), rows[:, :2], rows[:, 2])
+    return TimedSpans(("sample_s", "per_token_s"), rows[:, :2], rows[:, 2])
 
 
 def _list_reads(run: RecordedRun, rank: RankRecord, loader: LoaderCost) -> list[tuple[float, float, float]]:
@@ -307,7 +307,7 @@ def _list_reads(run: RecordedRun, rank: RankRecord, loader: LoaderCost) -> list[
     return found
 
 
-def _gather_collations(run: RecordedRun, loader: LoaderCost) -> Spans:
+def _gather_collations(run: RecordedRun, loader: LoaderCost) -> TimedSpans:
     by_step, by_token = replace(loader, collate_step_s=1), replace(loader, collate_per_token_s=1)
     spans = _in_time([rank.collations for rank in run.ranks])
     return _build_spans(
@@ -320,7 +320,7 @@ def _gather_collations(run: RecordedRun, loader: LoaderCost) -> Spans:
     )
 
 
-def _gather_exchanges(run: RecordedRun, network: NetworkCost) -> Spans:
+def _gather_exchanges(run: RecordedRun, network: NetworkCost) -> TimedSpans:
     """Returns the shortest wait of any rank in every exchange: that of the last to post, which waited for the network alone."""
     ranks, resources = len(run.ranks), len(run.config.limits)
     wants = 0 if run.config.shared_samples is None else ranks
@@ -337,4 +337,4 @@ def _gather_exchanges(run: RecordedRun, network: NetworkCost) -> Spans:
         dtype=np.float64,
     )
     seconds = [min(answered.seconds for answered in exchange) for exchange in exchanges]
-    return Spans(("alpha_s", "beta_s"), columns.reshape(-1, 2), np.array(seconds))
+    return TimedSpans(("alpha_s", "beta_s"), columns.reshape(-1, 2), np.array(seconds))

@@ -28,7 +28,7 @@ _AROUND: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class TimedSpans:
     """The times of one component: ``columns`` is what each would be if one number were 1 and the others 0."""
 
     names: tuple[str, ...]
@@ -39,13 +39,13 @@ class Spans:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def select(self, rows: slice[int, int, None] | NDArray[np.int64]) -> Spans:
+    def select(self, rows: slice[int, int, None] | NDArray[np.int64]) -> TimedSpans:
         """Returns some of the spans."""
-        return Spans(self.names, self.columns[rows], self.seconds[rows])
+        return TimedSpans(self.names, self.columns[rows], self.seconds[rows])
 
-    def keep(self, names: Sequence[str]) -> Spans:
+    def keep(self, names: Sequence[str]) -> TimedSpans:
         """Returns the same spans with fewer numbers to fit."""
-        return Spans(tuple(names), self.columns[:, [self.names.index(name) for name in names]], self.seconds)
+        return TimedSpans(tuple(names), self.columns[:, [self.names.index(name) for name in names]], self.seconds)
 
     def compute_errors(self, values: dict[str, float]) -> Matrix:
         """Returns the predicted less the measured seconds; a number that is not in ``values`` is 0."""
@@ -53,9 +53,9 @@ class Spans:
         return predicted - self.seconds
 
 
-def join_spans(parts: Sequence[Spans]) -> Spans:
+def join_spans(parts: Sequence[TimedSpans]) -> TimedSpans:
     """Returns the spans of all parts, which have the same numbers."""
-    return Spans(
+    return TimedSpans(
         parts[0].names,
         np.concatenate([part.columns for part in parts]),
         np.concatenate([part.seconds for part in parts]),
@@ -111,7 +111,7 @@ class Fit:
     """Numbers set to 0 since they cannot be told from it: what little they would do here grows with every size above these."""
 
 
-def fit_values(spans: Spans) -> dict[str, float]:
+def fit_values(spans: TimedSpans) -> dict[str, float]:
     """Returns the numbers, none negative, that make the sum of absolute errors least.
 
     Least absolute deviations follow the median: an evaluation or a checkpoint between two steps moves nothing. There are
@@ -152,7 +152,7 @@ def _solve_least_deviations(columns: Matrix, seconds: Matrix) -> Matrix:
     return settled
 
 
-def compute_ranges(spans: Spans) -> tuple[Range, ...]:
+def compute_ranges(spans: TimedSpans) -> tuple[Range, ...]:
     """Returns for each number the range in which nine of ten fits to spans drawn from ``spans`` lie.
 
     A range that begins at 0 says that the number cannot be told from 0. At most 1,000 spans are drawn at a time, so the
@@ -165,7 +165,7 @@ def compute_ranges(spans: Spans) -> tuple[Range, ...]:
     return tuple(Range(name, low, high) for name, (low, high) in bounds.items())
 
 
-def compute_scatter(spans: Spans) -> Scatter | None:
+def compute_scatter(spans: TimedSpans) -> Scatter | None:
     """Returns how much spans with the same columns differ; None when fewer than 12 have at least two others like them."""
     _, places = np.unique(spans.columns, axis=0, return_inverse=True)
     order = np.argsort(places.ravel(), kind="stable")
@@ -198,7 +198,7 @@ def compute_paced_errors(predicted: Matrix, seconds: Matrix) -> Matrix:
     return errors
 
 
-def compute_run_error(values: dict[str, float], parts: Sequence[Spans]) -> float:
+def compute_run_error(values: dict[str, float], parts: Sequence[TimedSpans]) -> float:
     """Returns what nine of ten of the relative errors of the sums of ``parts`` lie within, were they normal around 0."""
     errors = [
         float(part.compute_errors(values).sum()) / max(_SMALLEST, float(part.seconds.sum()))
@@ -208,7 +208,7 @@ def compute_run_error(values: dict[str, float], parts: Sequence[Spans]) -> float
     return _NINE_OF_TEN * float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0
 
 
-def judge(component: str, values: dict[str, float], fitted: Spans, held: Spans, errors: Matrix) -> Fit:
+def judge(component: str, values: dict[str, float], fitted: TimedSpans, held: TimedSpans, errors: Matrix) -> Fit:
     """Returns the fit with its ``errors`` on the held-back spans, predicted less measured."""
     relative = np.abs(errors) / np.maximum(held.seconds, _SMALLEST)
     return Fit(
@@ -232,7 +232,7 @@ def fit_table(tokens: Matrix, seconds: Matrix) -> tuple[tuple[float, float], ...
     return tuple(sorted(rows.items()))
 
 
-def fit_apart_from_zero(component: str, fitted: Spans, held: Spans, why_few: str) -> Fit:
+def fit_apart_from_zero(component: str, fitted: TimedSpans, held: TimedSpans, why_few: str) -> Fit:
     """Fits as `fit_component` does, with ranges; leaves out, one by one, the numbers whose range begins at 0."""
     fit = fit_component(component, fitted, held, why_few)
     if fit.reason:
@@ -251,7 +251,7 @@ def fit_apart_from_zero(component: str, fitted: Spans, held: Spans, why_few: str
     return replace(fit, ranges=ranges, dropped=dropped)
 
 
-def fit_component(component: str, fitted: Spans, held: Spans, why_few: str) -> Fit:
+def fit_component(component: str, fitted: TimedSpans, held: TimedSpans, why_few: str) -> Fit:
     """Fits ``fitted`` and judges on ``held``; where there are too few spans the fit says ``why_few`` and has no values."""
     if min(len(fitted), len(held)) < FEWEST_SPANS:
         halves = f"{len(fitted)} spans to fit to and {len(held)} held back, needs {FEWEST_SPANS} of each"

@@ -18,16 +18,7 @@ import numpy as np
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.costs import LARGEST_S, NO_COLLECTIVE, Costs, FittedTo, GpuCost
 from odb_sim.recorded.calibrate import Calibration, list_ranges
-from odb_sim.recorded.fitting import (
-    Fit,
-    Matrix,
-    Range,
-    Spans,
-    compute_paced_errors,
-    compute_ranges,
-    compute_run_error,
-    fit_values,
-)
+from odb_sim.recorded.fitting import Matrix, Range, TimedSpans, compute_ranges, compute_run_error, fit_values, judge
 
 TOKENS: Final = "tokens"
 _LARGEST: Final = 2**53
@@ -58,16 +49,9 @@ def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
     values = fit_values(chosen)
     is_judged = sizes > len(chosen.names)
     errors = _leave_out(chosen) if is_judged else np.zeros(len(chosen))
-    relative = np.abs(errors) / chosen.seconds
-    fit = Fit(
-        "step",
-        values,
-        len(chosen),
-        len(chosen) if is_judged else 0,
-        median_error=float(np.median(relative)),
-        p90_error=float(np.quantile(relative, 0.9)),
-        total_error=float(errors.sum() / chosen.seconds.sum()),
-        paced_error=float(np.median(compute_paced_errors(chosen.seconds + errors, chosen.seconds))),
+    fit = replace(
+        judge("step", values, chosen, chosen, errors),
+        spans_held=len(chosen) if is_judged else 0,
         run_error=compute_run_error(values, [chosen.select(slice(at, at + 1)) for at in range(len(chosen))])
         if is_judged
         else _ASSUMED_ERROR,
@@ -87,7 +71,7 @@ def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
     return Calibration(costs, (fit,), held_back)
 
 
-def _leave_out(spans: Spans) -> Matrix:
+def _leave_out(spans: TimedSpans) -> Matrix:
     """Returns the error of each measurement by a fit to those of other sizes."""
     errors = np.zeros(len(spans))
     _, groups = np.unique(spans.columns, axis=0, return_inverse=True)
@@ -98,7 +82,7 @@ def _leave_out(spans: Spans) -> Matrix:
     return errors
 
 
-def _read(path: Path) -> tuple[Spans, bool]:
+def _read(path: Path) -> tuple[TimedSpans, bool]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -114,7 +98,7 @@ def _read(path: Path) -> tuple[Spans, bool]:
         raise UsageError(f"{path}: no measurement in it")
     tokens, pairs, seconds = (np.array(column, dtype=np.float64) for column in zip(*found, strict=True))
     columns = np.stack([np.ones(len(found)), tokens, pairs], axis=1)
-    return Spans(("fixed_s", "per_token_s", "per_token2_s"), columns, seconds), has_lengths
+    return TimedSpans(("fixed_s", "per_token_s", "per_token2_s"), columns, seconds), has_lengths
 
 
 def _read_row(where: str, row: Mapping[str, str | None], *, has_lengths: bool) -> tuple[float, float, float]:

@@ -20,6 +20,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event, StepTaken
 from odb_ref.core.resume import Resumed
 from odb_ref.core.types import Step
+from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.costs import INLINE_LOADER, Costs
 from odb_sim.inputs.workload import LARGEST_WORKLOAD, Sharding, Workload
 from odb_sim.recorded.runs import RankRecord, RecordedRun, RecordedStep
@@ -150,8 +151,15 @@ def describe_inline(recorded: RecordedRun, costs: Costs, workers: int | None) ->
     )
 
 
-def build_run(recorded: RecordedRun, costs: Costs | None = None, workers: int | None = None) -> Run:
+def build_run(
+    recorded: RecordedRun,
+    costs: Costs | None = None,
+    workers: int | None = None,
+    global_batch: GlobalBatch = EVERY_STEP,
+) -> Run:
     """Returns the simulation of ``recorded``, with so many ``workers`` of each rank, or as many as the trace says.
+
+    ``global_batch`` is that to which the job accumulated its steps, of which a trace says nothing.
 
     Raises: UsageError when its rule does not ship or nothing was read.
     """
@@ -164,6 +172,7 @@ def build_run(recorded: RecordedRun, costs: Costs | None = None, workers: int | 
         workload=build_workload(recorded),
         policy=config.rule.name,
         budget_tokens=config.budget_tokens,
+        global_batch=global_batch,
         window_samples=config.window_samples,
         depth_steps=config.depth_steps,
         costs=_set_workers(costs or Costs(), recorded.workers if workers is None else workers),
@@ -181,13 +190,15 @@ def replay(
     *,
     costs: Costs | None = None,
     workers: int | None = None,
+    global_batch: GlobalBatch = EVERY_STEP,
     on_progress: Callable[[int], None] | None = None,
 ) -> Replay:
-    """Simulates ``recorded`` and compares. ``costs`` and ``workers`` price the prediction of times; they change no decision.
+    """Simulates ``recorded`` and compares. ``costs``, ``workers`` and ``global_batch`` say what the prediction of times
+    is; they change no decision.
 
     Raises: UsageError when the run cannot be replayed, InvariantError when the simulation breaks a property.
     """
-    what = build_run(recorded, costs, workers)
+    what = build_run(recorded, costs, workers, global_batch)
     simulated = [_Simulated() for _ in recorded.ranks]
 
     def observe(rank: int, event: Event | Resumed | None, effects: Sequence[Effect], time_s: float) -> None:

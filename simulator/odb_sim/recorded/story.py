@@ -42,7 +42,7 @@ from odb_ref.trace.format import (
 
 
 @dataclass(slots=True)
-class Part:
+class RankRound:
     """What one rank does in one round."""
 
     window: list[Sample]
@@ -88,7 +88,7 @@ class Teller:
     rank: int
     config: Config | None
     limits: int
-    parts: list[Part] = field(default_factory=list)
+    parts: list[RankRound] = field(default_factory=list)
     taken_steps: int = 0
     taken_s: list[float] = field(default_factory=list)
     """When each was, where the trace has times."""
@@ -104,7 +104,7 @@ class Teller:
     _troubles: list[str] = field(default_factory=list)
     _times_s: dict[str, float] = field(default_factory=dict)
     _agreed_tokens: int = NONE
-    _has_delivered: bool = False
+    _delivered_steps: int = 0
     _is_told: bool = False
     """True once it is known here that another has left: that this consumer leaves too is not worth telling."""
 
@@ -120,7 +120,7 @@ class Teller:
         for effect in record.effects:
             self._note_effect(effect, record.time_s)
 
-    def find_groups(self, part: Part) -> list[list[int]] | None:
+    def find_groups(self, part: RankRound) -> list[list[int]] | None:
         """Returns the groups of a window, its places in each; None where they are not as many as were offered, or not known."""
         if self.config is None:
             return None
@@ -136,6 +136,8 @@ class Teller:
         """Says that the trace ends here."""
         if self.finish is None:
             self._troubles.append("its trace ends here")
+        elif self.finish.kind == "complete" and self.taken_steps < self._delivered_steps and not self._is_told:
+            self._troubles.append(f"its consumer has taken {self.taken_steps} of {self._delivered_steps} steps")
         self._tell_troubles()
 
     def _mark(self, name: str, now_s: float | None) -> None:
@@ -180,6 +182,7 @@ class Teller:
                 self._is_told = True
             case "consumer_stopped" if not self._is_told:
                 self._troubles.append(f"its consumer leaves after {self.taken_steps} steps")
+                self._is_told = True
             case _:
                 pass
 
@@ -193,8 +196,9 @@ class Teller:
                 self.parts[-1].target = len(get_counts(effect, 3 + self.limits))
             case "collate" if self.parts:
                 self._form_steps(effect)
-            case "deliver" if not self._has_delivered:
-                self.first_step, self._has_delivered = get_integer(effect, "number"), True
+            case "deliver":
+                self.first_step = self.first_step if self._delivered_steps else get_integer(effect, "number")
+                self._delivered_steps += 1
             case "finish":
                 self.finish = decode_finish(effect)
             case _:
@@ -202,7 +206,7 @@ class Teller:
 
     def _begin_round(self, offer: Offer, now_s: float | None) -> None:
         window = sorted([*self._held, *self._arrived], key=lambda sample: sample.position)
-        part = Part(window, len(self._held), offer, self.is_ended, self._agreed_tokens, times_s=self._times_s)
+        part = RankRound(window, len(self._held), offer, self.is_ended, self._agreed_tokens, times_s=self._times_s)
         self.parts.append(part)
         self._held, self._arrived, self._times_s = window, [], {}
         self._mark("posted", now_s)
@@ -253,7 +257,7 @@ class Story:
         """What went wrong, in the order of rounds."""
         return sorted([item for rank in self.ranks for item in rank.incidents], key=lambda item: item.round)
 
-    def list_parts(self, round_: int) -> list[tuple[int, Part]]:
+    def list_parts(self, round_: int) -> list[tuple[int, RankRound]]:
         """Returns what each rank does in a round, counted from the first of the trace, with its number."""
         return [(rank.rank, rank.parts[round_]) for rank in self.ranks if round_ < len(rank.parts)]
 

@@ -11,12 +11,12 @@ from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.fill import FillMap
 from odb_sim.engine.metrics import Summary, describe_update
 from odb_sim.engine.updates import EVERY_STEP
-from odb_sim.reports.charts import Bars, Dimension, Measure, Series, Sliders, Tried, choose_colours
-from odb_sim.reports.document import Source
+from odb_sim.reports.charts import Bars, Dimension, PlottedMeasure, Series, Sliders, Tried, choose_colours
+from odb_sim.reports.document import PageSource
 from odb_sim.reports.page import Page
 from odb_sim.reports.run_report import describe_seconds, draw_fixed, draw_run, split_percent
-from odb_sim.reports.tables import HEADER, TUNE_HEADER, TUNE_NOTE, build_row, build_tune_row, describe_beside
-from odb_sim.studies.cells import Answer
+from odb_sim.reports.tables import SWEEP, TUNE_NOTE, build_row, describe_beside, list_tune_columns
+from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.comparison import REFERENCE, Compared
 from odb_sim.studies.runs import Run, has_window
 from odb_sim.studies.sweep import Grid, find_fastest
@@ -26,18 +26,18 @@ Table = tuple[str, list[str], list[list[str]]]
 
 DIMENSIONS: Final = {"ranks": ("ranks", "--ranks"), **NAMES}
 """What each setting is called, and its option, by the field of a point."""
-_MEASURES: Final[dict[Measure, Callable[[Answer], float]]] = {
-    Measure(name="tokens/s", is_plotted=True): lambda answer: answer.rate,
-    Measure(name="efficiency", is_percent=True, is_plotted=True): lambda answer: answer.summary.efficiency,
-    Measure(name="padding", is_percent=True): lambda answer: answer.summary.padding_ratio,
-    Measure(name="excess", is_percent=True, is_plotted=True): lambda answer: answer.summary.excess,
-    Measure(name="first s", is_plotted=True): lambda answer: answer.first_step_s,
-    Measure(name="samples an update"): lambda answer: answer.summary.samples_per_update,
+_MEASURES: Final[dict[PlottedMeasure, Callable[[CellAnswer], float]]] = {
+    PlottedMeasure(name="tokens/s", is_plotted=True): lambda answer: answer.rate,
+    PlottedMeasure(name="efficiency", is_percent=True, is_plotted=True): lambda answer: answer.summary.efficiency,
+    PlottedMeasure(name="padding", is_percent=True): lambda answer: answer.summary.padding_ratio,
+    PlottedMeasure(name="excess", is_percent=True, is_plotted=True): lambda answer: answer.summary.excess,
+    PlottedMeasure(name="first s", is_plotted=True): lambda answer: answer.first_step_s,
+    PlottedMeasure(name="samples an update"): lambda answer: answer.summary.samples_per_update,
 }
 
 
 def write_compare_report(
-    path: Path, terms: str, compared: Sequence[Compared], tables: Sequence[Table], source: Source
+    path: Path, terms: str, compared: Sequence[Compared], tables: Sequence[Table], source: PageSource
 ) -> None:
     """Writes the page of a comparison: the speed-up at one global batch, and how full the steps behind it are."""
     first = compared[0]
@@ -138,7 +138,7 @@ def _describe_bars(reference: Summary) -> str:
 
 
 def write_sweep_report(
-    path: Path, title: str, grid: Grid, answers: Sequence[Answer], *, source: Source, sure: str = ""
+    path: Path, title: str, grid: Grid, answers: Sequence[CellAnswer], *, source: PageSource, sure: str = ""
 ) -> None:
     """Writes the page of a sweep: the fastest setting, its steps beside fixed batches, and a slider for each setting."""
     best, rates = find_fastest(answers)
@@ -157,12 +157,12 @@ def write_sweep_report(
     what = grid.build_run(best.point, grid.study.build_workload(best.point.ranks, best.point.samples))
     page.add_maps([(title, _draw_pair(what, f"{best.point.policy}, the fastest setting"))])
     page.add_heading("All settings")
-    page.add_table(HEADER, [build_row(answer) for answer in answers], chosen=answers.index(best))
+    page.add_table(list(SWEEP), [build_row(SWEEP, answer) for answer in answers], chosen=answers.index(best))
     page.write(path, source)
 
 
 def write_tune_report(
-    path: Path, title: str, lead: str, tuning: Tuning, *, grid: Grid, source: Source, sure: str = ""
+    path: Path, title: str, lead: str, tuning: Tuning, *, grid: Grid, source: PageSource, sure: str = ""
 ) -> None:
     """Writes the page of a tuning: the recommendation with its reasons, its steps, sliders, and everything that was tried."""
     chosen, point = tuning.recommended, tuning.recommended.point
@@ -199,7 +199,8 @@ def write_tune_report(
     page.add_heading("Everything that was tried")
     tried = sorted(tuning.tried, key=lambda answer: -answer.rate)
     page.add_text(TUNE_NOTE)
-    page.add_table(TUNE_HEADER, [build_tune_row(answer, tuning) for answer in tried], chosen=tried.index(chosen))
+    columns = list_tune_columns(tuning)
+    page.add_table(list(columns), [build_row(columns, answer) for answer in tried], chosen=tried.index(chosen))
     page.write(path, source)
 
 
@@ -209,7 +210,7 @@ def _draw_pair(what: Run, label: str) -> list[FillMap]:
     return [draw_run(own, label), *([] if what.policy == REFERENCE else [draw_fixed(own)])]
 
 
-def _add_sliders(page: Page, answers: Sequence[Answer], start: Answer, notes: dict[Answer, str]) -> None:
+def _add_sliders(page: Page, answers: Sequence[CellAnswer], start: CellAnswer, notes: dict[CellAnswer, str]) -> None:
     """A slider for each setting that differs; nothing where none does."""
     points = [answer.point for answer in answers]
     varying: dict[str, Dimension] = {}
@@ -222,7 +223,7 @@ def _add_sliders(page: Page, answers: Sequence[Answer], start: Answer, notes: di
     if not varying:
         return
 
-    def place(answer: Answer) -> tuple[int | None, ...]:
+    def place(answer: CellAnswer) -> tuple[int | None, ...]:
         point = answer.point
         return tuple(
             None
@@ -231,7 +232,7 @@ def _add_sliders(page: Page, answers: Sequence[Answer], start: Answer, notes: di
             for field, dimension in varying.items()
         )
 
-    def fix(answer: Answer) -> tuple[int, ...]:
+    def fix(answer: CellAnswer) -> tuple[int, ...]:
         return tuple(0 if at is None else at for at in place(answer))
 
     page.add_heading("What each setting buys")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from odb_sim.engine.fill import Cell, Column, FillMap
+from odb_sim.engine.fill import Column, FilledBatch, FillMap
 
 JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
 JsonChart = Mapping[str, JsonValue]
@@ -30,7 +30,7 @@ def choose_colours(policies: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """A value for each x of `Lines`, or for each name of `Bars`; ``low`` and ``high`` are the ends of their bands."""
+    """A value for each x of `LineChart`, or for each name of `Bars`; ``low`` and ``high`` are the ends of their bands."""
 
     name: str
     colour: str
@@ -42,7 +42,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class LineChart:
     """Lines over the same x; of ``is_stack`` each stands on the one before."""
 
     x_name: str
@@ -78,7 +78,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
+class SpanChart:
     """What is done when, a lane each. Time runs faster in the ``gap``, in which there is nothing but waiting."""
 
     lanes: Sequence[str]
@@ -102,7 +102,7 @@ class Struck:
 
 def encode_map(drawn: FillMap, struck: Struck | None = None) -> JsonChart:
     """Returns a map of rank x step, with what its tooltips say."""
-    empty = tuple(Cell(samples=0, real=0, padded=0, lengths=()) for _ in drawn.ranks)
+    empty = tuple(FilledBatch(samples=0, real=0, padded=0, lengths=()) for _ in drawn.ranks)
     columns: list[Column] = []
     for column in drawn.columns:
         if columns and column.step > columns[-1].step + 1:
@@ -154,7 +154,7 @@ class Dimension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class PlottedMeasure:
     """A figure of each simulation; some are plotted over a setting."""
 
     name: str
@@ -176,7 +176,7 @@ class Sliders:
     """A slider for each setting; what came of the values chosen, and curves across one of them."""
 
     dimensions: Sequence[Dimension]
-    measures: Sequence[Measure]
+    measures: Sequence[PlottedMeasure]
     tried: Sequence[Tried]
     start: tuple[int, ...]
     notes: Mapping[str, str]
@@ -185,7 +185,7 @@ class Sliders:
     """Of each policy."""
 
 
-Chart = Lines | Bars | Spans | Sliders
+Chart = LineChart | Bars | SpanChart | Sliders
 
 
 def encode_chart(chart: Chart) -> JsonChart:

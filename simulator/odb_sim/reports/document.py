@@ -21,7 +21,7 @@ _DIGITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class PageSource:
     """Where a page comes from: the command that made it, and the names of the data it was given."""
 
     command: str
@@ -50,7 +50,7 @@ def read_asset(name: str) -> str:
 
 
 def write_document(
-    path: Path, title: str, body: str, *, source: Source, data: object = None, scripts: Sequence[str] = ()
+    path: Path, title: str, body: str, *, source: PageSource, data: object = None, scripts: Sequence[str] = ()
 ) -> None:
     """Writes a page: ``body`` and the foot, then ``data`` as JSON for the ``scripts``."""
     foot = "".join(f"<p>{line}</p>" for line in source.list_lines())

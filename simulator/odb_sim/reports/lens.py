@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.offer import NONE
-from odb_sim.recorded.story import Part, Story, Teller
-from odb_sim.reports.document import Source, read_asset, write_document
+from odb_sim.recorded.story import RankRound, Story, Teller
+from odb_sim.reports.document import PageSource, read_asset, write_document
 
 MOST_RANKS: Final = 16
 MOST_SAMPLES: Final = 120_000
@@ -117,7 +117,7 @@ def _encode(teller: Teller, number: int, story: Story) -> dict[str, object] | No
     }
 
 
-def _list_times(part: Part) -> dict[str, float] | None:
+def _list_times(part: RankRound) -> dict[str, float] | None:
     """Returns the seconds that the rank has read, waited for the offers and the counts of others, and collated."""
     spans = {"read": ("asked", "read"), "offers": ("posted", "agreed"), "counts": ("agreed", "counted")}
     spans["collate"] = ("counted", "collated")
@@ -130,7 +130,7 @@ def _list_times(part: Part) -> dict[str, float] | None:
     return found or None
 
 
-def _find_taken(teller: Teller, part: Part) -> list[float] | None:
+def _find_taken(teller: Teller, part: RankRound) -> list[float] | None:
     """Returns when the consumer took the first and the last step of a round; None where it did not, or nothing says when."""
     if not part.steps or not teller.taken_s:
         return None
@@ -151,7 +151,7 @@ def _describe_ending(story: Story) -> str:
     return f"The epoch ends {outcome.outcome}.{limit}"
 
 
-def write_view(path: Path, story: Story, source: Source, *, step: int | None, wanted: Collection[int] = ()) -> None:
+def write_view(path: Path, story: Story, source: PageSource, *, step: int | None, wanted: Collection[int] = ()) -> None:
     """Writes the page. It opens at ``step``, or at the beginning.
 
     Raises: UsageError when there is no such step.
@@ -195,4 +195,7 @@ def _make_headline(story: Story) -> str:
     if outcome is not None and outcome.kind != "complete":
         ended = html.escape(outcome.outcome[0].upper() + outcome.outcome[1:])
         said = f"<strong>{ended}</strong>, after {steps:,} planned steps"
+    elif struck := [teller for teller in story.ranks if teller.incidents]:
+        first = min(struck, key=lambda teller: teller.taken_steps)
+        said = f"<strong>Rank {first.rank}: {html.escape(first.incidents[0].text)}</strong>, of {steps:,} planned steps"
     return said

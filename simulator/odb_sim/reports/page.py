@@ -17,12 +17,14 @@ from typing import Final
 
 from odb_sim.engine.fill import MOST_CELLS, FillMap
 from odb_sim.reports.charts import Chart, JsonChart, Sliders, Struck, describe_map, encode_chart, encode_map
-from odb_sim.reports.document import Source, write_document
+from odb_sim.reports.document import PageSource, write_document
 
 _NAME: Final = re.compile(r"`([^`]+)`")
 _STRONG: Final = re.compile(r"\*\*(.+?)\*\*")
 _PLAIN: Final = frozenset(("figure", "value", "run"))
 """Headings that need no link."""
+_LONG: Final = 32
+"""Characters beyond which a cell is a text."""
 
 
 class Page:
@@ -117,9 +119,10 @@ class Page:
     def add_table(self, header: Sequence[str], rows: Sequence[Sequence[str]], *, chosen: int | None = None) -> None:
         """A table, one of its rows ``chosen``; names of the glossary, in its header or first column, are links to it."""
         head = "".join(f"<th>{self._link(cell)}</th>" for cell in header)
+        long = {place for row in rows for place, cell in enumerate(row) if len(cell) > _LONG}
         body = "".join(
             f"<tr{' class=on' if number == chosen else ''}>"
-            + "".join(self._make_cell(cell, is_first=not place) for place, cell in enumerate(row))
+            + "".join(self._make_cell(cell, place, is_long=place in long) for place, cell in enumerate(row))
             + "</tr>"
             for number, row in enumerate(rows)
         )
@@ -127,7 +130,7 @@ class Page:
             f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
 
-    def write(self, path: Path, source: Source) -> None:
+    def write(self, path: Path, source: PageSource) -> None:
         """Writes the page."""
         body = "\n".join([*self._parts, self._list_glossary()])
         scripts = ("echarts.min.js", "page.js") if self._charts else ()
@@ -137,10 +140,10 @@ class Page:
         self._charts.append(chart)
         return len(self._charts) - 1
 
-    def _make_cell(self, text: str, *, is_first: bool) -> str:
-        # Long text may break; a figure may not.
-        kind = ' class="text"' if len(text) > 32 else ""
-        return f"<td{kind}>{self._link(text) if is_first else html.escape(text)}</td>"
+    def _make_cell(self, text: str, place: int, *, is_long: bool) -> str:
+        # Columns of long text may break; figures may not.
+        kind = ' class="text"' if is_long else ""
+        return f"<td{kind}>{html.escape(text) if place else self._link(text)}</td>"
 
     def _link(self, name: str, text: str = "") -> str:
         shown = html.escape(text or name)

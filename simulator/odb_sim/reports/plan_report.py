@@ -8,10 +8,10 @@ from typing import Final
 from odb_sim.engine.metrics import describe_update
 from odb_sim.inputs.texts import is_text_file
 from odb_sim.reports.charts import Bars, Series
-from odb_sim.reports.document import Source
+from odb_sim.reports.document import PageSource
 from odb_sim.reports.page import Page
 from odb_sim.reports.run_report import describe_range, describe_seconds, draw_run, split_percent
-from odb_sim.studies.plan import Plan
+from odb_sim.studies.plan import RunPlan
 
 HEADER: Final = ["way", "speed-up", "band", "time", "time's band", "GPU-hours", "USD", "USD's band", "padding"]
 
@@ -19,7 +19,7 @@ _LITTLE: Final = 1.05
 """A speed-up below which it is said why."""
 
 
-def build_rows(plan: Plan) -> list[list[str]]:
+def build_rows(plan: RunPlan) -> list[list[str]]:
     """Returns a row for each way: what it takes, with bands."""
     rows = []
     for way in plan.ways:
@@ -46,7 +46,7 @@ def show(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def describe_plan(plan: Plan) -> str:
+def describe_plan(plan: RunPlan) -> str:
     """Returns the answer as a paragraph."""
     wanted, job, best = plan.wanted, plan.wanted.job, plan.ways[0]
     seconds, band, price = plan.compute_seconds(best), plan.band(best), job.constants["price_usd"]
@@ -80,7 +80,7 @@ def describe_plan(plan: Plan) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _describe_little(plan: Plan) -> str:
+def _describe_little(plan: RunPlan) -> str:
     """Returns why online batches bring nothing, where they do not; empty where they do."""
     best, fixed = plan.ways[0], plan.ways[1]
     if plan.compute_speedup(best) >= _LITTLE:
@@ -93,7 +93,7 @@ def _describe_little(plan: Plan) -> str:
     )
 
 
-def list_commands(plan: Plan, data: str) -> list[str]:
+def list_commands(plan: RunPlan, data: str) -> list[str]:
     """Returns the lines to train with, and to look closer; of texts their lengths are counted first."""
     tokenize = []
     if is_text_file(Path(data)):
@@ -110,11 +110,11 @@ def list_commands(plan: Plan, data: str) -> list[str]:
         *tokenize,
         f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{option}"
         + (f" --window {best.window_samples}" if window else "")
-        + " --cost-model costs.json",
+        + " --cost-model costs.json  # as --write-costs of this command writes it",
     ]
 
 
-def write_plan_report(path: Path, plan: Plan, data: str, source: Source) -> None:
+def write_plan_report(path: Path, plan: RunPlan, data: str, source: PageSource) -> None:
     """Writes the page of a plan."""
     wanted, job, best, fixed = plan.wanted, plan.wanted.job, plan.ways[0], plan.ways[1]
     seconds, band, speedup = plan.compute_seconds(best), plan.band(best), plan.compute_speedup(best)

@@ -9,12 +9,12 @@ from typing import Final
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.trace.check import Status, Verdict
 from odb_ref.trace.format import Json
-from odb_sim.engine.fill import MOST_CELLS, Cell, Column, FillMap, choose_ranks, choose_steps, list_longest
+from odb_sim.engine.fill import MOST_CELLS, Column, FilledBatch, FillMap, choose_ranks, choose_steps, list_longest
 from odb_sim.engine.metrics import Summary
 from odb_sim.recorded.replay import Replay, build_run
 from odb_sim.recorded.runs import RankRecord, RecordedRun, load_runs
-from odb_sim.reports.charts import Bars, Lines, Series, choose_colours
-from odb_sim.reports.document import Source
+from odb_sim.reports.charts import Bars, LineChart, Series, choose_colours
+from odb_sim.reports.document import PageSource
 from odb_sim.reports.page import Page
 from odb_sim.reports.run_report import draw_fixed
 
@@ -30,6 +30,9 @@ TRAINING_FIGURES: Final = {
     "cpu_s": ".1f",
 }
 _MOST_STEPS: Final = 400
+REPLAYED: Final = ["run", "driver", "outcome", "ranks", "rounds", "groups", "steps measured", "predicted", "decisions"]
+TIMES: Final = ["run", "steps", "measured s", "predicted s", "from", "to", "error", "median error of a step"]
+SIMULATED: Final = ["simulated", "steps", "samples an update", "efficiency", "excess", "padding", "idle steps", "speed"]
 
 
 def draw_recorded(recorded: RecordedRun, label: str) -> FillMap:
@@ -59,19 +62,19 @@ def draw_recorded(recorded: RecordedRun, label: str) -> FillMap:
     )
 
 
-def _list_cells(record: RankRecord, rounds: int, kept: Sequence[int], *, is_packed: bool) -> list[Cell]:
+def _list_cells(record: RankRecord, rounds: int, kept: Sequence[int], *, is_packed: bool) -> list[FilledBatch]:
     steps = [step for steps in record.rounds[:rounds] for step in steps]
     cells = []
     for place in kept:
         lengths = [record.samples[position].length for position in steps[place].positions]
         real = sum(lengths)
         padded = real if is_packed else len(lengths) * max(lengths, default=0)
-        cells.append(Cell(samples=len(lengths), real=real, padded=padded, lengths=list_longest(lengths)))
+        cells.append(FilledBatch(samples=len(lengths), real=real, padded=padded, lengths=list_longest(lengths)))
     return cells
 
 
 def write_replay_report(
-    path: Path, runs: Sequence[RecordedRun], replays: Sequence[Replay], source: Source, *, is_priced: bool
+    path: Path, runs: Sequence[RecordedRun], replays: Sequence[Replay], source: PageSource, *, is_priced: bool
 ) -> None:
     """Writes the page of a replay: whether every decision is equal, what the ranks trained on, and where it ``is_priced`` by a
     cost model of the user's, times beside predictions.
@@ -91,22 +94,10 @@ def write_replay_report(
     page.add_maps([(item.name, _draw_pair(recorded)) for recorded, item in zip(runs, replays, strict=True)])
     if timed:
         page.add_heading("Times")
-        page.add_table(
-            ["run", "measured s", "predicted s", "error", "median error of a step"],
-            [
-                [
-                    item.name,
-                    f"{timing.measured_s:,.3f}",
-                    f"{timing.predicted_s:,.3f}",
-                    f"{timing.total_error:+.1%}",
-                    f"{timing.step_error:.1%}",
-                ]
-                for item, timing in timed
-            ],
-        )
+        page.add_table(TIMES, list_time_rows(replays))
         for item, timing in timed[:1]:
             page.add_chart(
-                Lines(
+                LineChart(
                     x_name="step",
                     x=list(range(len(timing.seconds[:_MOST_STEPS]))),
                     series=[
@@ -123,23 +114,52 @@ def write_replay_report(
                 f"{item.name}: seconds from one step taken to the next, on rank 0.",
             )
     page.add_heading("Runs")
-    page.add_table(
-        ["run", "driver", "outcome", "ranks", "rounds", "groups", "steps measured", "predicted", "decisions"],
-        [
-            [
-                item.name,
-                item.driver,
-                item.outcome,
-                *(
-                    f"{value:,}"
-                    for value in (item.ranks, item.rounds, item.decisions, item.measured_steps, item.predicted_steps)
-                ),
-                "equal" if item.is_equal else "differ",
-            ]
-            for item in replays
-        ],
-    )
+    page.add_table(REPLAYED, list_replay_rows(replays))
     page.write(path, source)
+
+
+def list_replay_rows(replays: Sequence[Replay]) -> list[list[str]]:
+    """Returns a row for each run, under `REPLAYED`."""
+    return [
+        [
+            *(item.name, item.driver, item.outcome),
+            *(f"{value:,}" for value in (item.ranks, item.rounds, item.decisions)),
+            *(f"{value:,}" for value in (item.measured_steps, item.predicted_steps)),
+            "equal" if item.is_equal else "differ",
+        ]
+        for item in replays
+    ]
+
+
+def list_time_rows(replays: Sequence[Replay], parts: Sequence[str] = ()) -> list[list[str]]:
+    """Returns a row for each run with times, under `TIMES`; ``parts`` says what part each had in the cost model, and
+    is its last column.
+    """
+    rows = []
+    for number, item in enumerate(replays):
+        if (timing := item.timing) is None:
+            continue
+        seconds = (timing.measured_s, timing.predicted_s, timing.low_s, timing.high_s)
+        errors = f"{timing.total_error:+.1%}", f"{timing.step_error:.1%}"
+        row = [item.name, f"{timing.steps:,}", *(f"{value:,.3f}" for value in seconds), *errors]
+        rows.append([*row, *parts[number : number + 1]])
+    return rows
+
+
+def list_simulated_rows(summaries: Sequence[Summary]) -> list[list[str]]:
+    """Returns a row for each run of the demo, under `SIMULATED`: the last is the time of fixed batches over its own."""
+    fixed = {summary.ranks: summary.sim_time_s for summary in summaries if summary.policy == "standard"}
+    return [
+        [
+            f"{summary.policy}, {summary.ranks} ranks",
+            f"{summary.steps:,}",
+            f"{summary.samples_per_update:,.0f}",
+            *(f"{share:.3f}" for share in (summary.efficiency, summary.excess, summary.padding_ratio)),
+            f"{summary.idle_steps:,}",
+            f"{fixed[summary.ranks] / summary.sim_time_s:.2f}x",
+        ]
+        for summary in summaries
+    ]
 
 
 def _draw_pair(recorded: RecordedRun) -> list[FillMap]:
@@ -157,7 +177,7 @@ def write_demo_report(
     train: Mapping[str, Json],
     train_traces: Sequence[Path],
     verdict: Verdict,
-    source: Source,
+    source: PageSource,
 ) -> None:
     """Writes the demo's page: what was simulated, trained and checked."""
     ours, fixed = (
@@ -187,22 +207,7 @@ def write_demo_report(
     ]
     chart = Bars(names=[f"{size} ranks" for size in sizes], series=bars, is_percent=True)
     page.add_chart(chart, "Efficiency: 100 % is the limit.")
-    page.add_table(
-        ["policy", "ranks", "steps", "efficiency", "excess", "padding", "idle", "sim s"],
-        [
-            [
-                item.policy,
-                str(item.ranks),
-                f"{item.steps:,}",
-                f"{item.efficiency:.3f}",
-                f"{item.excess:.3f}",
-                f"{item.padding_ratio:.3f}",
-                f"{item.idle_steps:,}",
-                f"{item.sim_time_s:,.0f}",
-            ]
-            for item in summaries
-        ],
-    )
+    page.add_table(SIMULATED, list_simulated_rows(summaries))
     page.add_heading("Training")
     page.add_text(
         f"{train.get('ranks')} processes over gloo train a small model on real text with uneven shards; budget "

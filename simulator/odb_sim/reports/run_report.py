@@ -12,10 +12,10 @@ import numpy as np
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.fill import Fill, FillMap, choose_ranks
 from odb_sim.engine.metrics import StepRow, Summary, describe_update
-from odb_sim.engine.timeline import TRACKS, Span, Timeline, choose_fault_span
+from odb_sim.engine.timeline import TRACKS, Span, Timeline, choose_fault_begin
 from odb_sim.inputs.conditions import Fault, FaultKind
-from odb_sim.reports.charts import Lines, Mark, Series, Spans, Struck
-from odb_sim.reports.document import Source
+from odb_sim.reports.charts import LineChart, Mark, Series, SpanChart, Struck
+from odb_sim.reports.document import PageSource
 from odb_sim.reports.page import Page
 from odb_sim.studies.bands import Band
 from odb_sim.studies.comparison import REFERENCE
@@ -122,7 +122,7 @@ def write_run_report(
     *,
     fill: Fill,
     timeline: Timeline | None,
-    source: Source,
+    source: PageSource,
     band: Band | None = None,
 ) -> None:
     """Writes the page of a run that ``fill`` and ``timeline`` have listened to."""
@@ -234,9 +234,9 @@ def _describe_fault(summary: Summary) -> str:
     )
 
 
-def _draw_fault(fault: Fault | None, summary: Summary, rows: Sequence[StepRow], spans: Sequence[Span]) -> Spans:
+def _draw_fault(fault: Fault | None, summary: Summary, rows: Sequence[StepRow], spans: Sequence[Span]) -> SpanChart:
     fault_s, rank = summary.fault_s or 0.0, summary.outcome_rank
-    begin_s, _ = choose_fault_span(rows, fault_s)
+    begin_s = choose_fault_begin(rows, fault_s)
     ended_s = fault_s + (summary.abort_s or 0.0)
     shown = rows[: sum(row.start_s <= fault_s for row in rows) + _STEPS_AFTER]
     usual_s = max(_LEAST_S, fault_s - begin_s, *[row.end_s - begin_s for row in shown[-1:]])
@@ -260,7 +260,9 @@ def _list_lanes(spans: Sequence[Span]) -> list[tuple[int, str]]:
     return [(rank, track) for rank in sorted({rank for rank, _ in found}) for track in TRACKS if (rank, track) in found]
 
 
-def _draw_spans(spans: Sequence[Span], begin_s: float, end_s: float, gap_s: tuple[float, float] | None = None) -> Spans:
+def _draw_spans(
+    spans: Sequence[Span], begin_s: float, end_s: float, gap_s: tuple[float, float] | None = None
+) -> SpanChart:
     lanes = _list_lanes([span for span in spans if span[4] > begin_s and span[3] < end_s])
     shown = [
         (lanes.index((rank, track)), name, round(max(begin, begin_s), 6), round(min(end, end_s), 6))
@@ -268,7 +270,7 @@ def _draw_spans(spans: Sequence[Span], begin_s: float, end_s: float, gap_s: tupl
         if end > begin_s and begin < end_s
     ]
     used = {name for _, name, _, _ in shown}
-    return Spans(
+    return SpanChart(
         lanes=[f"rank {rank} {track}" for rank, track in lanes],
         kinds=[kind for kind in _KINDS if kind[0] in used],
         spans=shown,
@@ -278,7 +280,7 @@ def _draw_spans(spans: Sequence[Span], begin_s: float, end_s: float, gap_s: tupl
     )
 
 
-def _draw_shares(rows: Sequence[StepRow]) -> Lines:
+def _draw_shares(rows: Sequence[StepRow]) -> LineChart:
     stretches = np.array_split(np.arange(len(rows)), min(_STRETCHES, len(rows)))
 
     def total(part: Sequence[int], get: Callable[[StepRow], float]) -> float:
@@ -292,7 +294,7 @@ def _draw_shares(rows: Sequence[StepRow]) -> Lines:
     }
     sums = {name: [total(part.tolist(), get) for part in stretches] for name, (_, get) in parts.items()}
     wholes = [sum(column) or 1.0 for column in zip(*sums.values(), strict=True)]
-    return Lines(
+    return LineChart(
         x_name="step",
         x=[int(part[0]) for part in stretches],
         series=[

@@ -2,74 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from odb_sim.engine.metrics import UPDATE_COLUMNS, describe_update, list_update_values
-from odb_sim.studies.cells import Answer
+from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.runs import has_window
 from odb_sim.studies.search import compute_host_tokens
 from odb_sim.studies.tune import Tuning
 
-HEADER: Final = [
-    "ranks",
-    "budget",
-    "policy",
-    "window",
-    "depth",
-    "steps",
-    *UPDATE_COLUMNS,
-    "efficiency",
-    "excess",
-    "padding",
-    "first s",
-    "sim s",
-    "tokens/s",
-]
-SETTINGS: Final = 5
-"""So many columns say what was simulated."""
+Columns = Mapping[str, Callable[[CellAnswer], str]]
+"""Headings, and what stands below them."""
+
+SETTINGS: Final[Columns] = {
+    "ranks": lambda answer: f"{answer.point.ranks:,}",
+    "budget": lambda answer: f"{answer.point.budget_tokens:,}",
+    "policy": lambda answer: answer.point.policy,
+    "window": lambda answer: f"{answer.point.window_samples:,}" if has_window(answer.point.policy) else "-",
+    "depth": lambda answer: f"{answer.point.depth_steps:,}",
+}
+"""What was simulated."""
+_FIGURES: Final[Columns] = {
+    "steps": lambda answer: f"{answer.summary.steps:,}",
+    "samples an update": lambda answer: list_update_values(answer.summary)[0],
+    "tokens an update": lambda answer: list_update_values(answer.summary)[1],
+    "micro-batches an update": lambda answer: list_update_values(answer.summary)[2],
+    "efficiency": lambda answer: f"{answer.summary.efficiency:.3f}",
+    "excess": lambda answer: f"{answer.summary.excess:.3f}",
+    "padding": lambda answer: f"{answer.summary.padding_ratio:.3f}",
+    "first s": lambda answer: f"{answer.first_step_s:.3f}",
+    "sim s": lambda answer: f"{answer.summary.sim_time_s:,.1f}",
+    "tokens/s": lambda answer: f"{answer.rate:,.0f}",
+}
+SWEEP: Final[Columns] = {**SETTINGS, **_FIGURES}
 
 
-def build_row(answer: Answer) -> list[str]:
-    """Returns a table row under `HEADER`."""
-    point, summary = answer.point, answer.summary
-    return [
-        f"{point.ranks:,}",
-        f"{point.budget_tokens:,}",
-        point.policy,
-        f"{point.window_samples:,}" if has_window(point.policy) else "-",
-        f"{point.depth_steps:,}",
-        f"{summary.steps:,}",
-        *list_update_values(summary),
-        f"{summary.efficiency:.3f}",
-        f"{summary.excess:.3f}",
-        f"{summary.padding_ratio:.3f}",
-        f"{answer.first_step_s:.3f}",
-        f"{summary.sim_time_s:,.1f}",
-        f"{summary.tokens_per_s:,.0f}",
-    ]
+def build_row(columns: Columns, answer: CellAnswer) -> list[str]:
+    """Returns a table row under ``columns``."""
+    return [show(answer) for show in columns.values()]
 
 
 TUNE_NOTE: Final = (
     "first s: simulated seconds to the first step. host k: thousands of tokens in a rank's host memory at most, for window K, "
     "mean length L, padding p, depth D and budget B: K L being filled, 2 K L / (1 - p) collated, and D B in the queue."
 )
-TUNE_HEADER: Final = [
-    "setting",
-    "window",
-    "budget",
-    "depth",
-    "ramp",
-    "age",
-    "balance",
-    "tokens/s",
-    "of best",
-    *UPDATE_COLUMNS,
-    "efficiency",
-    "excess",
-    "first s",
-    "steps",
-    "host k",
-]
 
 
 def describe_beside(tuning: Tuning) -> list[str]:
@@ -81,24 +57,21 @@ def describe_beside(tuning: Tuning) -> list[str]:
     ]
 
 
-def build_tune_row(answer: Answer, tuning: Tuning) -> list[str]:
-    """Returns a table row under `TUNE_HEADER`."""
-    point, summary = answer.point, answer.summary
-    names = [name for name, other in (("recommended", tuning.recommended), ("best", tuning.best)) if other is answer]
-    return [
-        " and ".join(names),
-        f"{point.window_samples:,}",
-        f"{point.budget_tokens:,}",
-        f"{point.depth_steps:,}",
-        f"{point.ramp_rounds}",
-        f"{point.max_age_rounds}",
-        f"{answer.summary.cost}",
-        f"{answer.rate:,.0f}",
-        f"{answer.rate / tuning.best.rate:.2%}",
-        *list_update_values(summary),
-        f"{summary.efficiency:.3f}",
-        f"{summary.excess:.3f}",
-        f"{answer.first_step_s:.3f}",
-        f"{summary.steps:,}",
-        f"{compute_host_tokens(answer) / 1000:,.0f}",
-    ]
+def list_tune_columns(tuning: Tuning) -> Columns:
+    """Returns the columns of a tuning's tables."""
+
+    def name(answer: CellAnswer) -> str:
+        named = (("recommended", tuning.recommended), ("best", tuning.best))
+        return " and ".join(word for word, other in named if other is answer)
+
+    return {
+        "setting": name,
+        **{heading: SWEEP[heading] for heading in ("window", "budget", "depth")},
+        "ramp": lambda answer: f"{answer.point.ramp_rounds}",
+        "age": lambda answer: f"{answer.point.max_age_rounds}",
+        "balance": lambda answer: answer.summary.cost,
+        "tokens/s": SWEEP["tokens/s"],
+        "of best": lambda answer: f"{answer.rate / tuning.best.rate:.2%}",
+        **{heading: SWEEP[heading] for heading in (*UPDATE_COLUMNS, "efficiency", "excess", "first s", "steps")},
+        "host k": lambda answer: f"{compute_host_tokens(answer) / 1000:,.0f}",
+    }

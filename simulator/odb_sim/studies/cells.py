@@ -2,8 +2,8 @@
 
 `run_cells` takes any `concurrent.futures.Executor`: the processes of this machine, `Local` for none at all, a Dask or Ray
 cluster's (`odb_sim.studies.clusters`) and others of that interface. A cell whose worker dies is run once more; one that fails
-twice is a `Failed`, and the others go on. With a `Store` each answer is written to a folder as it comes, and found there by the
-same command.
+twice is a `CellFailure`, and the others go on. With a `Store` each answer is written to a folder as it comes, and found there
+by the same command.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CellAnswer:
     """What came of a point."""
 
     point: Point
@@ -80,7 +80,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CellFailure:
     """A cell without an answer."""
 
     point: Point
@@ -100,7 +100,7 @@ class Cell:
 
     point: Point
     key: str
-    simulate: Callable[[], Answer]
+    simulate: Callable[[], CellAnswer]
 
 
 @cache
@@ -134,7 +134,7 @@ class Store:
 
     def __init__(self, folder: str | Path | None) -> None:
         self._path = None if folder is None else Path(folder) / FILE
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, CellAnswer] = {}
         if self._path is None:
             return
         try:
@@ -160,11 +160,11 @@ class Store:
         """True where answers are written."""
         return self._path is not None
 
-    def find(self, key: str) -> Answer | None:
+    def find(self, key: str) -> CellAnswer | None:
         """Returns the answer of a cell that has been run before."""
         return self._answers.get(key)
 
-    def add(self, key: str, answer: Answer) -> None:
+    def add(self, key: str, answer: CellAnswer) -> None:
         """Keeps an answer."""
         self._answers[key] = answer
         if self._path is not None:
@@ -182,9 +182,9 @@ class Store:
             self._file.close()
 
 
-def _decode(data: dict[str, object]) -> Answer:
+def _decode(data: dict[str, object]) -> CellAnswer:
     fields = json.loads(json.dumps(data))
-    return Answer(
+    return CellAnswer(
         point=Point(**fields["point"]),
         summary=Summary(**fields["summary"]),
         first_step_s=fields["first_step_s"],
@@ -212,19 +212,19 @@ def run_cells(
     *,
     store: Store | None = None,
     on_done: Callable[[int], None] | None = None,
-) -> list[Answer | Failed]:
+) -> list[CellAnswer | CellFailure]:
     """Returns what comes of all cells, in their order. ``on_done`` hears how many are done.
 
     Raises: what a simulation raises that refuses its settings or breaks a property; those that have not begun are given up.
     """
     store = store or Store(None)
-    answers: dict[int, Answer | Failed] = {}
+    answers: dict[int, CellAnswer | CellFailure] = {}
     for place, cell in enumerate(cells):
         if (answer := store.find(cell.key)) is not None:
             answers[place] = answer
     todo = deque(place for place in range(len(cells)) if place not in answers)
     tries = dict.fromkeys(todo, 0)
-    waiting: dict[Future[Answer], int] = {}
+    waiting: dict[Future[CellAnswer], int] = {}
     try:
         while todo or waiting:
             if todo:
@@ -251,7 +251,7 @@ def run_cells(
                     if tries[place] < _TRIES:
                         todo.append(place)
                         continue
-                    answers[place] = Failed(cells[place].point, " ".join(str(error).split())[:200] or repr(error))
+                    answers[place] = CellFailure(cells[place].point, " ".join(str(error).split())[:200] or repr(error))
                 if on_done is not None:
                     on_done(len(answers))
     except ClusterGone as error:
@@ -268,13 +268,13 @@ def run_cells(
     return [answers[place] for place in range(len(cells))]
 
 
-def split_failed(answers: Sequence[Answer | Failed]) -> tuple[list[Answer], list[Failed]]:
+def split_failed(answers: Sequence[CellAnswer | CellFailure]) -> tuple[list[CellAnswer], list[CellFailure]]:
     """Returns the answers, and what has none.
 
     Raises: UsageError when there is no answer at all.
     """
-    found = [answer for answer in answers if isinstance(answer, Answer)]
-    failed = [answer for answer in answers if isinstance(answer, Failed)]
+    found = [answer for answer in answers if isinstance(answer, CellAnswer)]
+    failed = [answer for answer in answers if isinstance(answer, CellFailure)]
     if failed and not found:
         raise UsageError(f"every simulation has failed, the first: {failed[0]}")
     return found, failed

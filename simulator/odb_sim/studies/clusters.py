@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
@@ -65,6 +66,8 @@ def _open_dask(place: str) -> Iterator[Executor]:
         raise _complain(f"dask://{place}", error) from error
     executor = _DaskExecutor(client, f"dask://{place}")
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # what it has to say, check() does
+    # Of lengths by the million it warns that they are sent with each simulation, as they must: a worker that has them may die.
+    warnings.filterwarnings("ignore", message="Sending large graph")
     try:
         yield executor
     finally:

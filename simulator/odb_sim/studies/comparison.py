@@ -21,7 +21,7 @@ from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.bands import CERTAIN, Band, Bands, compute_bands, is_quick, list_uncertain
-from odb_sim.studies.cells import Answer, Cell, Failed, Point, Store, compute_key, run_cells, split_failed
+from odb_sim.studies.cells import Cell, CellAnswer, CellFailure, Point, Store, compute_key, run_cells, split_failed
 from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.processes import Local
 from odb_sim.studies.runs import Run
@@ -152,7 +152,7 @@ def compare(
     *,
     store: Store | None = None,
     has_bands: bool = False,
-) -> tuple[list[Compared], list[Failed]]:
+) -> tuple[list[Compared], list[CellFailure]]:
     """Simulates each run with every policy, twice; what has failed twice is left out, and returned beside. ``on_done`` hears
     how many simulations are done.
 
@@ -183,7 +183,7 @@ def compare(
         found = {
             policy: (first, second)
             for policy, first, second in zip(policies, own[part], accumulated[part], strict=True)
-            if isinstance(first, Answer) and isinstance(second, Answer)
+            if isinstance(first, CellAnswer) and isinstance(second, CellAnswer)
         }
         pairs = list(found.values())
         if not pairs:
@@ -202,10 +202,10 @@ def compare(
         is_asked = has_bands or all(map(is_quick, runs_at))
         bands = compute_bands(runs_at, list_uncertain(what.costs), executor=executor) if is_asked else None
         compared.append(Compared(what, summaries, ends, tuple(cautions), bands))
-    return compared, [answer for answer in (*own, *accumulated) if isinstance(answer, Failed)]
+    return compared, [answer for answer in (*own, *accumulated) if isinstance(answer, CellFailure)]
 
 
-def _make_cell(what: Run, simulate: Callable[[Run, Point], Answer]) -> Cell:
+def _make_cell(what: Run, simulate: Callable[[Run, Point], CellAnswer]) -> Cell:
     workload = what.workload
     point = Point(
         policy=what.policy,
@@ -218,7 +218,7 @@ def _make_cell(what: Run, simulate: Callable[[Run, Point], Answer]) -> Cell:
     return Cell(point, compute_key(arrays, [what.policy], simulate.__name__, what), partial(simulate, what, point))
 
 
-def _simulate_own(what: Run, point: Point) -> Answer:
+def _simulate_own(what: Run, point: Point) -> CellAnswer:
     """Returns the answer of a run, with what its settings cost."""
     answer = simulate_run(what, point)
     costly = [replace(caution, text=f"{what.policy}, {caution.text}") for caution in list_costly(what, answer.summary)]

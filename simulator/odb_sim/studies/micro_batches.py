@@ -46,7 +46,7 @@ class Divided:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WaysToDivide:
     """The ways beside each other, and the bound."""
 
     steps: int
@@ -86,7 +86,7 @@ def divide(
     step_samples: int | None = None,
     groups: Integers | None = None,
     on_done: Callable[[int], None] | None = None,
-) -> Outcome:
+) -> WaysToDivide:
     """Returns how the samples of each optimizer step of ``step_samples``, or of one step of all, are divided.
 
     ``groups`` has a key for each sample, of which ``options["within"]`` says where they meet (on a rank). ``on_done`` hears
@@ -129,7 +129,7 @@ def divide(
         )
         if on_done is not None:
             on_done(begin + size)
-    return Outcome(
+    return WaysToDivide(
         steps=len(stay),
         samples=len(stay) * size,
         balanced_by=balance.name,

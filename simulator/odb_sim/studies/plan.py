@@ -21,14 +21,14 @@ from odb_sim.engine.cautions import Caution
 from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.costs import RANGED, Costs, Ranges
-from odb_sim.inputs.jobs import Job
+from odb_sim.inputs.jobs import TrainingJob
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.bands import LEFT_OUT, Band, Bands, Uncertain, compute_bands, list_uncertain
-from odb_sim.studies.cells import Answer, Failed, Point, Store
+from odb_sim.studies.cells import CellAnswer, CellFailure, Point, Store
 from odb_sim.studies.comparison import REFERENCE
 from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Run, run
-from odb_sim.studies.search import Dimensions, Search
+from odb_sim.studies.search import Dimensions, SettingSearch
 from odb_sim.studies.sweep import Grid, Study, run_grid
 from odb_sim.studies.tune import LARGEST_WINDOW, compute_budget_ladder, compute_ladder
 
@@ -61,7 +61,7 @@ class Wanted:
     Raises: UsageError when a number makes no sense.
     """
 
-    job: Job
+    job: TrainingJob
     lengths: Lengths
     global_batch: int | None = None
     epochs: float = 1.0
@@ -144,7 +144,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """The answer: the recommended way first, fixed batches second, then others."""
 
     wanted: Wanted
@@ -186,7 +186,7 @@ class Plan:
 
 def make_plan(
     wanted: Wanted, executor: Executor, on_done: Callable[[int], None] | None = None, *, store: Store | None = None
-) -> Plan:
+) -> RunPlan:
     """Returns the plan. ``on_done`` hears how many simulations are done.
 
     Raises: UsageError when what is wanted makes no sense.
@@ -205,10 +205,10 @@ def make_plan(
         grid, start = Grid(study=study, points=()), replace(point, policy=policy)
         if policy == "odb":
 
-            def simulate(points: Sequence[Point], study: Study = study) -> list[Answer | Failed]:
+            def simulate(points: Sequence[Point], study: Study = study) -> list[CellAnswer | CellFailure]:
                 return run_grid(Grid(study=study, points=tuple(points)), executor, tell, store=store)
 
-            start = Search(simulate, dimensions, _TOLERANCE).run(start).point
+            start = SettingSearch(simulate, dimensions, _TOLERANCE).run(start).point
         what = grid.build_run(start, study.build_workload(wanted.job.gpus))
         result = run(what := fit_batches(replace(what, global_batch=_choose_global_batch(wanted, policy, ways))))
         summary, cautions = result.summary, cautions if ways else result.cautions
@@ -216,7 +216,7 @@ def make_plan(
         batch = "" if summary.batch_size is None else f" of {summary.batch_size:,}"
         ways.append(Way(name + batch, needs, what, summary))
     bands = compute_bands([way.what for way in ways], wanted.list_inputs(), executor=executor, on_done=tell)
-    return Plan(wanted, tuple(ways), bands, _list_cautions(wanted, ways, cautions))
+    return RunPlan(wanted, tuple(ways), bands, _list_cautions(wanted, ways, cautions))
 
 
 def _choose_global_batch(wanted: Wanted, policy: str, ways: Sequence[Way]) -> GlobalBatch:

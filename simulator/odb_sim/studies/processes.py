@@ -69,8 +69,8 @@ class Processes(Executor):
     """See the top of this module. Left by an exception, it ends what is under way; else it waits for it."""
 
     def __init__(self, workers: int) -> None:
-        self._tasks: SimpleQueue[Callable[[_Worker], None] | None] = SimpleQueue()
-        self._workers = [_Worker() for _ in range(workers)]
+        self._tasks: SimpleQueue[Callable[[_ProcessSlot], None] | None] = SimpleQueue()
+        self._workers = [_ProcessSlot() for _ in range(workers)]
         self._threads = [Thread(target=self._serve, args=(worker,), daemon=True) for worker in self._workers]
         resource_tracker.ensure_running()  # once, and not by a thread, whose mask it would change
         for thread in self._threads:
@@ -80,7 +80,7 @@ class Processes(Executor):
         """Returns a future of a process. It fails with WorkerDied when that is killed."""
         future: Future[T] = Future()
 
-        def run(worker: _Worker) -> None:
+        def run(worker: _ProcessSlot) -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
@@ -107,7 +107,7 @@ class Processes(Executor):
     ) -> None:
         self.shutdown(cancel_futures=error is not None)
 
-    def _serve(self, worker: _Worker) -> None:
+    def _serve(self, worker: _ProcessSlot) -> None:
         if hasattr(signal, "pthread_sigmask"):  # what this thread starts inherits it
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while (run := self._tasks.get()) is not None:
@@ -115,7 +115,7 @@ class Processes(Executor):
         worker.close()
 
 
-class _Worker:
+class _ProcessSlot:
     """One process at a time, started when there is something to do."""
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ how much hangs on it. Nothing is fitted to the published numbers, and a predicti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost
 from odb_sim.inputs.lengths import Lengths
-from odb_sim.inputs.workload import Workload, build_workload
+from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.runs import Run, run
 
 SHORTEST_TOKENS: Final = 16
@@ -34,7 +34,7 @@ class Shape(StrEnum):
     GAMMA = "gamma"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Published:
     """A row of the paper: samples per second over all ranks, and the speed-up it states."""
 
@@ -67,12 +67,23 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """An input that the paper does not give: why it has its value, and how it is moved down and up."""
+    """An input that the paper does not give: why it has its value, and to what it is moved down and up."""
 
     field: str
     reason: str
-    lower: Callable[[Inputs], Inputs]
-    higher: Callable[[Inputs], Inputs]
+    low: float | Shape
+    high: float | Shape
+    is_factor: bool = False
+    """True where ``low`` and ``high`` are times the value assumed."""
+
+    def move(self, inputs: Inputs) -> tuple[Inputs, Inputs]:
+        """Returns the inputs with this one moved down, and up."""
+        assumed = getattr(inputs, self.field)
+        ends = [getattr(self, name) for name in ("low", "high")]
+        if self.is_factor:
+            ends = [type(assumed)(assumed * end) for end in ends]
+        low, high = (replace(inputs, **{self.field: end}) for end in ends)
+        return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +109,12 @@ class Prediction:
 class Sensitivity:
     """A prediction's speed-up (the paper's rule) with one assumption moved down and up."""
 
-    assumption: Assumption
+    input: str
+    reason: str
     values: tuple[str, str, str]
     """Low, assumed, high."""
-    low_speedup: float
-    high_speedup: float
+    speedup_low: float
+    speedup_high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,93 +133,53 @@ class Comparison:
     @property
     def span(self) -> tuple[float, float]:
         """The least and the greatest speed-up with one assumption moved."""
-        speedups = [self.prediction.compute_speedup()]
-        for item in self.sensitivities:
-            speedups += [item.low_speedup, item.high_speedup]
-        return min(speedups), max(speedups)
+        moved = [end for item in self.sensitivities for end in (item.speedup_low, item.speedup_high)]
+        return min(self.prediction.compute_speedup(), *moved), max(self.prediction.compute_speedup(), *moved)
+
+    def to_json(self) -> dict[str, object]:
+        """Returns all figures."""
+        low, high = self.span
+        return {
+            "published": asdict(self.published),
+            "prediction": asdict(self.prediction),
+            "predicted_speedup": self.prediction.compute_speedup(),
+            "predicted_speedup_odb_rule": self.prediction.compute_speedup("odb"),
+            "error": self.error,
+            "speedup_low": low,
+            "speedup_high": high,
+            "assumptions": list(map(asdict, self.sensitivities)),
+        }
 
 
 ROWS: Final = (
-    Published(
-        name="UltraChat 200K, 8B",
-        length_cv=0.48,
-        standard_samples_per_s=5.77,
-        odb_samples_per_s=10.23,
-        speedup=1.77,
-    ),
-    Published(
-        name="LLaVA 150K, 8B",
-        length_cv=0.29,
-        standard_samples_per_s=14.38,
-        odb_samples_per_s=24.87,
-        speedup=1.73,
-    ),
-    Published(
-        name="ShareGPT4o 57K, 8B",
-        length_cv=1.00,
-        standard_samples_per_s=2.37,
-        odb_samples_per_s=5.83,
-        speedup=2.46,
-    ),
+    Published("UltraChat 200K, 8B", 0.48, 5.77, 10.23, 1.77),
+    Published("LLaVA 150K, 8B", 0.29, 14.38, 24.87, 1.73),
+    Published("ShareGPT4o 57K, 8B", 1.00, 2.37, 5.83, 2.46),
 )
 MEAN_TOKENS: Final = {"UltraChat 200K, 8B": 1250, "LLaVA 150K, 8B": 550, "ShareGPT4o 57K, 8B": 2000}
 """Assumed. UltraChat: 1.40 GB in 207,865 rows, a sixth of it the repeated prompt, 4.5 bytes to a token. LLaVA: a 640 x 480
 picture at 32 x 32 pixels a token, and a conversation. ShareGPT4o: a large picture and a long description."""
 
 ASSUMPTIONS: Final = (
-    Assumption(
-        "mean_tokens",
-        "estimated from each data set's card and picture sizes",
-        lambda it: replace(it, mean_tokens=it.mean_tokens // 2),
-        lambda it: replace(it, mean_tokens=it.mean_tokens * 2),
-    ),
+    Assumption("mean_tokens", "estimated from each data set's card and picture sizes", 0.5, 2, is_factor=True),
     Assumption(
         "shape",
         "lengths of text are skewed; the paper gives the coefficient of variation alone",
-        lambda it: it,
-        lambda it: replace(it, shape=Shape.GAMMA),
+        Shape.LOG_NORMAL,
+        Shape.GAMMA,
     ),
-    Assumption(
-        "cutoff_tokens",
-        "samples are cut at the budget",
-        lambda it: replace(it, cutoff_tokens=4096),
-        lambda it: replace(it, cutoff_tokens=8192),
-    ),
-    Assumption(
-        "batch_size",
-        "the largest that fits the budget whatever the samples; 4 may not fit",
-        lambda it: replace(it, batch_size=1),
-        lambda it: replace(it, batch_size=4),
-    ),
-    Assumption(
-        "window_samples",
-        "4 workers with 64 prefetched samples, as in the package's examples",
-        lambda it: replace(it, window_samples=64),
-        lambda it: replace(it, window_samples=1024),
-    ),
-    Assumption(
-        "budget_tokens",
-        "the paper's are near 12,288",
-        lambda it: replace(it, budget_tokens=8192),
-        lambda it: replace(it, budget_tokens=16_384),
-    ),
-    Assumption(
-        "per_token_s",
-        "6 x 8e9 FLOP at half of an H20's 148 TFLOP/s",
-        lambda it: replace(it, per_token_s=it.per_token_s / 2),
-        lambda it: replace(it, per_token_s=it.per_token_s * 2),
-    ),
-    Assumption(
-        "per_token2_s",
-        "causal attention of 32 layers, width 4,096, at the same rate",
-        lambda it: replace(it, per_token2_s=0.0),
-        lambda it: replace(it, per_token2_s=it.per_token2_s * 2),
-    ),
+    Assumption("cutoff_tokens", "samples are cut at the budget", 4096, 8192),
+    Assumption("batch_size", "the largest that fits the budget whatever the samples; 4 may not fit", 1, 4),
+    Assumption("window_samples", "4 workers with 64 prefetched samples, as in the package's examples", 64, 1024),
+    Assumption("budget_tokens", "the paper's are near 12,288", 8192, 16_384),
+    Assumption("per_token_s", "6 x 8e9 FLOP at half of an H20's 148 TFLOP/s", 0.5, 2, is_factor=True),
+    Assumption("per_token2_s", "causal attention of 32 layers, width 4,096, at the same rate", 0, 2, is_factor=True),
     Assumption(
         "fixed_s",
         "optimizer, launches and gradient traffic of a sharded 8B model, for each step",
-        lambda it: replace(it, fixed_s=0.0),
-        lambda it: replace(it, fixed_s=it.fixed_s * 3),
+        0,
+        3,
+        is_factor=True,
     ),
 )
 
@@ -229,59 +201,52 @@ def draw_lengths(inputs: Inputs) -> Lengths:
 def predict(inputs: Inputs) -> Prediction:
     """Throughputs by simulation of one pass over the drawn samples."""
     lengths = draw_lengths(inputs)
-    workload = build_workload(lengths, ranks=inputs.ranks, seed=inputs.seed)
     gpu = GpuCost(fixed_s=inputs.fixed_s, per_token_s=inputs.per_token_s, per_token2_s=inputs.per_token2_s)
-    costs = replace(Costs(), gpu=gpu, collective=NO_COLLECTIVE)
-    standard = run(_build_standard(inputs, workload, costs)).summary
-    speeds, updates = {STANDARD: standard.samples_per_s}, {STANDARD: standard.samples_per_update}
-    for policy in POLICIES:
-        what = Run(
-            workload=workload,
-            policy=policy,
-            budget_tokens=inputs.budget_tokens,
-            window_samples=inputs.window_samples,
-            costs=costs,
-        )
-        summary = run(what).summary
-        speeds[policy], updates[policy] = summary.samples_per_s, summary.samples_per_update
+    what = Run(
+        workload=build_workload(lengths, ranks=inputs.ranks, seed=inputs.seed),
+        policy=STANDARD,
+        budget_tokens=inputs.budget_tokens,
+        batch_size=inputs.batch_size,
+        window_samples=inputs.window_samples,
+        costs=replace(Costs(), gpu=gpu, collective=NO_COLLECTIVE),
+    )
+    found = {policy: run(replace(what, policy=policy)).summary for policy in (STANDARD, *POLICIES)}
     mean = float(lengths.tokens.mean())
-    return Prediction(inputs, speeds, updates, standard.batch_size or 0, mean, float(lengths.tokens.std()) / mean)
-
-
-def _build_standard(inputs: Inputs, workload: Workload, costs: Costs) -> Run:
-    # Fixed batches take as many of the longest samples as the budget holds: the budget says the batch size.
-    longest = int(workload.tokens.max())
-    budget = inputs.budget_tokens if inputs.batch_size is None else inputs.batch_size * longest
-    return Run(workload=workload, policy=STANDARD, budget_tokens=budget, costs=costs)
+    return Prediction(
+        inputs,
+        samples_per_s={policy: summary.samples_per_s for policy, summary in found.items()},
+        samples_per_update={policy: summary.samples_per_update for policy, summary in found.items()},
+        batch_size=found[STANDARD].batch_size or 0,
+        mean_tokens=mean,
+        length_cv=float(lengths.tokens.std()) / mean,
+    )
 
 
 def compare_published(
     executor: Executor, rows: Sequence[Published] = ROWS, *, samples: int = SAMPLES
 ) -> list[Comparison]:
     """Returns every row of the paper with its prediction and the prediction's sensitivities, each from ``samples`` lengths."""
-    tasks: list[Inputs] = []
-    for row in rows:
-        base = Inputs(length_cv=row.length_cv, mean_tokens=MEAN_TOKENS[row.name], samples=samples)
-        tasks.append(base)
-        for assumption in ASSUMPTIONS:
-            tasks += [assumption.lower(base), assumption.higher(base)]
-    distinct = list(dict.fromkeys(tasks))
+    bases = [Inputs(length_cv=row.length_cv, mean_tokens=MEAN_TOKENS[row.name], samples=samples) for row in rows]
+    moved = {base: [assumption.move(base) for assumption in ASSUMPTIONS] for base in bases}
+    distinct = list(dict.fromkeys([*bases, *(one for pairs in moved.values() for pair in pairs for one in pair)]))
     found = dict(zip(distinct, executor.map(predict, distinct), strict=True))
-    comparisons = []
-    stride = 1 + 2 * len(ASSUMPTIONS)
-    for number, row in enumerate(rows):
-        base, *moved = tasks[number * stride : (number + 1) * stride]
-        sensitivities = tuple(
-            Sensitivity(
-                assumption,
-                (_show(low, assumption), _show(base, assumption), _show(high, assumption)),
-                found[low].compute_speedup(),
-                found[high].compute_speedup(),
-            )
-            for assumption, low, high in zip(ASSUMPTIONS, moved[::2], moved[1::2], strict=True)
+    return [
+        Comparison(
+            row,
+            found[base],
+            tuple(
+                Sensitivity(
+                    assumption.field,
+                    assumption.reason,
+                    (_show(low, assumption), _show(base, assumption), _show(high, assumption)),
+                    found[low].compute_speedup(),
+                    found[high].compute_speedup(),
+                )
+                for assumption, (low, high) in zip(ASSUMPTIONS, moved[base], strict=True)
+            ),
         )
-        comparisons.append(Comparison(row, found[base], sensitivities))
-    return comparisons
+        for row, base in zip(rows, bases, strict=True)
+    ]
 
 
 def _show(inputs: Inputs, assumption: Assumption) -> str:

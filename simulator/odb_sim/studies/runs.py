@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
@@ -12,31 +12,29 @@ from typing import Final
 
 from odb_ref.arrays.twins import HUGE
 from odb_ref.arrays.windows import fits_twins
-from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import RULES, TargetRule
 from odb_ref.core.batching.sizes import Sizes
-from odb_ref.core.config import DEPTH_STEPS, Config, Terms, choose_ramp
+from odb_ref.core.config import Config, Terms, choose_ramp
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import UsageError
-from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Mode
 from odb_ref.trace.origin import Origin, OwnedLot, make_lot, place_lot
 from odb_ref.trace.writing import TraceWriter
 from odb_sim.baselines.figures import simulate_plan
 from odb_sim.baselines.peer import plan_peer
-from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankPlan, compute_batch_size
+from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankBatches, compute_batch_size
 from odb_sim.engine.cautions import Caution, list_cautions
 from odb_sim.engine.fill import Fill
-from odb_sim.engine.metrics import COMPLETE, Settings, StepRow, Summary, compute_summary
+from odb_sim.engine.metrics import COMPLETE, RunSettings, StepRow, Summary, compute_summary
 from odb_sim.engine.rounds import simulate_rounds
+from odb_sim.engine.stage import Epoch
 from odb_sim.engine.timeline import Timeline
-from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
-from odb_sim.engine.world import TimedObserver, World
-from odb_sim.inputs.conditions import STEADY, Conditions, Fault
-from odb_sim.inputs.costs import Costs
+from odb_sim.engine.updates import GlobalBatch
+from odb_sim.engine.world import SimulatedWorld, TimedObserver
+from odb_sim.inputs.conditions import Fault
 from odb_sim.inputs.rules import OWN, load_policy_rule
-from odb_sim.inputs.workload import Sharding, Workload
+from odb_sim.inputs.workload import Sharding
 
 PEER: Final = "peer"
 POLICIES: Final = (*sorted(RULES), PEER, *PLANNERS)
@@ -75,35 +73,17 @@ def is_rule(policy: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run(Terms):
+class Run(Epoch):
     """What to simulate. ``rule`` overrides ``policy`` with a target rule that does not ship.
 
     Raises: UsageError when a value makes no sense.
     """
 
-    workload: Workload
     policy: str
-    budget_tokens: int
     batch_size: int | None = None
     """Samples of a fixed batch; None: as many of the longest as fit the budget."""
-    global_batch: GlobalBatch = EVERY_STEP
-    """What an optimizer update holds: steps are accumulated to it."""
-    window_samples: int = 256
-    depth_steps: int = DEPTH_STEPS
-    sharding: Sharding = Sharding.EVEN
-    seed: int = 0
-    order_seed: int | None = None
-    """How steps are shuffled, in a job that is replayed; None: as ``seed`` says."""
-    costs: Costs = field(default_factory=Costs)
-    conditions: Conditions = STEADY
     rule: TargetRule | None = None
-    starts: tuple[RoundStart, ...] = ()
-    """Where each rank resumes a saved epoch; empty for one from its beginning."""
-    full_reads: tuple[Mapping[int, int], ...] = ()
-    """How many samples a read of each rank finds before the window is full of bytes, by the read's number; empty: no bound."""
     driver: Driver = Driver.AUTO
-    budget_schedule: BudgetSchedule | None = None
-    """What every rank accepts as its token budget, by the steps planned. Spec: R15.4."""
 
     def __post_init__(self) -> None:
         if self.rule is None and self.policy not in POLICIES and not is_rule(self.policy):
@@ -221,7 +201,7 @@ JOIN_ALL: Final = Terms()
 """The defaults: every sample is trained on."""
 
 
-def _plan(what: Run) -> list[RankPlan]:
+def _plan(what: Run) -> list[RankBatches]:
     if what.policy == PEER:
         return plan_peer(what.workload, what.budget_tokens, what.window_samples, what.seed)
     return PLANNERS[what.policy](what.workload, _choose_planned_tokens(what), what.seed)
@@ -269,57 +249,20 @@ def run(
         policy = config.rule.name
         driver = str(_choose_driver(what, is_watched=observer is not None or timeline is not None))
     if driver == Driver.ROUNDS:
-        rows, totals = simulate_rounds(
-            config,
-            what.workload,
-            what.costs,
-            conditions=what.conditions,
-            starts=what.starts,
-            budget_schedule=what.budget_schedule,
-            global_batch=what.global_batch,
-            fill=fill,
-            on_progress=on_progress,
-        )
+        record = simulate_rounds(what, config, fill=fill, on_progress=on_progress)
     elif driver == Driver.EVENTS:
-        world = World(
-            config,
-            what.workload,
-            what.costs,
-            conditions=what.conditions,
-            seed=what.seed,
-            starts=what.starts,
-            full_reads=what.full_reads,
-            budget_schedule=what.budget_schedule,
-            global_batch=what.global_batch,
-            observer=observer,
-            timeline=timeline,
-            fill=fill,
-            on_progress=on_progress,
-        )
+        world = SimulatedWorld(what, config, observer=observer, timeline=timeline, fill=fill, on_progress=on_progress)
         outcome = world.run()
-        rows, totals, abort_s = world.recorder.rows, world.recorder.compute_totals(), world.stage.abort_s
-        fault_s, ended_s = world.stage.fault_s, world.stage.ended_s
-        missed = tuple([fault for fault in what.conditions.faults if fault not in world.stage.acted])
+        record, stage = world.recorder.end(), world.stage
+        fault_s, abort_s, ended_s = stage.fault_s, stage.abort_s, stage.ended_s
+        missed = tuple([fault for fault in what.conditions.faults if fault not in stage.acted])
         if outcome.kind is OutcomeKind.COMPLETE:
-            harmless = tuple([fault for fault in what.conditions.faults if fault in world.stage.acted])
+            harmless = tuple([fault for fault in what.conditions.faults if fault in stage.acted])
     else:
         if what.policy in FIXED_SIZE:
             batch_size = compute_batch_size(what.workload, _choose_planned_tokens(what))
-        rows, totals = simulate_plan(
-            what.workload,
-            _plan(what),
-            what.costs,
-            budget_tokens=what.budget_tokens,
-            conditions=what.conditions,
-            seed=what.seed,
-            mode=what.mode,
-            quota_samples=what.quota_samples,
-            global_batch=what.global_batch,
-            timeline=timeline,
-            fill=fill,
-            on_progress=on_progress,
-        )
-    settings = Settings(
+        record = simulate_plan(what, _plan(what), timeline=timeline, fill=fill, on_progress=on_progress)
+    settings = RunSettings(
         lengths=what.workload.name,
         policy=policy,
         mode=str(what.mode),
@@ -342,7 +285,7 @@ def run(
     wall_time_s = time.perf_counter() - begin_s
     summary = compute_summary(
         settings,
-        totals,
+        record,
         wall_time_s=wall_time_s,
         driver=driver,
         expected_samples=what.expected_samples,
@@ -360,7 +303,7 @@ def run(
         missed=missed,
         harmless=harmless,
     )
-    return Result(summary, rows, cautions)
+    return Result(summary, record.rows, cautions)
 
 
 def _choose_driver(what: Run, *, is_watched: bool) -> Driver:

@@ -14,7 +14,7 @@ from typing import Final
 
 from odb_ref.core.batching.cost import TOKENS
 from odb_ref.core.config import MAX_AGE_ROUNDS
-from odb_sim.studies.cells import Answer, Failed, Point, split_failed
+from odb_sim.studies.cells import CellAnswer, CellFailure, Point, split_failed
 
 _KEPT_BACK: Final = 0.5
 """This share of the tolerance is for what the search may have missed."""
@@ -24,38 +24,38 @@ _GAIN: Final = 1e-3
 Value = int | str
 Dimensions = Mapping[str, tuple[Value, ...]]
 """The values to try of each field of a point, the smallest first."""
-Simulate = Callable[[Sequence[Point]], Sequence[Answer | Failed]]
+Simulate = Callable[[Sequence[Point]], Sequence[CellAnswer | CellFailure]]
 
 
-class Search:
+class SettingSearch:
     """What was tried, and what is tried next."""
 
     def __init__(self, simulate: Simulate, dimensions: Dimensions, tolerance: float) -> None:
         self._simulate = simulate
         self._dimensions = dimensions
         self._tolerance = tolerance
-        self.answers: dict[Point, Answer] = {}
-        self.failed: dict[Point, Failed] = {}
+        self.answers: dict[Point, CellAnswer] = {}
+        self.failed: dict[Point, CellFailure] = {}
 
     @property
-    def best(self) -> Answer:
+    def best(self) -> CellAnswer:
         """The highest throughput of all that were tried."""
         return max(self.answers.values(), key=lambda answer: answer.rate)
 
-    def run(self, start: Point) -> Answer:
+    def run(self, start: Point) -> CellAnswer:
         """Returns the cheapest good setting, from a grid around ``start``."""
         windows, budgets = (self._dimensions.get(name, ()) for name in ("window_samples", "budget_tokens"))
         pairs = product(windows[::-2] or (start.window_samples,), budgets)
         self._try([start, *(_change(_change(start, "window_samples", a), "budget_tokens", b) for a, b in pairs)])
         return self.improve(start)
 
-    def improve(self, start: Point) -> Answer:
+    def improve(self, start: Point) -> CellAnswer:
         """Returns the cheapest good setting that is found from ``start``."""
         self._try([start])
         self._climb()
         return self._descend()
 
-    def list_line(self, point: Point, name: str) -> list[Answer]:
+    def list_line(self, point: Point, name: str) -> list[CellAnswer]:
         """Returns the answers that differ from ``point`` in one setting at most, the smallest value first."""
         line = [self.answers.get(_change(point, name, value)) for value in self._dimensions[name]]
         return [answer for answer in line if answer is not None]
@@ -72,7 +72,7 @@ class Search:
     def _list_points(self, point: Point, name: str) -> list[Point]:
         return [_change(point, name, value) for value in self._dimensions[name]]
 
-    def _is_good(self, answer: Answer) -> bool:
+    def _is_good(self, answer: CellAnswer) -> bool:
         return answer.rate >= self.best.rate * (1 - _KEPT_BACK * self._tolerance)
 
     def _climb(self) -> None:
@@ -83,7 +83,7 @@ class Search:
             for name in self._dimensions:
                 self._try(self._list_points(self.best.point, name))
 
-    def _descend(self) -> Answer:
+    def _descend(self) -> CellAnswer:
         """Returns the cheapest good setting tried, once no single step down from it is good and its lines are complete."""
         while True:
             chosen = min(filter(self._is_good, self.answers.values()), key=_rank_cost)
@@ -93,7 +93,7 @@ class Search:
                 return chosen
 
 
-def compute_host_tokens(answer: Answer) -> int:
+def compute_host_tokens(answer: CellAnswer) -> int:
     """Returns the tokens that a rank's loader holds at most, by the model at the top of `odb_sim.studies.tune`."""
     summary, point = answer.summary, answer.point
     shard = -(-summary.samples_total // point.ranks)
@@ -120,7 +120,7 @@ def _change(point: Point, name: str, value: Value) -> Point:
             return replace(point, depth_steps=value)
 
 
-def _rank_cost(answer: Answer) -> tuple[float, ...]:
+def _rank_cost(answer: CellAnswer) -> tuple[float, ...]:
     """Returns what sorts the cheapest first; of settings that cost the same those a loader has by default, then the fastest."""
     point = answer.point
     is_own = point.max_age_rounds not in (None, MAX_AGE_ROUNDS), point.cost not in (None, TOKENS.name)

@@ -23,7 +23,7 @@ from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.bands import Band, estimate, is_quick
-from odb_sim.studies.cells import Answer, Cell, Failed, Point, Store, compute_key, run_cells
+from odb_sim.studies.cells import Cell, CellAnswer, CellFailure, Point, Store, compute_key, run_cells
 from odb_sim.studies.fitted import describe_fit, fit_batches
 from odb_sim.studies.runs import JOIN_ALL, Run, has_window, run
 
@@ -115,7 +115,7 @@ def build_points(
     )
 
 
-def simulate_point(grid: Grid, point: Point) -> Answer:
+def simulate_point(grid: Grid, point: Point) -> CellAnswer:
     """Returns the answer of one point: what a worker of the executor runs.
 
     Raises: InvariantError, naming the point, when a property of the protocol does not hold.
@@ -123,7 +123,7 @@ def simulate_point(grid: Grid, point: Point) -> Answer:
     return simulate_run(grid.build_run(point, grid.study.build_workload(point.ranks, point.samples)), point)
 
 
-def simulate_run(what: Run, point: Point) -> Answer:
+def simulate_run(what: Run, point: Point) -> CellAnswer:
     """Returns the answer of one run, which ``point`` describes, with smaller batches where its updates would hold too much.
 
     Raises: InvariantError, naming the point, when a property of the protocol does not hold.
@@ -134,10 +134,10 @@ def simulate_run(what: Run, point: Point) -> Answer:
     except InvariantError as error:
         raise InvariantError(error.invariant, f"{point}: {error.detail}") from None
     first_step_s = result.rows[0].data_wait_s / point.ranks if result.rows else 0.0
-    return Answer(point, result.summary, first_step_s, (*result.cautions, *describe_fit(what, fitted)))
+    return CellAnswer(point, result.summary, first_step_s, (*result.cautions, *describe_fit(what, fitted)))
 
 
-def find_fastest(answers: Sequence[Answer]) -> tuple[Answer, dict[Answer, float]]:
+def find_fastest(answers: Sequence[CellAnswer]) -> tuple[CellAnswer, dict[CellAnswer, float]]:
     """Returns the fastest setting, and what each trains on: tokens a second, of a rank where their numbers differ."""
     # More ranks are faster: of settings with different numbers of them, it is the rate of a rank that tells.
     has_worlds = len({answer.point.ranks for answer in answers}) > 1
@@ -145,7 +145,7 @@ def find_fastest(answers: Sequence[Answer]) -> tuple[Answer, dict[Answer, float]
     return max(answers, key=rates.__getitem__), rates
 
 
-def estimate_answer(grid: Grid, answer: Answer) -> Band | None:
+def estimate_answer(grid: Grid, answer: CellAnswer) -> Band | None:
     """Returns how sure the time of a setting is; None where that would take long to know."""
     point = answer.point
     what = fit_batches(grid.build_run(point, grid.study.build_workload(point.ranks, point.samples)))
@@ -154,7 +154,7 @@ def estimate_answer(grid: Grid, answer: Answer) -> Band | None:
 
 def run_grid(
     grid: Grid, executor: Executor, on_done: Callable[[int], None] | None = None, *, store: Store | None = None
-) -> list[Answer | Failed]:
+) -> list[CellAnswer | CellFailure]:
     """Returns the answers of all points, in the order of the grid, and what failed. ``on_done`` hears how many are done.
 
     Raises: what the first point to fail raises, but where its process was killed; those that have not begun are given up.

@@ -40,8 +40,8 @@ from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import RAMP_ROUNDS, choose_ramp
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.workload import Sharding
-from odb_sim.studies.cells import Answer, Failed, Point, Store
-from odb_sim.studies.search import Dimensions, Search, Value, compute_host_tokens
+from odb_sim.studies.cells import CellAnswer, CellFailure, Point, Store
+from odb_sim.studies.search import Dimensions, SettingSearch, Value, compute_host_tokens
 from odb_sim.studies.sweep import Grid, Study, run_grid
 
 LARGEST_WINDOW: Final = 4096
@@ -158,23 +158,23 @@ class Beside:
     options: str
     """Those of the choice, and of the setting."""
     needs: str
-    answer: Answer
+    answer: CellAnswer
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """The answer: what to set, and everything that was tried."""
 
-    recommended: Answer
-    best: Answer
+    recommended: CellAnswer
+    best: CellAnswer
     """The highest throughput of all that were tried."""
-    curves: Mapping[str, tuple[Answer, ...]]
+    curves: Mapping[str, tuple[CellAnswer, ...]]
     """The trade-off over each setting, by the field of a point, at the recommended other settings; ascending."""
-    tried: tuple[Answer, ...]
+    tried: tuple[CellAnswer, ...]
     reasons: tuple[str, ...]
     """Why each setting, a sentence each."""
     beside: tuple[Beside, ...]
-    failed: tuple[Failed, ...]
+    failed: tuple[CellFailure, ...]
     samples_over_memory: int
     cautions: tuple[str, ...]
 
@@ -213,13 +213,13 @@ def tune(
     """
     counter = count_from(1)
 
-    def make_search(study: Study, dimensions: Dimensions) -> Search:
+    def make_search(study: Study, dimensions: Dimensions) -> SettingSearch:
         heard = None if on_done is None else (lambda _: on_done(next(counter)))
 
-        def simulate(points: Sequence[Point]) -> Sequence[Answer | Failed]:
+        def simulate(points: Sequence[Point]) -> Sequence[CellAnswer | CellFailure]:
             return run_grid(Grid(study=study, points=tuple(points)), executor, heard, store=store)
 
-        return Search(simulate, dimensions, question.tolerance)
+        return SettingSearch(simulate, dimensions, question.tolerance)
 
     dimensions = question.build_dimensions()
     search = make_search(question.study, dimensions)
@@ -269,7 +269,7 @@ def list_choices(question: Question) -> Iterator[tuple[str, str, Study]]:
             yield f"--sizes {sizes}", needs, replace(study, terms=replace(terms, sizes=sizes))
 
 
-def _list_cautions(question: Question, chosen: Answer, failed: Sequence[Failed]) -> tuple[str, ...]:
+def _list_cautions(question: Question, chosen: CellAnswer, failed: Sequence[CellFailure]) -> tuple[str, ...]:
     found = []
     largest = min(question.window_max, question.shard_samples)
     if largest == question.shard_samples < question.window_max and not question.is_update:
@@ -289,7 +289,7 @@ def _list_cautions(question: Question, chosen: Answer, failed: Sequence[Failed])
 
 
 def _explain(
-    question: Question, chosen: Answer, best: Answer, curves: Mapping[str, tuple[Answer, ...]]
+    question: Question, chosen: CellAnswer, best: CellAnswer, curves: Mapping[str, tuple[CellAnswer, ...]]
 ) -> tuple[str, ...]:
     share = chosen.rate / best.rate
     memory = compute_host_tokens(chosen) / max(1, compute_host_tokens(best))

@@ -48,7 +48,7 @@ def _raise_too_long(number: int, frame: FrameType | None) -> None:
     raise _TooLongError
 
 
-class Lines:
+class ReplyLines:
     """The lines of the rule's file that have run, and those that have not, of the functions that were entered."""
 
     def __init__(self, path: str | None) -> None:
@@ -87,7 +87,7 @@ class Server:
         self.rule = load_rule(name)
         module = sys.modules.get(type(self.rule).__module__)
         path = getattr(module, "__file__", None) if OWN in name else None
-        self._lines = Lines(path)
+        self._lines = ReplyLines(path)
         self._slow = 0
 
     def describe(self) -> Json:

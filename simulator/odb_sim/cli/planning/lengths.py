@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -16,10 +15,11 @@ from typing import Final
 import numpy as np
 
 from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import add_number, add_processes, add_repeated
 from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.lengths import SUPERVISED_COLUMN, TOTAL_COLUMN, Integers, Lengths
 from odb_sim.inputs.texts import FORMATS, Row, count_rows, read_rows
-from odb_sim.inputs.tokens import CHATML, NO_TEMPLATE, Measured, Reading, load_tokenizer, measure
+from odb_sim.inputs.tokens import CHATML, NO_TEMPLATE, CountedRow, RowReading, load_tokenizer, measure
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.processes import make_executor
 
@@ -43,7 +43,7 @@ class Found:
     cut: int = 0
     approximate: int = 0
 
-    def add(self, parts: Sequence[Measured]) -> None:
+    def add(self, parts: Sequence[CountedRow]) -> None:
         """Adds the lengths of some rows."""
         self.total += [part.total for part in parts]
         self.supervised += [part.supervised for part in parts]
@@ -61,13 +61,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("data", metavar="DATA", help=FORMATS)
     add_reading_options(parser)
-    parser.add_argument(
-        "--keep",
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="a column to keep beside the lengths: whole numbers as they are, others numbered as they come (repeatable)",
-    )
+    text = "a column to keep beside the lengths: whole numbers as they are, others numbered as they come"
+    add_repeated(parser, "--keep", "COLUMN", text)
     parser.add_argument("--out", metavar="FILE", help="the CSV file to write")
     parser.add_argument("--json", metavar="FILE", help="write the summary and the histogram")
     parser.set_defaults(run=run_command)
@@ -75,38 +70,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
     """Adds what `build_reading` reads."""
-    parser.add_argument(
-        "--tokenizer", metavar="T", help="a tokenizer.json (.gz), a folder that has one, or a name that the hub knows"
-    )
+    text = "a tokenizer.json (.gz), a folder that has one, or a name that the hub knows"
+    parser.add_argument("--tokenizer", metavar="T", help=text)
     parser.add_argument(
         "--template",
         metavar="FILE",
         help=f"the chat template: a Jinja file, {CHATML}, or {NO_TEMPLATE} (the tokenizer's own, or {CHATML} where it has its "
         "tokens)",
     )
-    parser.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="of conversations or texts; of prompts and then, again, of responses; input_ids of what is tokenized (the usual "
-        "names)",
-    )
-    parser.add_argument("--max-length", type=int, metavar="N", help="where samples are cut, in tokens (nowhere)")
+    text = "of conversations or texts; of prompts and then, again, of responses; input_ids of what is tokenized (usual names)"
+    parser.add_argument("--column", action="append", default=[], metavar="COLUMN", help=text)
+    add_number(parser, "--max-length", "N", "where samples are cut, in tokens (nowhere)")
     parser.add_argument("--split", metavar="NAME", help="of a saved data set that has several")
-    parser.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="that tokenize (one for each processor)"
-    )
+    add_processes(parser, "that tokenize")
 
 
-def build_reading(options: argparse.Namespace) -> Reading:
+def build_reading(options: argparse.Namespace) -> RowReading:
     """Returns how the options say that rows are read.
 
     Raises: UsageError when they make no sense.
     """
     if options.max_length is not None and options.max_length < 1:
         raise UsageError(f"--max-length must be at least 1, got {options.max_length}")
-    return Reading(
+    return RowReading(
         tokenizer=options.tokenizer,
         template=options.template,
         columns=tuple(options.column),
@@ -166,10 +152,10 @@ def make_lengths(name: str, found: Found) -> Lengths:
 
 
 def _measure_all(
-    rows: Iterator[Numbered], reading: Reading, executor: Executor, processes: int
-) -> Iterator[tuple[list[Numbered], list[Measured]]]:
+    rows: Iterator[Numbered], reading: RowReading, executor: Executor, processes: int
+) -> Iterator[tuple[list[Numbered], list[CountedRow]]]:
     """Yields each chunk of rows with its lengths, in order; some chunks are under way at a time."""
-    waiting: deque[tuple[list[Numbered], Future[list[Measured]]]] = deque()
+    waiting: deque[tuple[list[Numbered], Future[list[CountedRow]]]] = deque()
     is_more = True
     while is_more or waiting:
         while is_more and len(waiting) < _AHEAD * processes:
@@ -182,7 +168,7 @@ def _measure_all(
             yield done, future.result()
 
 
-def measure_chunk(chunk: Sequence[Numbered], reading: Reading) -> list[Measured]:
+def measure_chunk(chunk: Sequence[Numbered], reading: RowReading) -> list[CountedRow]:
     """Returns the lengths of some rows: what a process does."""
     return [measure(where, row, reading) for where, row in chunk]
 

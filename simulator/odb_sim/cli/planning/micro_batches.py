@@ -10,13 +10,13 @@ from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.plan.terms import Options, Oversize, Within
-from odb_sim.cli.options import LENGTHS_HELP
+from odb_sim.cli.options import LENGTHS_HELP, add_choice, add_number
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.reports.terminal import print_table, show_progress
-from odb_sim.studies.micro_batches import Outcome, choose_balance, divide
+from odb_sim.studies.micro_batches import WaysToDivide, choose_balance, divide
 
 _HEADER: Final = ["way", "micro-batches", "least", "fill", "wait", "step s", "wait s"]
 
@@ -35,39 +35,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
     parser.add_argument("--budget", type=int, required=True, metavar="B", help="the most tokens of a micro-batch")
-    parser.add_argument("--step-samples", type=int, metavar="M", help="samples of an optimizer step (all of the file)")
-    parser.add_argument(
-        "--groups", metavar="COLUMN", help="a column of whole numbers: samples of one number belong together"
-    )
-    parser.add_argument(
-        "--within",
-        choices=[str(item) for item in Within],
-        default=str(Within.RANK),
-        help="with --groups, where those of a group meet (rank)",
-    )
-    parser.add_argument(
-        "--layout",
-        choices=[str(layout) for layout in Layout],
-        default=str(Layout.PACKED),
-        help="what the tokens of a micro-batch are. packed: their sum; padded: rows times the longest (packed)",
-    )
-    parser.add_argument(
-        "--multiple-of", type=int, default=1, metavar="K", help="a rank has a multiple of K micro-batches (1)"
-    )
-    parser.add_argument(
-        "--pad-to", type=int, default=1, metavar="K", help="each length is rounded up to a multiple of K (1)"
-    )
-    parser.add_argument(
-        "--oversize",
-        choices=[str(item) for item in Oversize],
-        default=str(Oversize.REFUSE),
-        help="what becomes of a sample, or a group in one micro-batch, beyond the budget (refuse)",
-    )
-    parser.add_argument(
-        "--cost",
-        metavar="COST",
-        help="what is balanced. tokens; attention/Q: tokens + tokens**2 // Q of each sample (what the cost model says)",
-    )
+    add_number(parser, "--step-samples", "M", "samples of an optimizer step (all of the file)")
+    text = "a column of whole numbers: samples of one number belong together"
+    parser.add_argument("--groups", metavar="COLUMN", help=text)
+    add_choice(parser, "--within", Within, "with --groups, where those of a group meet", Within.RANK)
+    text = "what the tokens of a micro-batch are. packed: their sum; padded: rows times the longest"
+    add_choice(parser, "--layout", Layout, text, Layout.PACKED)
+    add_number(parser, "--multiple-of", "K", "a rank has a multiple of K micro-batches", 1)
+    add_number(parser, "--pad-to", "K", "each length is rounded up to a multiple of K", 1)
+    text = "what becomes of a sample, or a group in one micro-batch, beyond the budget"
+    add_choice(parser, "--oversize", Oversize, text, Oversize.REFUSE)
+    text = "what is balanced. tokens; attention/Q: tokens + tokens**2 // Q of each sample (what the cost model says)"
+    parser.add_argument("--cost", metavar="COST", help=text)
     parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate and plan write it")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.set_defaults(run=run_command)
@@ -108,7 +87,7 @@ def run_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_outcome(outcome: Outcome, name: str, options: argparse.Namespace, total: int) -> None:
+def _print_outcome(outcome: WaysToDivide, name: str, options: argparse.Namespace, total: int) -> None:
     rows = [
         [
             way.way,

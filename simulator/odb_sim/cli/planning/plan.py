@@ -9,19 +9,24 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import LENGTHS_HELP, PAGE_HELP, build_source
+from odb_sim.cli.options import (
+    LENGTHS_HELP,
+    PAGE_HELP,
+    add_number,
+    add_store_options,
+    build_source,
+    open_study,
+)
 from odb_sim.cli.planning.lengths import add_reading_options, make_lengths, read_lengths
 from odb_sim.inputs.cost_files import load_costs, write_costs
 from odb_sim.inputs.files import check_writable, write_json
-from odb_sim.inputs.jobs import Job, build_job
+from odb_sim.inputs.jobs import TrainingJob, build_job
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.presets import list_names
 from odb_sim.inputs.texts import is_text_file
 from odb_sim.reports.plan_report import HEADER, build_rows, describe_plan, list_commands, write_plan_report
-from odb_sim.reports.terminal import print_cautions, print_table, show_progress
-from odb_sim.studies.cells import Store
-from odb_sim.studies.clusters import open_executor
-from odb_sim.studies.plan import Plan, Wanted, choose, compute_ranges, make_plan
+from odb_sim.reports.terminal import print_cautions, print_table
+from odb_sim.studies.plan import RunPlan, Wanted, choose, compute_ranges, make_plan
 
 _USUAL_SIMULATIONS: Final = 120
 _NODE_GPUS: Final = 8
@@ -41,34 +46,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--gpu", required=True, choices=list_names("gpu"), help="whose figures to take")
     parser.add_argument("--gpus", type=int, required=True, metavar="N", help="each a data-parallel rank")
-    parser.add_argument("--node-gpus", type=int, default=_NODE_GPUS, metavar="N", help=f"of a node ({_NODE_GPUS})")
-    parser.add_argument(
-        "--strategy", choices=list_names("strategy"), default="fsdp", help="how the model is held (fsdp)"
-    )
+    add_number(parser, "--node-gpus", "N", "of a node", _NODE_GPUS)
+    text = "how the model is held (fsdp)"
+    parser.add_argument("--strategy", choices=list_names("strategy"), default="fsdp", help=text)
     parser.add_argument("--precision", choices=list_names("precision"), default="bf16", help="number format (bf16)")
-    parser.add_argument(
-        "--recompute",
-        choices=("auto", "yes", "no"),
-        default="auto",
-        help="compute activations again in the backward pass; auto: where that is faster (auto)",
-    )
-    parser.add_argument(
-        "--global-batch", type=int, metavar="N", help="samples of an optimizer update (else: of a step)"
-    )
-    parser.add_argument("--epochs", type=float, default=1.0, metavar="E", help="how long to train (1)")
-    parser.add_argument("--tokens", type=int, metavar="N", help="in place of --epochs: tokens to train on")
-    parser.add_argument("--price", type=float, metavar="USD", help="of a GPU and hour (a dated default, with a range)")
-    parser.add_argument("--memory-tokens", type=int, metavar="M", help="padded tokens of a batch that fit, where known")
-    parser.add_argument(
-        "--cost-model", metavar="FILE", help="measured step times in place of the model's and the GPU's"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw and the shuffle (0)")
+    text = "compute activations again in the backward pass; auto: where that is faster (auto)"
+    parser.add_argument("--recompute", choices=("auto", "yes", "no"), default="auto", help=text)
+    add_number(parser, "--global-batch", "N", "samples of an optimizer update (else: of a step)")
+    add_number(parser, "--epochs", "E", "how long to train", 1.0, kind=float)
+    add_number(parser, "--tokens", "N", "in place of --epochs: tokens to train on")
+    add_number(parser, "--price", "USD", "of a GPU and hour (a dated default, with a range)", kind=float)
+    add_number(parser, "--memory-tokens", "M", "padded tokens of a batch that fit, where known")
+    text = "measured step times in place of the model's and the GPU's"
+    parser.add_argument("--cost-model", metavar="FILE", help=text)
+    add_number(parser, "--seed", "S", "of the draw and the shuffle", 0)
     add_reading_options(parser)
-    parser.add_argument("--executor", metavar="ADDRESS", help="in place of --processes, a cluster")
-    parser.add_argument("--out", metavar="FOLDER", help="keep each simulation's figures there as it ends")
-    parser.add_argument(
-        "--write-costs", metavar="FILE", help="write the cost model, for --cost-model of other commands"
-    )
+    add_store_options(parser)
+    text = "write the cost model, for --cost-model of other commands"
+    parser.add_argument("--write-costs", metavar="FILE", help=text)
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
@@ -96,10 +91,10 @@ def run_command(options: argparse.Namespace) -> int:
         )
         for job in jobs
     ]
-    with (
-        show_progress(f"plan {lengths.name}", _USUAL_SIMULATIONS, is_estimate=True) as on_done,
-        Store(options.out) as store,
-        open_executor(options.executor, options.processes) as executor,
+    with open_study(options, f"plan {lengths.name}", _USUAL_SIMULATIONS, is_estimate=True) as (
+        on_done,
+        store,
+        executor,
     ):
         plan = make_plan(choose(wanted), executor, on_done, store=store)
     if options.json is not None:
@@ -115,7 +110,7 @@ def run_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _build_jobs(options: argparse.Namespace) -> Iterator[Job]:
+def _build_jobs(options: argparse.Namespace) -> Iterator[TrainingJob]:
     """Yields the jobs to choose from: with activations kept, and computed again."""
     ways = {"yes": (True,), "no": (False,), "auto": (False, True)}[options.recompute]
     for recomputes in ways:
@@ -137,7 +132,7 @@ def _read(options: argparse.Namespace) -> Lengths:
     return make_lengths(options.data, read_lengths(options))
 
 
-def encode(plan: Plan, data: str) -> dict[str, object]:
+def encode(plan: RunPlan, data: str) -> dict[str, object]:
     """Returns all figures of a plan."""
     wanted, job = plan.wanted, plan.wanted.job
     memory = job.compute_memory(job.values)

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import Final
 
 from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import add_choice, add_number
 from odb_sim.cli.recorded.replay import print_replays, replay_all
 from odb_sim.inputs.cost_files import write_costs
-from odb_sim.inputs.costs import Transport
+from odb_sim.inputs.costs import PricedTransport
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back
 from odb_sim.recorded.measured import calibrate_table
@@ -37,31 +38,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a trace file; give all files of a job together. Or a CSV file of timed steps: seconds, and tokens, or rows and "
         "longest; two sizes are enough",
     )
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of a CSV file: on how many it was timed (1)")
+    add_number(parser, "--ranks", "N", "of a CSV file: on how many it was timed", 1)
     parser.add_argument("--out", metavar="FILE", help="write the cost model, for --cost-model")
     parser.add_argument("--json", metavar="FILE", help="write numbers and errors")
-    parser.add_argument(
+    add_number(
+        parser,
         "--workers",
-        type=int,
-        metavar="W",
-        help="loader workers of a rank; 1: the loader as a whole; 0: the thread that trains reads and collates (what the "
-        "traces say, or 1)",
+        "W",
+        "loader workers of a rank; 1: the loader as a whole; 0: the thread that trains reads and collates (what the traces "
+        "say, or 1)",
     )
-    parser.add_argument(
-        "--transport",
-        choices=[str(transport) for transport in Transport],
-        default=str(Transport.REDUCE),
-        help="how the ranks exchanged (reduce)",
-    )
+    add_choice(parser, "--transport", PricedTransport, "how the ranks exchanged", PricedTransport.REDUCE)
     parser.add_argument("--table", action="store_true", help="a measured table of step times beside the formula")
-    parser.add_argument("--depth", type=int, metavar="D", help="steps between loader and trainer (else: the most seen)")
-    parser.add_argument(
-        "--warm-up",
-        type=int,
-        default=0,
-        metavar="N",
-        help="leave out the first N steps of every run, in fit and error (0)",
-    )
+    add_number(parser, "--depth", "D", "steps between loader and trainer (else: the most seen)")
+    add_number(parser, "--warm-up", "N", "leave out the first N steps of every run, in fit and error", 0)
     parser.set_defaults(run=run_command)
 
 
@@ -77,7 +67,7 @@ def run_command(options: argparse.Namespace) -> int:
     if any(path.lower().endswith(".csv") for path in options.traces):
         return _calibrate_table(options)
     runs = load_runs(options.traces, depth_steps=options.depth)
-    transport = Transport(options.transport)
+    transport = PricedTransport(options.transport)
     workers = find_workers(runs) if options.workers is None else options.workers
     calibration = calibrate(
         runs, workers=workers, transport=transport, has_table=options.table, warm_up_steps=options.warm_up

@@ -8,14 +8,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import PAGE_HELP, build_source
+from odb_sim.cli.options import PAGE_HELP, add_number, build_source
+from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.recorded.replay import Replay, describe_inline, replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
-from odb_sim.reports.document import Source
-from odb_sim.reports.recorded_report import write_replay_report
+from odb_sim.reports.recorded_report import (
+    REPLAYED,
+    TIMES,
+    list_replay_rows,
+    list_time_rows,
+    write_replay_report,
+)
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 
 
@@ -30,72 +36,54 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
     parser.add_argument("--cost-model", metavar="FILE", help="predict times with it, as odb-ref calibrate writes it")
-    parser.add_argument("--depth", type=int, metavar="D", help="steps between loader and trainer (else: the most seen)")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="W",
-        help="loader workers of a rank, of a trace that does not say it (the cost model's)",
-    )
+    add_number(parser, "--depth", "D", "steps between loader and trainer (else: the most seen)")
+    add_number(parser, "--workers", "W", "loader workers of a rank, of a trace that does not say it (the cost model's)")
+    text = "samples of an update to which the job accumulated its steps, for predicted times (else: of a step, or as recorded)"
+    add_number(parser, "--global-batch", "N", text)
     parser.add_argument("--json", metavar="FILE", help="write the comparison")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Returns exit status 0 when every decision is equal, else 1; bad input raises UsageError."""
-    return replay_traces(
-        options.traces,
-        cost_model=options.cost_model,
-        depth=options.depth,
-        workers=options.workers,
-        json_path=options.json,
-        page=None if options.html is None else (options.html, build_source(options, options.traces)),
-    )
+    """Returns exit status 0 when every decision is equal, else 1; bad input raises UsageError.
 
-
-def replay_traces(
-    traces: Sequence[str],
-    *,
-    cost_model: str | None = None,
-    depth: int | None = None,
-    workers: int | None = None,
-    json_path: str | None = None,
-    page: tuple[str, Source] | None = None,
-) -> int:
-    """Replays the runs that ``traces`` hold, prints the comparison, and writes it where ``json_path`` and ``page`` say.
-
-    Exit status 0 when every decision is equal, else 1. Times are shown only for a given cost model: the defaults describe
-    no particular machine.
-
-    Raises: UsageError when a file cannot be used.
+    Times are shown only for a given cost model: the defaults describe no particular machine.
     """
-    if depth is not None and depth < 1:
-        raise UsageError(f"--depth must be at least 1, got {depth}")
+    workers = options.workers
+    if options.depth is not None and options.depth < 1:
+        raise UsageError(f"--depth must be at least 1, got {options.depth}")
     if workers is not None and workers < 0:
         raise UsageError(f"--workers must be at least 0, got {workers}")
-    check_writable(json_path, None if page is None else page[0], reads=[*traces, cost_model])
-    costs = None if cost_model is None else load_costs(cost_model)
-    runs = load_runs(traces, depth_steps=depth)
-    replays = replay_all(runs, costs, workers)
-    if json_path is not None:
-        data = [{"is_equal": item.is_equal, **asdict(item)} for item in replays]
-        write_json(json_path, {"replays": data})
-    if page is not None:
-        write_replay_report(Path(page[0]), runs, replays, page[1], is_priced=costs is not None)
-    print_replays(replays, is_priced=costs is not None)
+    check_writable(options.json, options.html, reads=[*options.traces, options.cost_model])
+    costs = None if options.cost_model is None else load_costs(options.cost_model)
+    runs = load_runs(options.traces, depth_steps=options.depth)
+    replays = replay_all(runs, costs, workers, GlobalBatch(samples=options.global_batch))
+    is_priced = costs is not None
+    if options.json is not None:
+        write_json(options.json, {"replays": [{"is_equal": item.is_equal, **asdict(item)} for item in replays]})
+    if options.html is not None:
+        source = build_source(options, options.traces)
+        write_replay_report(Path(options.html), runs, replays, source, is_priced=is_priced)
+    print_replays(replays, is_priced=is_priced)
     if costs is not None:
         print_cautions([text for run in runs if (text := describe_inline(run, costs, workers))])
     return 0 if all(item.is_equal for item in replays) else 1
 
 
-def replay_all(runs: list[RecordedRun], costs: Costs | None, workers: int | None = None) -> list[Replay]:
-    """Returns the replay of every run, with a progress bar on a terminal; ``workers`` as in `replay`."""
+def replay_all(
+    runs: list[RecordedRun],
+    costs: Costs | None,
+    workers: int | None = None,
+    global_batch: GlobalBatch = EVERY_STEP,
+) -> list[Replay]:
+    """Returns the replay of every run, with a progress bar on a terminal; what is given as in `replay`."""
     replays = []
     for number, recorded in enumerate(runs, 1):
         total = sum(len(rank.samples) for rank in recorded.ranks)
         with show_progress(f"replay {number} of {len(runs)}", total) as on_progress:
-            replays.append(replay(recorded, costs=costs, workers=workers, on_progress=on_progress))
+            found = replay(recorded, costs=costs, workers=workers, global_batch=global_batch, on_progress=on_progress)
+            replays.append(found)
     return replays
 
 
@@ -104,50 +92,8 @@ def print_replays(replays: list[Replay], *, is_priced: bool, parts: Sequence[str
     for item in replays:
         if item.difference:
             print(f"{item.name}: {item.difference}")
-    header = ["run", "driver", "outcome", "ranks", "rounds", "groups", "steps measured", "predicted", "decisions"]
-    rows = [
-        [
-            item.name,
-            item.driver,
-            item.outcome,
-            *(f"{value:,}" for value in (item.ranks, item.rounds, item.decisions)),
-            f"{item.measured_steps:,}",
-            f"{item.predicted_steps:,}",
-            "equal" if item.is_equal else "differ",
-        ]
-        for item in replays
-    ]
-    print_table("Recorded against simulated", header, rows)
-    labels = parts or [""] * len(replays)
-    times = [
-        (item.name, item.timing, part) for item, part in zip(replays, labels, strict=True) if item.timing is not None
-    ]
+    print_table("Recorded against simulated", REPLAYED, list_replay_rows(replays))
+    times = list_time_rows(replays, parts)
     if is_priced and times:
-        print_table(
-            "Times, from the first step taken to the last",
-            [
-                "run",
-                "steps",
-                "measured s",
-                "predicted s",
-                "from",
-                "to",
-                "error",
-                "median error of a step",
-                "cost model" if parts else "",
-            ],
-            [
-                [
-                    name,
-                    f"{timing.steps:,}",
-                    f"{timing.measured_s:,.3f}",
-                    f"{timing.predicted_s:,.3f}",
-                    f"{timing.low_s:,.3f}",
-                    f"{timing.high_s:,.3f}",
-                    f"{timing.total_error:+.1%}",
-                    f"{timing.step_error:.1%}",
-                    part,
-                ]
-                for name, timing, part in times
-            ],
-        )
+        header = [*TIMES, *(["cost model"] if parts else [])]
+        print_table("Times, from the first step taken to the last", header, times)

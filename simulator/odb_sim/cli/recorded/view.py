@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.files import check_writable
 from odb_sim.recorded.story import Story, read_story
-from odb_sim.reports.document import Source
+from odb_sim.reports.document import PageSource
 from odb_sim.reports.lens import choose_ranks, write_view
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     story = read_story(options.traces, epoch=options.epoch)
     if unknown := wanted - {teller.rank for teller in story.ranks}:
         raise UsageError(f"--ranks: the traces hold no rank {min(unknown)}")
-    source = Source(command=options.said, data=story.paths)
+    source = PageSource(command=options.said, data=story.paths)
     write_view(Path(options.html), story, source, step=options.step, wanted=wanted)
     if options.step is None:
         _print_idle(story)

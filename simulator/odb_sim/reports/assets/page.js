@@ -16,7 +16,7 @@ function show(value, percent) {
 }
 
 /** Returns the same for an axis, where no digit stands that says nothing. */
-const tick = (value, percent) => (percent ? Number((100 * value).toPrecision(3)) + "%" : Number(value.toPrecision(4)).toLocaleString("en"));
+const tick = (value, percent) => (percent ? Number((100 * value).toPrecision(3)) + "%" : Number(value.toPrecision(4)).toLocaleString("en", {maximumFractionDigits: 12}));
 
 const text = () => ({color: colour("soft"), fontSize: 12, fontFamily: getComputedStyle(document.body).fontFamily});
 const tip = () => ({
@@ -213,12 +213,12 @@ function render(element, option) {
   return chart;
 }
 
-const KINDS = {Lines: lines, Bars: bars, Spans: spans};
+const KINDS = {LineChart: lines, Bars: bars, SpanChart: spans};
 
 const HEIGHTS = {
-  Lines: () => 280,
+  LineChart: () => 280,
   Bars: chart => 62 + chart.names.length * Math.max(34, 24 * (chart.is_dots ? 1 : chart.series.length)),
-  Spans: chart => 90 + 20 * chart.lanes.length,
+  SpanChart: chart => 90 + 20 * chart.lanes.length,
 };
 
 /** Draws the maps of a group that has been chosen, or of the only one. */
