@@ -34,9 +34,9 @@ from typing import Any
 import torch
 from odb_sim.inputs.lengths import list_bundled_names
 
-from tests.bench import cases, core, edges, failures, inside, model, plan, process, quality, speed, training, updates
+from tests.bench import cases, core, edges, failures, model, plan, process, quality, speed, training, updates
 
-PARTS = ("loader", "exchange", "inside")
+PARTS = ("loader", "exchange")
 """What is measured unless something else is asked for."""
 
 
@@ -135,10 +135,6 @@ def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         speed.print_exchange(measured)
         figures["exchange"] = measured
         figures["peer_bytes_per_1000_samples"] = dict(speed.print_traffic(runs_by_ranks))
-    if "inside" in parts:
-        explorer, simulator = inside.measure_explorer(repetitions), inside.measure_simulator(repetitions)
-        speed.say("")
-        figures["inside"] = inside.print_inside(explorer, simulator)
     if "core" in parts:
         figures["core"] = core.measure_core(repetitions, speed.say)
         speed.say("")

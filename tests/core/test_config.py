@@ -41,6 +41,7 @@ GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "windo
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
+    """Spec: R1.4."""
     with pytest.raises(UsageError) as caught:
         Config(**(GOOD | changes))
     assert str(caught.value) == message
@@ -70,6 +71,7 @@ LOCAL = {"rank": 2, "depth_steps": 3}
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_must_be_shared_is_in_the_fingerprint(name: str) -> None:
+    """Spec: R1.4, R7.3."""
     assert Config(**(GOOD | {name: CHANGES[name]})).fingerprint != Config(**GOOD).fingerprint
 
 

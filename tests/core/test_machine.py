@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_ref.core.config import Config
-from odb_ref.core.effects import Effect, Finish, OutcomeKind, PostOffer, Read
-from odb_ref.core.errors import InvariantError, PeerError, RuleError, UsageError
+from odb_ref.core.effects import Effect, Finish, Read
+from odb_ref.core.errors import InvariantError, RuleError, UsageError
 from odb_ref.core.events import (
     Agreed,
     Collated,
@@ -20,7 +20,6 @@ from odb_ref.core.events import (
     Event,
     LocalFailed,
     PeerLost,
-    Report,
     Reported,
     SamplesRead,
     StepTaken,
@@ -30,7 +29,7 @@ from odb_ref.core.invariants import check_transition
 from odb_ref.core.machine import Machine, start, transition
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.state import Phase, State
-from odb_ref.core.types import Mode, Sample, StepCounts
+from odb_ref.core.types import Mode, Sample
 from tests.helpers.effort import IS_MUTATED, few
 from tests.helpers.world import Fault, make_configs, run_by_arrival
 
@@ -248,20 +247,6 @@ def in_offer(**changes: Any) -> Machine:
     return machine
 
 
-def in_count(**changes: Any) -> Machine:
-    machine = in_offer(**changes)
-    machine.handle(Agreed(make_agreement(machine.config, machine.state)))
-    assert machine.state.phase is COUNT
-    return machine
-
-
-def in_report() -> Machine:
-    machine = in_offer()
-    machine.handle(Agreed(make_agreement(machine.config, machine.state, failed_rank=1, ready_min=0)))
-    assert machine.state.phase is REPORT
-    return machine
-
-
 def test_an_epoch_begins_with_a_read_of_the_first_window() -> None:
     config = make_config(window_samples=8, ramp_rounds=1)
     assert start(config) == (State(wanted_samples=4), (Read(4),))
@@ -269,53 +254,6 @@ def test_an_epoch_begins_with_a_read_of_the_first_window() -> None:
     assert machine.begin() == (Read(4),)
     with pytest.raises(UsageError, match="has begun"):
         machine.begin()
-
-
-def test_an_agreement_of_the_wrong_round_is_a_peers_error() -> None:
-    machine = in_offer()
-    before = machine.state
-    with pytest.raises(PeerError, match="round 0, field round_min: 3"):
-        machine.handle(Agreed(make_agreement(machine.config, before, round_min=3, round_max=3)))
-    assert machine.state is before
-
-
-def test_an_agreement_that_is_not_ready_for_no_reason_is_a_peers_error() -> None:
-    machine = in_offer()
-    before = machine.state
-    with pytest.raises(PeerError, match="field ready_min"):
-        machine.handle(Agreed(make_agreement(machine.config, before, ready_min=0)))
-    assert machine.state is before
-
-
-@pytest.mark.parametrize("changes", [{"round_max": 1}, {"fingerprint_max": 2**60}, {"failed_rank": 1}])
-def test_failure_or_mismatch_goes_to_report(changes: dict[str, int]) -> None:
-    machine = in_offer()
-    (effect,) = machine.handle(Agreed(make_agreement(machine.config, machine.state, **changes)))
-    assert machine.state.phase is REPORT
-    assert type(effect).__name__ == "PostReport"
-
-
-def test_an_agreement_on_a_stop_ends_the_rank() -> None:
-    machine = in_offer()
-    agreement = make_agreement(machine.config, machine.state, stop_rank=1, stop_step=0, ready_min=0)
-    (finish,) = machine.handle(Agreed(agreement))
-    assert isinstance(finish, Finish)
-    assert (finish.outcome.kind, finish.outcome.rank, finish.step_limit) == (OutcomeKind.STOPPED, 1, 0)
-
-
-def test_a_failure_is_told_before_a_stop() -> None:
-    machine = in_offer()
-    agreement = make_agreement(machine.config, machine.state, stop_rank=1, stop_step=0, failed_rank=0, ready_min=0)
-    machine.handle(Agreed(agreement))
-    assert machine.state.phase is REPORT
-
-
-def test_nothing_left_closes() -> None:
-    machine = make_machine(read(is_ended=True))
-    (finish,) = machine.handle(Agreed(make_agreement(machine.config, machine.state, samples_min=0, samples_max=0)))
-    assert isinstance(finish, Finish)
-    assert finish.outcome.kind is OutcomeKind.COMPLETE
-    assert machine.state.phase is DONE
 
 
 def test_a_rule_outside_its_bounds_leaves_the_state() -> None:
@@ -330,96 +268,6 @@ def test_a_rule_outside_its_bounds_leaves_the_state() -> None:
     with pytest.raises(RuleError, match="never"):
         machine.handle(Agreed(make_agreement(machine.config, before)))
     assert machine.state is before
-
-
-@pytest.mark.parametrize("rows", [0, 2])
-def test_counts_of_another_number_of_steps_are_a_peers_error(rows: int) -> None:
-    machine = in_count()
-    before = machine.state
-    with pytest.raises(PeerError, match=f"round 0, field counts: {rows} steps, not 1"):
-        machine.handle(Counted((StepCounts(1, 1, 1),) * rows))
-    assert machine.state is before
-
-
-def test_reports_of_other_ranks_than_there_are_is_a_peers_error() -> None:
-    machine = in_report()
-    before = machine.state
-    with pytest.raises(PeerError, match=r"field rank: \[1\]"):
-        machine.handle(Reported((Report(1, "x", 0, ""),)))
-    assert machine.state is before
-
-
-def test_reports_without_a_cause_are_a_peers_error() -> None:
-    machine = in_report()
-    same = machine.config.shared_json
-    with pytest.raises(PeerError, match="no rank has failed"):
-        machine.handle(Reported((Report(0, "", 0, same), Report(1, "", 0, same))))
-
-
-def test_a_report_of_another_round_is_a_mismatch_that_names_it() -> None:
-    machine = in_report()
-    same = machine.config.shared_json
-    (finish,) = machine.handle(Reported((Report(0, "", 0, same), Report(1, "", 4, same))))
-    assert isinstance(finish, Finish)
-    assert (finish.outcome.kind, finish.outcome.rank) == (OutcomeKind.MISMATCH, 1)
-    assert finish.outcome.cause == "round 4, rank 0 is in 0"
-
-
-@pytest.mark.parametrize("length", [0, -1])
-def test_a_sample_without_tokens_is_refused(length: int) -> None:
-    machine = make_machine()
-    with pytest.raises(UsageError, match=f"length {length}"):
-        machine.handle(read(length))
-
-
-@pytest.mark.parametrize("supervised", [-1, 6])
-def test_supervised_tokens_lie_within_the_length(supervised: int) -> None:
-    machine = make_machine()
-    with pytest.raises(UsageError, match=f"supervised {supervised}"):
-        machine.handle(SamplesRead((Sample(0, 0, 5, supervised),)))
-
-
-def test_positions_have_no_gap() -> None:
-    machine = make_machine()
-    with pytest.raises(UsageError, match="has position 1, expected 0"):
-        machine.handle(read(5, first=1))
-
-
-def test_a_read_may_be_answered_in_parts() -> None:
-    machine = make_machine(read(5))
-    assert machine.state.wanted_samples == 1
-    (effect,) = machine.handle(read(5, first=1))
-    assert isinstance(effect, PostOffer)
-
-
-def test_a_failure_without_a_cause_still_is_one() -> None:
-    machine = make_machine(LocalFailed(""))
-    assert machine.state.failure == "unknown failure"
-
-
-def test_the_first_failure_counts() -> None:
-    machine = make_machine(LocalFailed("first"))
-    assert machine.handle(LocalFailed("second")) == ()
-    assert machine.state.failure == "first"
-
-
-def test_a_failure_after_the_offer_is_told_with_the_next_one() -> None:
-    machine = in_offer()
-    assert machine.handle(LocalFailed("late")) == ()
-    machine.handle(Agreed(make_agreement(machine.config, machine.state)))
-    *_, post = machine.handle(Counted((StepCounts(4, 20, 4),)))
-    assert isinstance(post, PostOffer)
-    assert (post.offer.round_min, post.offer.failed_rank, post.offer.ready_min) == (1, 0, 0)
-
-
-@pytest.mark.parametrize("make", [make_machine, in_offer, in_count, in_report])
-def test_a_lost_peer_ends_the_rank_in_any_phase(make: Any) -> None:
-    machine = make()
-    (finish,) = machine.handle(PeerLost(1, "gone"))
-    assert isinstance(finish, Finish)
-    assert (finish.outcome.kind, finish.outcome.rank, finish.outcome.cause) == (OutcomeKind.LOST, 1, "gone")
-    assert machine.state.phase is DONE
-    assert machine.handle(PeerLost(1, "gone")) == ()
 
 
 def test_the_observer_is_told_of_every_transition_that_happened() -> None:

@@ -15,13 +15,6 @@ VALUES = st.integers(0, 9) | st.just(NONE)
 OFFERS = st.builds(Offer, **{item.name: VALUES for item in fields(Offer)})
 
 
-@given(OFFERS, OFFERS, OFFERS)
-def test_combine_is_associative_commutative_and_idempotent(a: Offer, b: Offer, c: Offer) -> None:
-    assert combine(combine(a, b), c) == combine(a, combine(b, c))
-    assert combine(a, b) == combine(b, a)
-    assert combine(a, a) == a
-
-
 @given(st.lists(OFFERS, min_size=1, max_size=6))
 def test_the_agreement_is_the_minimum_or_maximum_of_each_field(offers: list[Offer]) -> None:
     agreement = reduce_offers(offers)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from pathlib import Path
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.core.config import Config
 from odb_ref.core.effects import (
     Collate,
     Deliver,
@@ -41,9 +39,7 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.types import Sample, Step, StepCounts
-from odb_ref.trace.format import TraceError, decode_event, encode_effect, encode_event
-from odb_ref.trace.reading import read_trace
-from odb_ref.trace.writing import TraceWriter
+from odb_ref.trace.format import decode_event, encode_effect, encode_event
 from tests.helpers.effort import IS_MUTATED
 
 N = st.integers(0, 2**40)
@@ -109,41 +105,3 @@ EFFECTS: dict[type, tuple[Effect, object]] = {
 def test_an_effect_is_written_as_the_format_says(kind: type) -> None:
     effect, expected = EFFECTS[kind]
     assert json.loads(json.dumps(encode_effect(effect))) == expected
-
-
-def test_a_file_is_read_back(tmp_path: Path) -> None:
-    config = Config(rank=0, world_size=2, budget_tokens=9, window_samples=3, tag="x")
-    path = tmp_path / "t.ndjson"
-    with TraceWriter(path, config, driver="test", epoch=4) as writer:
-        writer.record(0, None, (Read(3),))
-        writer.record(1, StepTaken(), (Deliver(STEP),), time_s=1.23456789)
-    header, records = read_trace(path)
-    assert (header.world_size, header.driver, header.epoch) == (2, "test", 4)
-    assert header.config == json.loads(config.shared_json)
-    first, second = records
-    assert (first.rank, first.event, first.time_s) == (0, None, None)
-    assert first.effects == ({"kind": "read", "count": 3},)
-    assert (second.rank, second.event, second.time_s) == (1, {"kind": "step_taken"}, 1.234568)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {},
-        {"kind": "nonsense"},
-        {"kind": "collated"},
-        {"kind": "collated", "round": "1"},
-        {"kind": "collated", "round": True},
-        {"kind": "samples_read", "samples": 5},
-        {"kind": "samples_read", "samples": [[1, 2, 3]]},
-        {"kind": "samples_read", "samples": [[1, 2, 3, 4, "5"]]},
-        {"kind": "agreed", "agreement": {}},
-        {"kind": "agreed"},
-        {"kind": "counted", "counts": [[1, 2, "x"]]},
-        {"kind": "counted", "counts": [[1, 2]]},
-        {"kind": "local_failed"},
-    ],
-)
-def test_malformed_events_are_refused(data: dict[str, object]) -> None:
-    with pytest.raises(TraceError):
-        decode_event(data)  # type: ignore[arg-type]

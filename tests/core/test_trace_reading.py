@@ -116,7 +116,11 @@ def test_a_growing_line_that_fills_all_that_is_allowed_waits_for_its_end(monkeyp
         (b'{"a": "\xff"}\n', "t:2: 'utf-8' codec can't decode byte 0xff in position 7: invalid start byte"),
         (b"[" * 100_000 + b"\n", "t:2: lists and objects are nested too deeply"),
         (b"[1]\n", "t:2: not a JSON object"),
+        (b"\n", "t:2: not JSON, or cut off: Expecting value: column 1"),
         (b"{}\n", "t:2: a record needs rank, event and effects"),
+        (b'{"rank": "0", "event": null, "effects": []}\n', "t:2: a record needs rank, event and effects"),
+        (b'{"rank": 0, "event": 5, "effects": []}\n', "t:2: a record needs rank, event and effects"),
+        (b'{"rank": 0, "event": null, "effects": {}}\n', "t:2: a record needs rank, event and effects"),
         (b'{"rank": true, "event": null, "effects": []}\n', "t:2: a record needs rank, event and effects"),
         (b'{"rank": 3, "event": null, "effects": []}\n', "t:2: rank 3 in a world of 3"),
         (b'{"rank": -1, "event": null, "effects": []}\n', "t:2: rank -1 in a world of 3"),
@@ -173,7 +177,7 @@ def test_a_whole_line_is_not_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_time_is_kept() -> None:
-    for time_s in (1.5, 2):
+    for time_s in (1.5, 2, 0):
         reader, _ = open_served(json.dumps({"rank": 0, "event": {}, "effects": [], "time_s": time_s}).encode() + b"\n")
         assert reader.read() == Record(0, {}, (), time_s)
     reader, _ = open_served(b'{"rank": 0, "event": {}, "effects": [], "time_s": 1e999}\n')

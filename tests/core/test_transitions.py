@@ -381,6 +381,7 @@ def test_samples_join_the_window() -> None:
         (FILLING, SamplesRead(make_group(*range(10, 14))), "SamplesRead holds 4 samples, only 3 were asked for"),
         (FILLING, SamplesRead(make_group(11)), "sample 110 has position 11, expected 10"),
         (FILLING, SamplesRead((Sample(7, 10, 0, 0),)), "sample 7: length 0, supervised 0"),
+        (FILLING, SamplesRead((Sample(7, 10, -1, 0),)), "sample 7: length -1, supervised 0"),
         (FILLING, SamplesRead((Sample(7, 10, 2, 3),)), "sample 7: length 2, supervised 3"),
         (FILLING, SamplesRead((Sample(7, 10, 2, -1),)), "sample 7: length 2, supervised -1"),
         (FILLING, Collated(3), "Collated(3) in round 3: that collation is not under way"),
@@ -413,6 +414,7 @@ def test_an_illegal_event_is_told_from_what_is_open(state: State, event: Any, me
             "agreement in round 2, field ready_min: 0, expected 1",
         ),
         (IN_COUNT, Counted(COUNTS[:1]), "counts of round 2, field counts: 1 steps, not 2"),
+        (IN_COUNT, Counted((*COUNTS, COUNTS[0])), "counts of round 2, field counts: 3 steps, not 2"),
     ],
 )
 def test_a_message_that_contradicts_the_protocol_names_round_and_field(state: State, event: Any, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -26,23 +27,23 @@ def show(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=show)
-def test_a_module_is_short_enough_to_read(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= LINES
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=show)
-def test_no_bare_assert_is_shipped(path: Path) -> None:
-    lines = [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
-    assert lines == []
+def test_a_module_is_short_enough_to_read() -> None:
+    lengths = {show(path): len(path.read_text().splitlines()) for path in SHIPPED}
+    assert {path: lines for path, lines in lengths.items() if lines > LINES} == {}
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=show)
-def test_a_module_says_what_it_is_for(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    if tree.body:
-        assert ast.get_docstring(tree), "no docstring"
+def test_no_bare_assert_is_shipped() -> None:
+    found = [(path, node) for path in SHIPPED for node in ast.walk(parse(path)) if isinstance(node, ast.Assert)]
+    assert [f"{show(path)}:{node.lineno}" for path, node in found] == []
+
+
+def test_a_module_says_what_it_is_for() -> None:
+    assert [show(path) for path in SHIPPED if parse(path).body and not ast.get_docstring(parse(path))] == []
 
 
 def list_public(node: ast.Module | ast.ClassDef) -> list[ast.FunctionDef | ast.ClassDef]:
@@ -54,24 +55,22 @@ def list_public(node: ast.Module | ast.ClassDef) -> list[ast.FunctionDef | ast.C
     return found
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=show)
-def test_what_is_public_has_a_docstring(path: Path) -> None:
-    public = list_public(ast.parse(path.read_text()))
-    assert [f"{node.name}, line {node.lineno}" for node in public if ast.get_docstring(node) is None] == []
+def test_what_is_public_has_a_docstring() -> None:
+    public = [(path, node) for path in SHIPPED for node in list_public(parse(path))]
+    assert [f"{show(path)}:{node.lineno}" for path, node in public if ast.get_docstring(node) is None] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=show)
-def test_a_spec_reference_names_a_rule_that_exists(path: Path) -> None:
+def test_a_spec_reference_names_a_rule_that_exists() -> None:
     text = (ROOT / "spec" / "protocol.md").read_text()
     known = set(re.findall(r"\*\*(R\d+(?:\.\d+)?)\.?\*\*", text)) | set(
         re.findall(r"^\| (I\d+) \|", text, re.MULTILINE)
     )
     assert len(known) > 20
-    for reference in SPEC.findall(path.read_text()):
+    for path, reference in [(file, item) for file in SOURCES for item in SPEC.findall(file.read_text())]:
         ids = RULE.findall(reference)
         if path in SHIPPED:
-            assert ids or set(re.findall(r"[A-Z]{3,}", reference)) & set(Property), f"no rule in 'Spec: {reference}'"
-        assert set(ids) <= known, reference
+            assert ids or set(re.findall(r"[A-Z]{3,}", reference)) & set(Property), f"{path}: no rule in '{reference}'"
+        assert set(ids) <= known, f"{path}: {reference}"
 
 
 def find_unlisted(text: str) -> set[str]:
@@ -100,7 +99,7 @@ def test_a_rule_that_is_gone_is_listed_as_retired() -> None:
 def list_functions(path: Path) -> list[tuple[ast.FunctionDef, str]]:
     """Functions with their docstrings; not properties, which are values."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
             names = {ast.unparse(item) for item in node.decorator_list}
             if not any("property" in name or name.endswith(".setter") for name in names):
@@ -126,14 +125,13 @@ NO_VERBS = {
 }
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=show)
-def test_the_docstring_of_a_function_that_answers_begins_with_a_verb(path: Path) -> None:
+def test_the_docstring_of_a_function_that_answers_begins_with_a_verb() -> None:
     """ "Returns the groups", not "The groups"; what answers nothing may say what happens."""
     wrong = []
-    for node, text in list_functions(path):
+    for path, (node, text) in [(file, item) for file in SHIPPED for item in list_functions(file)]:
         is_silent = isinstance(node.returns, ast.Constant) and node.returns.value is None
         if not is_silent and text.split()[0].rstrip(".,:;") in NO_VERBS:
-            wrong.append(f"line {node.lineno}: {text.splitlines()[0]}")
+            wrong.append(f"{show(path)}:{node.lineno}: {text.splitlines()[0]}")
     assert wrong == []
 
 

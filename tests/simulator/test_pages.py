@@ -269,6 +269,7 @@ def test_sliders_show_what_came_of_the_values_chosen(write: Callable[[str], Path
     names = [dimension["name"] for dimension in spec["dimensions"]]
     assert names == ["ranks", "window", "token budget"]
     tab.open(page)
+    assert tab.run("[0.02512, 0.0252].map(value => tick(value))") == ["0.02512", "0.0252"]
     for at in ((0, 0, 0), (1, 2, 0), (0, 1, 1)):
         for dim, place in enumerate(at):
             tab.run(SLIDE.replace("DIM", str(dim)).replace("PLACE", str(place)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.effects import Read
-from odb_ref.core.types import Sample, compute_padded_tokens
+from odb_ref.core.types import Sample
 from tests.helpers.world import World, make_config, make_shard, run
 
 LENGTHS = st.lists(st.integers(1, 12), max_size=8)
@@ -50,14 +50,6 @@ def test_the_sweep_starts_at_the_shortest_and_groups_begin_with_the_longest() ->
     groups = compute_groups(make_shard([4, 1, 2, 2, 4, 3]), 8)
     assert [[sample.length for sample in group] for group in groups] == [[2, 2, 1], [4, 3], [4]]
     assert [[sample.position for sample in group] for group in groups] == [[3, 2, 1], [0, 5], [4]]
-
-
-@given(LENGTHS, st.integers(1, 20))
-def test_a_group_of_two_or_more_fits_the_budget(lengths: list[int], budget: int) -> None:
-    """Spec: R2.2. Checks: BUDGET."""
-    for group in compute_groups(make_shard(lengths), budget):
-        assert len(group) == 1 or compute_padded_tokens(group) <= budget
-        assert all(sample.length <= budget for sample in group) or len(group) == 1
 
 
 @given(st.lists(st.integers(1, 12), max_size=6), st.integers(1, 20))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
+
+from tests.helpers.programs import run_program
 
 pytestmark = pytest.mark.torch
 
@@ -31,24 +30,16 @@ def test_it_is_kept_without_outputs() -> None:
         assert cell["execution_count"] is None
 
 
-def test_it_runs_from_its_first_cell_to_its_last(tmp_path: Path) -> None:
+def test_it_runs_from_its_first_cell_to_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks: COVER, ALIGN, BUDGET. As one program, since its cells say nothing that only a notebook understands."""
     program = tmp_path / "cells.py"
     program.write_text("\n\n".join("".join(cell["source"]) for cell in read_cells()))
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        cwd=tmp_path,
-        env=os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "samples trained on: 800 of 800" in done.stdout
-    assert "exit status 0" in done.stdout
-    steps = {line.split(": ")[1].split(" steps")[0] for line in done.stdout.splitlines() if line.startswith("rank ")}
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    out = run_program(program, folder=tmp_path, timeout_s=240)
+    assert "samples trained on: 800 of 800" in out
+    assert "exit status 0" in out
+    steps = {line.split(": ")[1].split(" steps")[0] for line in out.splitlines() if line.startswith("rank ")}
     assert len(steps) == 1
-    (fullest,) = [line for line in done.stdout.splitlines() if line.startswith("the fullest batch")]
+    (fullest,) = [line for line in out.splitlines() if line.startswith("the fullest batch")]
     assert int(fullest.split(": ")[1].split()[0].replace(",", "")) <= 16_384
     assert (tmp_path / "notebook-run" / "steps.png").stat().st_size > 5000

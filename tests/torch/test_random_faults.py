@@ -23,7 +23,7 @@ from tests.soak.rank import SHARD, Found, Rank
 
 pytestmark = pytest.mark.torch
 
-RUNS = int(os.environ.get("ODB_FAULT_RUNS", "10"))
+RUNS = int(os.environ.get("ODB_FAULT_RUNS", "4"))
 
 
 @pytest.mark.slow

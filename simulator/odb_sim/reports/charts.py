@@ -30,13 +30,11 @@ def choose_colours(policies: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """A value for each x of `LineChart`, or for each name of `Bars`; ``low`` and ``high`` are the ends of their bands."""
+    """A value for each x of `LineChart`, or for each name of `Bars`."""
 
     name: str
     colour: str
     values: Sequence[float | None]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
     colours: Sequence[str] | None = None
     """Of each bar, where they differ."""
 
@@ -60,7 +58,6 @@ class Bars:
 
     names: Sequence[str]
     series: Sequence[Series]
-    unit: str = ""
     is_percent: bool = False
     is_dots: bool = False
     digits: int | None = None

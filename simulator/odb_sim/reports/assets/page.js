@@ -92,15 +92,10 @@ const below = names => {
 
 function lines(chart) {
   const format = value => show(value, chart.is_percent) + (chart.unit ? " " + chart.unit : ""), names = chart.series.map(one => one.name);
-  const series = chart.series.flatMap(one => {
-    const main = {type: "line", name: one.name, color: colour(one.colour), data: one.values.map((y, at) => at === chart.mark
+  const series = chart.series.map(one => ({type: "line", name: one.name, color: colour(one.colour), data: one.values.map((y, at) => at === chart.mark
       ? {value: y, symbolSize: 13, itemStyle: {color: colour("bg"), borderColor: colour("fault"), borderWidth: 2.5}} : y),
       symbol: "circle", symbolSize: 6, showSymbol: chart.x.length <= 40, connectNulls: true, lineStyle: {width: chart.is_stack ? 0 : 2, type: one.dashed ? "dashed" : "solid"},
-      ...(chart.is_stack ? {stack: "all", areaStyle: {opacity: 0.85}, symbol: "none"} : {})};
-    if (!one.low) return [main];
-    const edge = {type: "line", silent: true, symbol: "none", lineStyle: {opacity: 0}, stack: "band" + one.name, tooltip: {show: false}};
-    return [main, {...edge, data: one.low}, {...edge, data: one.high.map((high, at) => high - one.low[at]), areaStyle: {color: colour(one.colour), opacity: 0.18}}];
-  });
+      ...(chart.is_stack ? {stack: "all", areaStyle: {opacity: 0.85}, symbol: "none"} : {})}));
   return {
     animation: false, legend: legend(names), series,
     tooltip: {...tip(), trigger: "axis", formatter: items => `<div class=tip>${escape(chart.x_name)} <b>${escape(items[0].axisValueLabel)}</b>` + items.filter(item => names.includes(item.seriesName) && item.value !== undefined)
@@ -112,21 +107,14 @@ function lines(chart) {
 }
 
 function bars(chart) {
-  const format = value => (chart.digits === null ? show(value, chart.is_percent) : value.toFixed(chart.digits)) + (chart.unit ? " " + chart.unit : ""), names = chart.series.map(one => one.name);
-  const whiskers = chart.series.filter(one => one.low).map(one => ({
-    type: "custom", silent: true, z: 5, tooltip: {show: false}, data: one.values.map((_, at) => [one.low[at], one.high[at], at]), encode: {x: [0, 1], y: 2},
-    renderItem: (_, api) => {
-      const [a, b] = [api.coord([api.value(0), api.value(2)]), api.coord([api.value(1), api.value(2)])], style = {stroke: colour("ink"), lineWidth: 1.5};
-      return {type: "group", children: [[a, b], [[a[0], a[1] - 5], [a[0], a[1] + 5]], [[b[0], b[1] - 5], [b[0], b[1] + 5]]].map(([p, q]) => ({type: "line", shape: {x1: p[0], y1: p[1], x2: q[0], y2: q[1]}, style}))};
-    }}));
+  const format = value => (chart.digits === null ? show(value, chart.is_percent) : value.toFixed(chart.digits)), names = chart.series.map(one => one.name);
   const own = chart.series.map(one => ({
     type: chart.is_dots ? "scatter" : "bar", name: one.name, color: colour(one.colour), symbolSize: 11, barMaxWidth: 22, barCategoryGap: "35%",
     data: one.values.map((x, at) => ({value: chart.is_dots ? [x, at] : x, itemStyle: {color: colour(one.colours ? one.colours[at] : one.colour), opacity: chart.is_dots ? 0.85 : 1, borderRadius: chart.is_dots ? 0 : 3}})),
-    label: chart.is_dots || chart.series.length > 2 ? {show: false} : {show: true, position: one.low ? "insideLeft" : "right", formatter: item => format(item.value), ...text(), color: one.low ? colour("bg") : colour("ink")}}));
+    label: chart.is_dots || chart.series.length > 2 ? {show: false} : {show: true, position: "right", formatter: item => format(item.value), ...text(), color: colour("ink")}}));
   return {
-    animation: false, legend: legend(names), series: [...own, ...whiskers],
-    tooltip: {...tip(), formatter: item => `<div class=tip><b>${escape(chart.names[item.dataIndex])}</b>${names.length > 1 ? `, ${escape(item.seriesName)}` : ""}: <b>${format(chart.is_dots ? item.value[0] : item.value)}</b>` +
-      (chart.series[item.seriesIndex].low ? `<br>between ${format(chart.series[item.seriesIndex].low[item.dataIndex])} and ${format(chart.series[item.seriesIndex].high[item.dataIndex])}` : "") + "</div>"},
+    animation: false, legend: legend(names), series: own,
+    tooltip: {...tip(), formatter: item => `<div class=tip><b>${escape(chart.names[item.dataIndex])}</b>${names.length > 1 ? `, ${escape(item.seriesName)}` : ""}: <b>${format(chart.is_dots ? item.value[0] : item.value)}</b>` + "</div>"},
     grid: {left: 4, right: 52, top: 8, bottom: below(names) + 8, containLabel: true, outerBoundsMode: "same"},
     xAxis: axis({type: "value", min: chart.is_dots ? undefined : 0, scale: chart.is_dots, splitNumber: isNarrow() ? 3 : 5, axisLabel: {formatter: value => tick(value, chart.is_percent)}}),
     yAxis: axis({type: "category", inverse: true, data: chart.names, splitLine: {show: !!chart.is_dots}}),
