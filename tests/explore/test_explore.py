@@ -10,7 +10,6 @@ from pathlib import Path
 import networkx
 import pytest
 from odb_sim.cli.main import main
-from odb_sim.explore import search
 from odb_sim.explore.bounds import Bounds, compute_lengths
 from odb_sim.explore.checks import compute_fewest_groups
 from odb_sim.explore.driver import Core
@@ -80,31 +79,6 @@ def test_every_property_holds_in_every_interleaving_of_large_worlds(name: str) -
     result = explore(FULL[name])
     assert result.counterexample is None
     assert result.is_complete
-
-
-class FullSpace(Space):
-    """A space that forgets, and leaves no order out."""
-
-    def reduce(self, world: World, codes: list[int]) -> list[int]:
-        return codes
-
-
-@pytest.mark.parametrize("name", list(SMALL))
-def test_a_reduced_search_comes_to_the_same_verdict_and_the_same_ends(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Following one order of what commutes leaves out no end, and no state of a rank."""
-    full, reduced = explore(SMALL[name]), explore(SMALL[name], is_reduced=True)
-    assert full.counterexample is None and reduced.counterexample is None and reduced.is_complete
-    assert reduced.states <= full.states and reduced.ends <= full.ends
-    monkeypatch.setattr(search, "Space", FullSpace)
-    forgetful = explore(SMALL[name], is_reduced=True)
-    assert (reduced.ends, reduced.rank_states) == (forgetful.ends, forgetful.rank_states)
-
-
-def test_a_reduced_search_needs_fewer_states_for_the_same_faults() -> None:
-    bounds = Bounds(lengths=compute_lengths((2, 1, 2), (3, 1, 2)), failures=1, losses=1)
-    assert explore(bounds, is_reduced=True).states < 0.75 * explore(bounds).states
 
 
 def test_graph_has_no_cycle_and_one_start() -> None:

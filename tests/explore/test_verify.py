@@ -225,8 +225,6 @@ def test_a_right_rule_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert data["ok"] and data["name"] == "eager"
     assert {entry["verdict"] for entry in data["properties"].values()} == {"holds"}
     assert set(data["properties"]) == {*PROPERTIES, "ORDER"}
-    assert {one["rule"] for one in data["quality"]} == {"odb", "paper", "eager"}
-    assert all(one["most_age"] <= 4 and one["steps"] > 0 for one in data["quality"])
 
 
 @pytest.mark.usefixtures("short")

@@ -212,6 +212,51 @@ NAMED = {
     "a name by process": (PURE, _rule("return odb", name="f'mine{os.getpid()}'")),
     "a number for a name": (NAME, _rule("return odb", name="7")),
 }
+BY_A_STRANGER = {
+    "hashes how many groups there are": (PURE, _rule("return min(top, odb + hash(f'step {a.groups_max}') % 2)")),
+    "looks at its caller, which knows the rank": (
+        PURE,
+        _rule(
+            "frame = sys._getframe()\nwhile frame and 'config' not in frame.f_locals: frame = frame.f_back\n"
+            "return min(top, odb + frame.f_locals['config'].rank) if frame else odb"
+        ),
+    ),
+    "changes its mind after 200 questions": (
+        PURE,
+        _rule("self.asked.append(a)\nreturn odb if len(self.asked) < 200 else top", members="asked = []"),
+    ),
+    "forgets what is due where windows are large": (
+        BOUNDS,
+        _rule("return max(1, a.groups_min) if top > 500 and a.groups_min != NONE else odb"),
+    ),
+    "answers with a root where it is whole": (
+        BOUNDS,
+        _rule(
+            "root = math.sqrt(a.groups_max)\n"
+            "return max(odb, min(top, root)) if root > 12 and root == int(root) else odb",
+            before="import math",
+        ),
+    ),
+    "looks for a square that is not always there": (
+        BOUNDS,
+        _rule("t = a.due_max\nwhile a.round_min > 20 and t * t % 7 == 2 and odb != top: t += 7\nreturn odb"),
+    ),
+    "divides by how far apart the ranks are": (
+        BOUNDS,
+        _rule(
+            "if a.groups_min == NONE or a.groups_max < 48: return odb\n"
+            "return max(odb, min(top, a.groups_max * 8 // (a.groups_max - a.groups_min)))"
+        ),
+    ),
+    "a share that its name leaves out": (
+        NAME,
+        _rule(
+            "return max(1, a.due_max, min(top, odb * self.share[0] // self.share[1]))",
+            members="def __init__(self, share=(1, 1)): self.share = share",
+        ),
+    ),
+}
+"""By somebody who had not read the check."""
 RIGHT = {
     "uses modules that tell of nothing outside": (
         HOLDS,
@@ -229,7 +274,7 @@ RIGHT = {
         ),
     ),
 }
-TABLE = {**ENDINGS, **ANSWERS, **IMPURE, **OUTSIDE, **PARAMETERS, **NAMED, **RIGHT}
+TABLE = {**ENDINGS, **ANSWERS, **IMPURE, **OUTSIDE, **PARAMETERS, **NAMED, **BY_A_STRANGER, **RIGHT}
 
 
 def find(text: str, *, file: str = "rule.py") -> tuple[str, Finding | None]:

@@ -125,6 +125,123 @@ DEFECTS = (
 )
 
 
+BY_A_STRANGER = (
+    Defect(
+        "a group of half the budget is left over",
+        "batching/alignment",
+        "2 * layout.compute_tokens(group) < budget_tokens",
+        "2 * layout.compute_tokens(group) <= budget_tokens",
+    ),
+    Defect(
+        "what is left of an order goes to 12 ranks at most",
+        "batching/shards",
+        "more = int(want >= low and spare > 0)",
+        "more = int(want >= low and spare > 0 and len(shares) < 12)",
+    ),
+    Defect(
+        "the last portion of an update has 100 places at most",
+        "batching/updates",
+        "portion = left if is_last else -(-left // 2)",
+        "portion = min(left, 100) if is_last else -(-left // 2)",
+    ),
+    Defect(
+        "the orders of rounds repeat after 128",
+        "batching/order",
+        "key = mix(mix(seed) ^ round_)",
+        "key = mix(mix(seed) ^ round_ % 128)",
+    ),
+    Defect(
+        "what a rank accepts is saved as agreed on",
+        "resume",
+        "agreed_tokens=state.agreed_tokens,\n        accepted",
+        "agreed_tokens=min(state.agreed_tokens, state.accepted_tokens),\n        accepted",
+    ),
+    Defect(
+        "a checkpoint passes one round at a time",
+        "resume",
+        "        while len(self._starts) > 1 and",
+        "        if len(self._starts) > 1 and",
+    ),
+    Defect(
+        "an urged rank may take one more step after a loss",
+        "machine",
+        "    limit = min(state.step_limit, state.taken_steps)\n",
+        "    limit = min(state.step_limit, state.taken_steps + (state.is_urged and len(state.queue) > 1))\n",
+    ),
+    Defect(
+        "what is collated may be trained on after a failure",
+        "machine",
+        "compute_failure(reports), state.planned_steps - len(state.plan))",
+        "compute_failure(reports), state.planned_steps - len(state.plan) * (not state.is_collated))",
+    ),
+    Defect(
+        "a quota begins again where nothing was carried",
+        "resume",
+        "        global_samples=start.global_samples,\n        agreed",
+        "        global_samples=start.global_samples if start.carried else 0,\n        agreed",
+    ),
+    Defect(
+        "limits shrink rounded up",
+        "batching/budgets",
+        "max(1, limit * agreed_tokens // budget_tokens)",
+        "-(-limit * agreed_tokens // budget_tokens)",
+    ),
+    Defect(
+        "a budget that was lowered never comes back",
+        "machine",
+        "accepted_tokens=compute_offered(event.tokens, config.budget_tokens))",
+        "accepted_tokens=compute_offered(event.tokens, config.budget_tokens) % NONE or state.accepted_tokens)",
+    ),
+    Defect(
+        "peers compare 100 samples",
+        "peers",
+        'item.supervised}" for item in window]',
+        'item.supervised}" for item in window[:100]]',
+    ),
+    Defect(
+        "no age is more than 12 rounds", "machine", "[-config.max_age_rounds :]", "[-min(config.max_age_rounds, 12) :]"
+    ),
+    Defect(
+        "the step at the limit is delivered",
+        "machine",
+        "    return tuple([step for step in steps if step.number < state.step_limit])",
+        "    return tuple([step for step in steps if step.number <= state.step_limit])",
+    ),
+    Defect(
+        "beyond 40 rows no limit is looked at",
+        "batching/grouping",
+        "while limits and place < len(rooms) and not",
+        "while limits and place < min(len(rooms), 40) and not",
+    ),
+    Defect("the padding of all groups is one", "batching/grouping", "begin, held = end, 0\n", "begin = end\n"),
+    Defect(
+        "the lowest rank that failed is the first by its digits",
+        "exchange",
+        "    for report in reports:\n        if report.cause:",
+        "    for report in sorted(reports, key=lambda report: str(report.rank)):\n        if report.cause:",
+    ),
+    Defect(
+        "the supervised tokens of 32 ranks are summed",
+        "exchange",
+        "sum([count.supervised for count in step])",
+        "sum([count.supervised for count in step[:32]])",
+    ),
+    Defect(
+        "configurations are compared in two rounds",
+        "machine",
+        "or agreement.fingerprint_min != agreement.fingerprint_max\n",
+        "or (state.round < 2 and agreement.fingerprint_min != agreement.fingerprint_max)\n",
+    ),
+    Defect(
+        "a rank without a share draws from the beginning",
+        "resume",
+        "    if start.draw.end:\n",
+        "    if start.draw.count:\n",
+    ),
+)
+"""By somebody who had not read `odb-ref verify`; ``python -m tests.mutants.fresh`` runs them first."""
+
+
 def plant(defect: Defect, folder: Path) -> Path:
     """A copy of the core with the defect in it.
 
@@ -152,7 +269,7 @@ def refute(defect: Defect) -> Iterator[tuple[str, str]]:
 def main() -> int:
     """Prints the table; 1 when one survives."""
     survivors = 0
-    for defect in DEFECTS:
+    for defect in (*BY_A_STRANGER, *DEFECTS):
         if sys.argv[1:] and not any(word in defect.name for word in sys.argv[1:]):
             continue
         began = time.perf_counter()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.fresh import DEFECTS, Defect, plant
+from tests.mutants.fresh import BY_A_STRANGER, DEFECTS, Defect, plant
 
 
-@pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name for defect in DEFECTS])
+@pytest.mark.parametrize("defect", (*BY_A_STRANGER, *DEFECTS), ids=lambda defect: defect.name)
 def test_a_defect_can_be_planted(defect: Defect, tmp_path: Path) -> None:
     core = plant(defect, tmp_path)
     ast.parse((core / f"{defect.module}.py").read_text(encoding="utf-8"))

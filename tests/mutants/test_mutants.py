@@ -35,18 +35,6 @@ def test_mutant_is_killed_by_its_check(mutant: Mutant) -> None:
 
 
 @every_mutant
-def test_a_reduced_search_kills_the_mutant_too(mutant: Mutant) -> None:
-    """The verdict is that of the whole graph, for each defect."""
-    with load(mutant) as (core, bounds):
-        found = explore(bounds, core=core, max_states=MAX_STATES, is_reduced=True).counterexample
-    assert found is not None, "survives"
-    with load(mutant, has_invariants=False) as (core, bounds):
-        full = explore(bounds, core=core, max_states=MAX_STATES)
-        reduced = explore(bounds, core=core, max_states=MAX_STATES, is_reduced=True)
-    assert (full.counterexample is None) == (reduced.counterexample is None)
-
-
-@every_mutant
 def test_mutant_is_killed_without_the_cores_own_invariants(mutant: Mutant) -> None:
     found = find(mutant, has_invariants=False)
     if mutant.needs_invariants:

@@ -12,32 +12,17 @@ from pathlib import Path
 
 import pytest
 from odb_sim.cli import demo
-from odb_sim.cli import verify as verify_command
 from odb_sim.cli.main import EXAMPLES, load_command, main
 from odb_sim.engine.metrics import list_step_columns
 from odb_sim.reports import recorded_report
 from odb_sim.studies.processes import Local
 from odb_sim.studies.published import ROWS, compare_published
 from odb_sim.studies.runs import POLICIES
-from odb_sim.verify.quality import Quality
 
 from tests.simulator_answers.helpers import record
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
-QUALITIES = [
-    Quality(
-        trace="azure_llm_2023_conv",
-        shards="uneven",
-        rule="a_rule_of_ones_own",
-        steps=123_456,
-        excess=0.123,
-        padding_ratio=0.123,
-        idle_steps=12_345,
-        mean_age=0.12,
-        most_age=12,
-    )
-]
 OPAQUE = {"costs", "values", "inputs", "constants", "model", "because"}
 """Keys whose value has names of its own: numbers of a cost model, inputs of a prediction, constants of a preset."""
 
@@ -210,12 +195,6 @@ def test_every_command_that_prints_a_table_is_run_here() -> None:
         if hasattr(module, "print_table")
     }
     assert tables <= names
-
-
-def test_what_verify_prints_has_a_formula(headings: list[str]) -> None:
-    verify_command._print_quality(QUALITIES)
-    assert headings
-    assert set(headings) <= set(read_names("Columns of tables"))
 
 
 def test_every_span_of_a_timeline_is_described() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -23,13 +23,16 @@ from odb_ref.core.batching.cost import TOKENS, get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
-from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
+from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw, compute_shares
 from odb_ref.core.batching.sizes import Sizes
+from odb_ref.core.batching.updates import compute_portion, compute_portion_shares, count_rounds
 from odb_ref.core.config import Config
-from odb_ref.core.effects import OutcomeKind
+from odb_ref.core.effects import Outcome, OutcomeKind, PostCounts
+from odb_ref.core.events import Counted, Report
+from odb_ref.core.exchange import combine_posts, compute_failure
 from odb_ref.core.peers import compute_digest
 from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start, resume
-from odb_ref.core.types import Mode, Sample
+from odb_ref.core.types import Mode, Sample, StepCounts
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.origin import UNKNOWN
 from tests.helpers.world import ACTIONS, AnyOrder, Choice, Node, Shard, World, make_config, write_trace
@@ -202,6 +205,10 @@ def judge(plan: Plan, world: World, folder: Path, checkpoints: tuple[Checkpoint,
         is_new = checkpoint.start == RoundStart()
         write_trace(path, node, UNKNOWN, None if is_new else checkpoint)
     found = [str(item) for item in check_traces(paths).violations]
+    for node, checkpoint in zip(world.nodes, checkpoints, strict=True):
+        state, start = node.machine.state, checkpoint.start  # of R4.3: a mark a round, the last A of them
+        if len(state.marks) != min(plan.config.max_age_rounds, len(start.marks) + state.round - start.round):
+            found.append(f"keeps {len(state.marks)} marks in round {state.round}")
     kinds = {node.finish.outcome.kind if node.finish else None for node in world.nodes}
     if kinds - {OutcomeKind.COMPLETE, OutcomeKind.STOPPED}:
         found.append(f"ends with {kinds}")
@@ -368,3 +375,65 @@ def test_groups_of_all_sizes_are_lined_up_split_and_carried_as_the_page_says(lay
             [at for at, _, _ in step] for step in expected
         ]
         assert [sample.position for sample in carried] == [at for at, _, _ in left]
+
+
+def is_fair(wants: list[int], left: int, shares: Sequence[int]) -> bool:
+    """R14.3: as many places as there are or are wanted; what is wanted still is alike, the lower ranks having one less."""
+    rests = [want - share for want, share in zip(wants, shares, strict=True)]
+    most = max(rests)
+    served = [rest < most for want, rest in zip(wants, rests, strict=True) if want >= most]
+    is_even = all(not share or rest >= most - 1 for share, rest in zip(shares, rests, strict=True))
+    is_whole = sum(shares) == min(left, sum(wants)) and min(rests) >= 0 and min(shares) >= 0
+    return is_whole and is_even and served == sorted(served, reverse=True)
+
+
+def test_a_common_order_of_any_size_is_shared_out_to_its_last_place() -> None:
+    """Spec: R14.3, R16.4. Checks: DEAL, UPDATE."""
+    draw = random.Random(5)
+    for _ in range(60):
+        ranks = draw_size(draw, 100, 1)
+        wants = [draw_size(draw, 2**20) for _ in range(ranks)]
+        left = draw.choice((sum(wants), draw_size(draw, sum(wants))))
+        assert is_fair(wants, left, compute_shares(wants, left)), (wants, left)
+        size = ranks * draw_size(draw, 2**12, 1) + draw.randrange(ranks)
+        begin = drawn = size * draw_size(draw, 2**20)
+        end = begin + draw.choice((size, draw_size(draw, size, 1)))
+        portions = count_rounds(size, ranks, is_shared=True) - 1
+        for number in range(portions):
+            is_last = number == portions - 1
+            loads = [draw_size(draw, 2**42) for _ in range(ranks)]
+            portion = end - drawn if is_last else ceil((end - drawn) / 2)
+            held = [load * (drawn - begin) // sum(loads) if sum(loads) else 0 for load in loads]
+            shares = compute_portion_shares(loads, drawn - begin, portion)
+            assert is_fair([max(held) - own + portion for own in held], portion, shares), (loads, portion)
+            for rank in {0, ranks // 2, ranks - 1}:
+                found = compute_portion(rank, loads, drawn, begin=begin, end=end, is_last=is_last)
+                assert found == Draw(drawn + sum(shares[:rank]), shares[rank], drawn + portion)
+            drawn += portion
+        assert drawn == end
+
+
+def test_what_many_ranks_post_has_one_answer() -> None:
+    """Spec: R4.5, R7.2, R7.3. Checks: ALIGN, WEIGHT, ABORT."""
+    draw = random.Random(6)
+    for _ in range(100):
+        ranks, steps, columns = draw_size(draw, 100, 1), draw_size(draw, 9), 3 + draw_size(draw, 6)
+        rows = [[[draw_size(draw, 2**42) for _ in range(columns)] for _ in range(steps)] for _ in range(ranks)]
+        posts = [PostCounts(tuple(map(StepCounts.from_row, own))) for own in rows]
+        sums = [[sum(column) for column in zip(*step, strict=True)] for step in zip(*rows, strict=True)]
+        assert combine_posts(posts) == Counted(tuple(map(StepCounts.from_row, sums)))
+        failed, late = (draw.sample(range(1, ranks + 1), draw_size(draw, ranks)) for _ in range(2))
+        outcome = (
+            compute_failure(
+                tuple(
+                    Report(rank, f"of {rank}" if rank in failed else "", int(rank in late), "{}")
+                    for rank in range(ranks + 1)
+                )
+            )
+            if failed or late
+            else None
+        )
+        if failed:
+            assert outcome == Outcome(OutcomeKind.FAILED, min(failed), f"of {min(failed)}")
+        elif late:
+            assert outcome == Outcome(OutcomeKind.MISMATCH, min(late), "round 1, rank 0 is in 0")

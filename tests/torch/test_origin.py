@@ -100,6 +100,42 @@ def test_true_traces_are_accepted(options: dict[str, Any], tmp_path: Path) -> No
     assert sum(len(job.unsaid) for job in verdict.jobs) == (0 if is_known else 2)
 
 
+def train_a_part(rank: int, folder: Path, name: str, steps: int, states: list[Any], options: dict[str, Any]) -> Any:
+    """So many steps of what is left of an epoch; returns what to go on from."""
+    settings = SETTINGS | options | {"trace": folder / f"{name}.ndjson"}
+    with ODBDataLoader(Numbers(0, SAMPLES, bad=7, fault="raise"), **nested(**settings)) as loader:
+        if states:
+            loader.load_state_dict(states)
+        for number, _ in enumerate(loader.steps(), 1):
+            if number == steps:
+                return loader.state_dict()
+    return None
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [({}, (2, 3, 3, 1)), ({"shard": "shared"}, (2, 1)), ({"update_samples": 16, "shard": "shared"}, (2, 1))],
+    ids=str,
+)
+def test_parts_of_an_epoch_by_other_numbers_of_ranks_are_linked(
+    options: dict[str, Any], ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Spec: R9.6, R10.3. Checks: COVER, RESUME."""
+    states: list[Any] = []
+    for part, count in enumerate(ranks):
+        steps = 3 if part + 1 < len(ranks) else 0
+        results = run_ranks(count, train_a_part, tmp_path, f"part{part}", steps, states, options)
+        assert not any(result.error and result.error != "JobError" for result in results), results
+        states = [result.value for result in results]
+    paths = sorted(tmp_path.glob("*.ndjson"))
+    verdict = check_traces(paths, is_replayed=True)
+    assert verdict.is_ok, [str(item) for item in verdict.violations]
+    assert [job.get_status(Property.RESUME) for job in verdict.jobs[1:]] == [Status.HOLDS] * (len(ranks) - 1)
+    for path in tmp_path.glob("part1*"):
+        change(path, lambda trace: trace.header["before"][-1].update(steps=2))
+    assert tell(paths) == {"RESUME"}
+
+
 @pytest.mark.parametrize(
     ("forge", "broken"),
     [(drop_the_tail, "COVER"), (give_one_sample_another_id, "COVER"), (go_on_after_another_step, "RESUME")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain
 
 from odb_ref.core.config import Config
@@ -55,11 +56,12 @@ def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
     """Returns what this rank knows of its epoch. Spec: R9.6.
 
     It does not know how many samples a stream has, nor, inside an update, what the others had drawn of a shared order before
-    the epoch was resumed. What another number of ranks had trained on is not counted.
+    the epoch was resumed.
     """
     progress, checkpoint = start.progress, start.checkpoint
-    run = "" if progress.base else start.run
-    if start.keys is None or (start.is_shared and not progress.is_between_updates):
+    others = _find_others(start)
+    run = start.run if others or not progress.base else ""
+    if start.keys is None or (start.is_shared and checkpoint is not None and checkpoint.taken_steps):
         return Origin(run=run)
 
     def make(places: Iterable[int]) -> Lot:
@@ -72,9 +74,21 @@ def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
     order = None if progress.gone else place_lot(map(start.get_id, places), begin).digest
     inputs = (OwnedLot(rank=owner, lot=make(places) - make(progress.gone), order=order),)
     if checkpoint is None or not is_known:
-        return Origin(run=run, inputs=inputs)
+        return Origin(run=run, inputs=inputs, before=others)
     read = checkpoint.start.read_samples
     positions = range(read if first else 0, max(read, *(position + 1 for position in checkpoint.taken), 0))
     taken = (quarantine.places.get_place(position) for position in positions if checkpoint.is_taken(position))
-    before = (OwnedLot(rank=owner, lot=make(chain(range(first), taken)), steps=progress.steps),)
-    return Origin(run=run, inputs=inputs, before=before)
+    before = OwnedLot(rank=owner, lot=make(chain(range(first), taken)), steps=progress.steps)
+    if owner is None:
+        others_lot = start.taken_before + make(progress.gone)
+        return Origin(run=run, inputs=inputs, before=(replace(before, lot=before.lot + others_lot),))
+    return Origin(run=run, inputs=inputs, before=(before, *others))
+
+
+def _find_others(start: EpochStart) -> tuple[OwnedLot, ...]:
+    """Returns what another number of ranks had trained on, where there was one, and the samples have numbers."""
+    parts = start.progress.base[-1].parts if start.progress.base else ()
+    if not parts or start.keys is None or not all(isinstance(key, int) for key in start.keys):
+        return ()
+    saved = parts[0].checkpoint
+    return (OwnedLot(lot=start.taken_before, steps=saved.start.planned_steps + saved.taken_steps),)

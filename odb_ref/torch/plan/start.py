@@ -16,6 +16,7 @@ from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start
 from odb_ref.core.rounds import foresee_draw
 from odb_ref.torch.plan.state import START, EpochProgress
 from odb_ref.torch.reading.quarantine import Places, Quarantine
+from odb_ref.trace.origin import Lot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class EpochStart:
     """The token budget that the rank was told to accept; NONE: the loader's."""
     first_tokens: tuple[int, int] = (NONE, NONE)
     """The token budgets of the first round and accepted for the next, where they are below the loader's. Spec: R15.1."""
+    taken_before: Lot = field(default_factory=Lot)
+    """What another number of ranks had trained on of the epoch, by the keys."""
     steps_before: int = 0
     """Steps of the epochs before, and of this one by another number of ranks: for who counts all of a training's."""
     trace: Path | None = None
@@ -54,8 +57,6 @@ class EpochStart:
     epoch: int = 0
     total_samples: int | None = None
     """Samples of the whole epoch, on all ranks, those set aside included; None when unknown."""
-    emitted_before: int = 0
-    """Samples taken by the ranks before a change of their number."""
     started_s: float = field(default_factory=time.monotonic)
 
     @property

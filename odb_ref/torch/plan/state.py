@@ -97,6 +97,13 @@ class Generation:
             rest += part.compute_rest(range(rank, len(order), world_size))
         return [order[item] for item in sorted(rest)]
 
+    def list_bad(self, order: Sequence[object]) -> list[object]:
+        """Returns what of ``order`` was set aside and is not left."""
+        is_shared = any(part.checkpoint.start.draw.end for part in self.parts)
+        world_size = len(self.parts)
+        rows = [order if is_shared else order[rank::world_size] for rank in range(world_size)]
+        return [row[place] for row, part in zip(rows, self.parts, strict=True) for place in part.bad]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochProgress:

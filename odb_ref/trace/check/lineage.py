@@ -86,7 +86,7 @@ class Lineage:
     def _others(self) -> Lot:
         """What other ranks had trained on that is not among the inputs: these are what was left."""
         before = self.before
-        return before[None].lot if before.keys() == {None} else NOTHING
+        return before[None].lot if None in before else NOTHING
 
     def is_of_epoch(self, other: Lineage) -> bool:
         """Returns True when there is the same to train on as in ``other``, but for what was set aside there."""
@@ -130,8 +130,11 @@ def judge_lineage(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[i
 
 
 def _list_sources(part: OwnedLot, job: Lineage, all_jobs: Sequence[Lineage]) -> list[Lineage]:
-    """Returns the jobs that a resumed one may go on from: of the same epoch, and of the run where that is said."""
+    """Returns the jobs that a resumed one may go on from: of the same epoch, and of the run where that is said; none that
+    itself goes on after the part.
+    """
     found = [other for other in all_jobs if other is not job and other.where == job.where]
+    found = [other for other in found if part.rank is not None or part not in other.before.values()]
     found = [other for other in found if part.run in ("", other.run)]
     return [other for other in found if part.rank is None or other.header.world_size == job.header.world_size]
 

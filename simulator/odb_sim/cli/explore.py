@@ -6,8 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from math import factorial, prod
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +21,7 @@ from odb_sim.explore.scenario import (
     replay,
     write_scenario,
 )
-from odb_sim.explore.search import Exploration, OnProgress, Search, SearchReduction
+from odb_sim.explore.search import Exploration, OnProgress, Search
 from odb_sim.explore.suites import SUITES
 from odb_sim.inputs.conditions import parse_budget_schedule
 from odb_sim.inputs.files import check_writable
@@ -79,12 +77,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--budget-schedule", metavar="STEP:TOKENS,..", help="token budgets by planned steps, on all ranks"
     )
     parser.add_argument("--odd-rank", type=int, metavar="R", help="a rank with another configuration")
-    parser.add_argument(
-        "--reduced",
-        action="store_true",
-        help="follow one order where the actions of ranks commute, merge ranks that are over, and let ranks with equal inputs "
-        "change places: the same verdict from fewer states, a counterexample that is not always the shortest",
-    )
     parser.add_argument("--max-states", type=int, help="stop after about so many states, with exit status 3")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument(
@@ -179,7 +171,6 @@ def _run_all(options: argparse.Namespace, suite: Mapping[str, Bounds]) -> int:
             bounds,
             max_states=options.max_states,
             on_progress=_make_progress(name),
-            is_reduced=options.reduced,
         )
         result = search.run()
         _clear_progress()
@@ -217,27 +208,7 @@ def _summarize(name: str, result: Exploration) -> list[str]:
         f"{name}: {verdict}" if name else verdict,
         f"  {result.states:,} states, {result.edges:,} edges, depth {result.depth} of {result.transition_bound}, "
         f"{result.ends:,} ends, {result.seconds:.1f} s",
-        *_describe_reduction(result.reduction),
     ]
-
-
-def _describe_reduction(reduction: SearchReduction | None) -> list[str]:
-    """Returns what was left out, a line for each reason."""
-    if reduction is None:
-        return []
-    lines = [
-        f"  commuting: one order of several in {reduction.ordered:,} states",
-        f"  over: {reduction.forgotten:,} states of a rank are like others",
-    ]
-    if reduction.alike:
-        ranks = "; ".join(", ".join(map(str, group)) for group in reduction.alike)
-        orders = prod(factorial(len(group)) for group in reduction.alike)
-        lines.append(
-            f"  alike: ranks {ranks}; a state stands for up to {orders}, met {reduction.exchanged:,} times in another order"
-        )
-    elif reduction.asymmetry:
-        lines.append(f"  not alike, though their inputs are: {reduction.asymmetry}")
-    return lines
 
 
 def _describe(shape: GraphShape) -> str:
@@ -255,7 +226,6 @@ def _to_json(result: Exploration) -> dict[str, object]:
         "wall_time_s": round(result.seconds, 3),
         "states_per_s": round(result.states_per_s),
         "is_complete": result.is_complete,
-        "reduction": None if result.reduction is None else asdict(result.reduction),
         "counterexample": None,
     }
 

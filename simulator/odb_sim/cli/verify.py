@@ -8,16 +8,13 @@ import shutil
 import signal
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_sim.explore.scenario import encode_scenario, write_scenario
 from odb_sim.inputs.files import check_writable
-from odb_sim.reports.terminal import print_table
 from odb_sim.verify.core_copy import NOT_OF_THE_CORE, verify_core
-from odb_sim.verify.quality import Quality, measure_quality
 from odb_sim.verify.rule_client import LIMIT_S, PROCESSES, RuleProcesses
 from odb_sim.verify.stages import Finding, Stage
 from odb_sim.verify.verdict import compute_verdicts, list_not_looked_at, verify
@@ -76,13 +73,7 @@ def run(options: argparse.Namespace) -> int:
     with RuleProcesses(options.policy, options.time_limit) as rule:
         print(f"rule {rule.description.shown} ({options.policy}), {PROCESSES} instances in processes of their own")
         stages = _show(verify(rule, options.policy, seed=options.seed))
-        status = _conclude(options, stages, {"rule": options.policy, "name": rule.name}, list_not_looked_at(rule))
-        if not status:
-            qualities = list(measure_quality(rule, options.seed))
-            _print_quality(qualities)
-            if options.json is not None:
-                _add_json(options.json, {"quality": [asdict(quality) for quality in qualities]})
-    return status
+        return _conclude(options, stages, {"rule": options.policy, "name": rule.name}, list_not_looked_at(rule))
 
 
 def _show(stages: Iterator[Stage]) -> list[Stage]:
@@ -143,34 +134,10 @@ def _conclude(
     return 3 if unjudged else 0
 
 
-def _add_json(path: Path, more: dict[str, object]) -> None:
-    payload = json.loads(path.read_text(encoding="utf-8")) | more
-    path.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
-
-
 def _print_item(name: str, text: str) -> None:
     head = f"  {name:<13}" if name else "  "
     width = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 0)).columns)
     print(textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head)))
-
-
-def _print_quality(qualities: Sequence[Quality]) -> None:
-    header = ["trace", "shards", "rule", "steps", "excess", "padding", "idle", "mean age", "most age"]
-    rows = [
-        [
-            one.trace,
-            one.shards,
-            one.rule,
-            f"{one.steps:,}",
-            f"{one.excess:.3f}",
-            f"{one.padding_ratio:.3f}",
-            f"{one.idle_steps:,}",
-            f"{one.mean_age:.2f}",
-            f"{one.most_age:,}",
-        ]
-        for one in qualities
-    ]
-    print_table("Quality: fewer steps and less excess are better; ages in rounds", header, rows, keys=3)
 
 
 def _print(finding: Finding, core: str | None, path: Path) -> None:

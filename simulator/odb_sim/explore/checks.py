@@ -318,10 +318,6 @@ def check_end(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
     """
     finishes = [rank.finish for rank in ranks if rank.finish is not None and not rank.is_gone]
     outcomes = [finish.outcome for finish in finishes]
-    for i, rank in enumerate(ranks):
-        finish = rank.finish
-        if finish is not None and finish.outcome.kind is OutcomeKind.LOST and finish.step_limit > len(rank.taken):
-            raise Breach("ABORT", f"rank {i} gets a further step after a loss")
     causes = [(i, cause) for i, rank in enumerate(ranks) for cause in rank.causes]
     left = [i for i, rank in enumerate(ranks) if rank.is_left]
     gone = [i for i, rank in enumerate(ranks) if rank.is_gone]

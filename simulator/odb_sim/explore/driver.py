@@ -18,6 +18,7 @@ from odb_ref.core.effects import (
     Deliver,
     Effect,
     Finish,
+    OutcomeKind,
     Post,
     PostCounts,
     PostOffer,
@@ -229,6 +230,8 @@ class RankDriver:
                 return replace(rank, queue=(*rank.queue, effect.step))
             case Finish():
                 self._require(rank.finish is None, "FREE", "a second Finish")
+                is_last = effect.outcome.kind is not OutcomeKind.LOST or effect.step_limit <= len(rank.taken)
+                self._require(is_last, "ABORT", "gets a further step after a loss")
                 return replace(rank, finish=effect)
             case _:
                 assert_never(effect)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 from odb_ref.core.batching.budgets import Acceptance
-from odb_ref.core.effects import Finish, OutcomeKind, Post
-from odb_ref.core.offer import NONE
+from odb_ref.core.effects import Finish, Post
 from odb_ref.core.state import State
 from odb_ref.core.types import Sample, Step
 
@@ -134,37 +133,3 @@ def compute_acts(rank: ExploredRank) -> tuple[Act, ...]:
             if rank.taken:
                 acts.append(Act.ABANDON)
     return tuple(sorted(acts))
-
-
-def forget(rank: ExploredRank) -> ExploredRank:
-    """Returns a rank to which nothing can happen any more, without its samples, books and flags: nobody looks at them.
-
-    What stays is what the checks of all ranks together see: its round and steps, whether it was ready, and how it ended.
-    """
-    state = rank.state
-    is_ready = rank.collating is None and state.is_collated
-    is_complete = state.outcome is not None and state.outcome.kind is OutcomeKind.COMPLETE
-    bare = State(
-        phase=state.phase,
-        round=state.round,
-        planned_steps=state.planned_steps,
-        plan=state.plan,
-        is_collated=is_ready,
-        released=state.released if is_complete else (),
-        outcome=state.outcome,
-        step_limit=state.step_limit,
-    )
-    return replace(
-        rank,
-        state=bare,
-        acceptance=replace(rank.acceptance, told_tokens=NONE, scheduled_tokens=NONE),
-        coming=(),
-        reading=0,
-        is_exhausted=True,
-        collating=None,
-        windows=(),
-        drawn=rank.drawn if is_complete else (),
-        queue=rank.queue if is_complete or rank.has_step else (),
-        is_urged=True,
-        is_lost=True,
-    )

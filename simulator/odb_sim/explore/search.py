@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.driver import Core
 from odb_sim.explore.measure import compute_bound
 from odb_sim.explore.rank import ACTS, Act
-from odb_sim.explore.symmetry import AlikeSpace, Asymmetry, find_alike
 from odb_sim.explore.violation import Breach
 from odb_sim.explore.world import Action, Space, World, decode
 
@@ -23,22 +22,6 @@ class Counterexample:
     property: str
     detail: str
     schedule: tuple[Action, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchReduction:
-    """What a search has left out."""
-
-    ordered: int
-    """Worlds of which one rank's actions were followed, not all."""
-    forgotten: int
-    """States of a rank in which nothing can happen to it any more and that nobody can tell from another."""
-    alike: tuple[tuple[int, ...], ...]
-    """The sets of ranks that have changed places."""
-    exchanged: int
-    """Transitions to a world with its ranks in another order than the one that stands for it."""
-    asymmetry: str
-    """Why ranks with equal inputs did not change places: the core does not treat them alike. Empty when it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +39,6 @@ class Exploration:
     is_complete: bool
     """False when the search met a violation or its limit."""
     counterexample: Counterexample | None
-    reduction: SearchReduction | None = None
-    """What was left out, by a search that leaves something out."""
 
     @property
     def states_per_s(self) -> float:
@@ -92,40 +73,19 @@ def _begin(space: Space) -> World:
     return start
 
 
-def _find_violation(bounds: Bounds, core: Core | None, schedule: tuple[Action, ...]) -> Breach | None:
-    """Returns what the last action of the schedule shows not to hold; None when all does, or the schedule is not possible."""
-    done = 0
-    try:
-        space, world = make_space(bounds, core)
-        for action in schedule:
-            done += 1
-            if action.code not in space.enabled(world):
-                return None
-            world = space.apply(world, action.code)
-            space.check(world)
-        if space.is_over(world, space.enabled(world)):
-            space.check_over(world)
-    except Breach as violation:
-        return violation if done == len(schedule) else None
-    return None
-
-
 def explore(
     bounds: Bounds,
     *,
     core: Core | None = None,
     max_states: int | None = None,
     on_progress: OnProgress | None = None,
-    is_reduced: bool = False,
 ) -> Exploration:
     """Returns every world that any schedule can reach, each checked once, and each transition.
 
     A world in which nothing has to happen any more must be a proper end (FREE). The measure falls on every transition
-    (TERM), so the graph has no cycle and no schedule goes on for ever. With ``is_reduced``, where the actions of several ranks
-    commute, one order of them is followed, see `Space.reduce`, and of worlds that differ only in which of several alike ranks
-    is which one stands for all, see `AlikeSpace`: the same verdict from fewer worlds, and not always by the shortest schedule.
+    (TERM), so the graph has no cycle and no schedule goes on for ever.
     """
-    return Search(bounds, core=core, max_states=max_states, on_progress=on_progress, is_reduced=is_reduced).run()
+    return Search(bounds, core=core, max_states=max_states, on_progress=on_progress).run()
 
 
 class Search:
@@ -138,10 +98,8 @@ class Search:
         core: Core | None = None,
         max_states: int | None = None,
         on_progress: OnProgress | None = None,
-        is_reduced: bool = False,
     ) -> None:
         self._bounds = bounds
-        self._is_reduced = is_reduced
         self._core = core
         self._max_states = max_states
         self._on_progress = on_progress
@@ -149,55 +107,17 @@ class Search:
         self._edges = 0
         self._depth = 0
         self._ends = 0
-        self._ordered = 0
         self._is_complete = False
         self.space: Space | None = None
 
     def run(self) -> Exploration:
         """Returns the exploration."""
         began = time.perf_counter()
-        asymmetry = ""
-        if self._is_reduced and find_alike(self._bounds):
-            try:
-                space = AlikeSpace(self._bounds, self._core, is_forgetful=True)
-                found = self._place(space, self._explore(space))
-                return self._conclude(found, space, asymmetry, began)
-            except Asymmetry as error:
-                asymmetry = str(error)
-        whole = Space(self._bounds, self._core, is_forgetful=self._is_reduced)
-        return self._conclude(self._explore(whole), whole, asymmetry, began)
-
-    def _explore(self, space: Space) -> Counterexample | None:
-        self.space = space
-        self._parents = {}
-        self._edges = self._depth = self._ends = self._ordered = 0
+        self.space = space = Space(self._bounds, self._core)
         try:
-            start = _begin(space)
+            found = self._walk(space, _begin(space))
         except Breach as violation:
-            return Counterexample(property=violation.property, detail=violation.detail, schedule=())
-        return self._walk(space, start)
-
-    def _place(self, space: AlikeSpace, found: Counterexample | None) -> Counterexample | None:
-        """Returns what was found with the schedule of ranks that keep their places.
-
-        Raises: Asymmetry when that schedule does not show it.
-        """
-        if found is None:
-            return None
-        placed = space.place(found.schedule)
-        shown = _find_violation(self._bounds, self._core, placed)
-        if shown is None or shown.property != found.property:
-            raise Asymmetry(f"{found.property} is broken only when ranks have changed places")
-        return replace(found, detail=shown.detail, schedule=placed)
-
-    def _conclude(self, found: Counterexample | None, space: Space, asymmetry: str, began: float) -> Exploration:
-        reduction = SearchReduction(
-            ordered=self._ordered,
-            forgotten=space.forgotten,
-            alike=space.alike if isinstance(space, AlikeSpace) else (),
-            exchanged=space.exchanged if isinstance(space, AlikeSpace) else 0,
-            asymmetry=asymmetry,
-        )
+            found = Counterexample(property=violation.property, detail=violation.detail, schedule=())
         return Exploration(
             states=len(self._parents),
             edges=self._edges,
@@ -208,7 +128,6 @@ class Search:
             seconds=time.perf_counter() - began,
             is_complete=self._is_complete,
             counterexample=found,
-            reduction=reduction if self._is_reduced else None,
         )
 
     def _walk(self, space: Space, start: World) -> Counterexample | None:
@@ -227,10 +146,6 @@ class Search:
                     if is_over(world, codes):
                         self._ends += 1
                         space.check_over(world)
-                    if self._is_reduced:
-                        possible = len(codes)
-                        codes = space.reduce(world, codes)
-                        self._ordered += len(codes) < possible
                     self._edges += len(codes)
                     for code in codes:
                         place = apply(world, code)
@@ -263,18 +178,13 @@ class Search:
 
     def _find_action(self, space: Space, parent: World, world: World) -> Action:
         # A way that was walked: an earlier action of the same world cannot be in the way.
-        return decode(next(code for code in self._follow(space, parent) if space.apply(parent, code) == world))
-
-    def _follow(self, space: Space, world: World) -> list[int]:
-        """Returns the actions that were followed from ``world``."""
-        codes = space.enabled(world)
-        return space.reduce(world, codes) if self._is_reduced else codes
+        return decode(next(code for code in space.enabled(parent) if space.apply(parent, code) == world))
 
     def iterate_edges(self) -> Iterator[tuple[World, Action, World]]:
         """Yields the edges of the walked graph, in the order in which the worlds were met."""
         if self.space is not None:
             for world in self._parents:
-                for code in self._follow(self.space, world):
+                for code in self.space.enabled(world):
                     yield world, decode(code), self.space.apply(world, code)
 
     def iterate_worlds(self) -> Iterator[World]:

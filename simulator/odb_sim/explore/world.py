@@ -31,7 +31,7 @@ from odb_sim.explore.checks import (
 )
 from odb_sim.explore.driver import Core, RankDriver, answer_posts
 from odb_sim.explore.measure import compute_measure
-from odb_sim.explore.rank import ACTS, Act, ExploredRank, compute_acts, forget
+from odb_sim.explore.rank import ACTS, Act, ExploredRank, compute_acts
 from odb_sim.explore.violation import Breach
 
 World = tuple[int, ...]
@@ -96,15 +96,11 @@ _WORK: Final = frozenset((_READ, _COLLATE, *_FAILURES))
 class Space:
     """All worlds within some bounds, made as they are met.
 
-    ``begin``, ``enabled`` and ``apply`` are the whole transition relation. Equal worlds are equal tuples; ``is_forgetful``
-    takes ranks to which nothing can happen any more for equal when nobody can tell them apart.
+    ``begin``, ``enabled`` and ``apply`` are the whole transition relation. Equal worlds are equal tuples.
     """
 
-    def __init__(self, bounds: Bounds, core: Core | None = None, *, is_forgetful: bool = False) -> None:
+    def __init__(self, bounds: Bounds, core: Core | None = None) -> None:
         self.bounds = bounds
-        self._is_forgetful = is_forgetful
-        self.forgotten = 0
-        """How many states of a rank have been taken for another."""
         core = core or Core()
         self._core = core
         self._count = bounds.ranks
@@ -244,44 +240,6 @@ class Space:
             check_together([self._progress_list[number] for number in key])
             self._together.add(key)
 
-    def reduce(self, world: World, codes: list[int]) -> list[int]:
-        """Returns what of ``codes``, the actions possible in ``world``, has to be followed: those of one rank, or all.
-
-        One rank's are enough where nothing can go wrong any more, and nothing that other ranks do before it moves can change
-        what may happen to it: each of its actions then commutes with all of theirs. The argument is in the spec
-        (properties.md, "Why fewer worlds are enough").
-        """
-        shared, bounds = self._shared[world[0]], self.bounds
-        spent = (shared.failures, shared.stops, shared.losses, shared.lost_loaders)
-        if bounds.is_urged_freely or spent != (bounds.failures, bounds.stops, bounds.losses, bounds.lost_loaders):
-            return codes
-        ranks = world[1:]
-        if any([_ACCEPT in self._acts[rank] for rank in ranks]):
-            return codes
-        alive = ~shared.gone
-        # An exchange that some rank never posts to, or whose last answer some rank never takes, brings no further answer.
-        is_closed = bool(shared.owed & shared.gone) or any(
-            self._ranks[rank].is_done and not self._posts[rank] for rank in ranks
-        )
-        least = min([self._entered[rank] for rank in ranks])
-        is_stuck = any(
-            self._entered[rank] == least and (shared.left | shared.gone) >> i & 1 for i, rank in enumerate(ranks)
-        )
-        best = codes
-        for i, rank in enumerate(ranks):
-            bit = 1 << i
-            if self._posts[rank] and not shared.owed & bit and not is_closed:
-                continue  # The others' posts may bring its answer.
-            acts = self._acts[rank]
-            if _TAKE in acts and self._taken[rank] != least and not is_stuck:
-                continue  # The others' steps may let it take its next one.
-            if _COLLATE in acts and (self._posts[rank] or shared.owed & alive & ~bit):
-                continue  # Whether another releases before this one is ready must be seen.
-            own = [code for code in codes if code // ACTS == i]
-            if own and len(own) < len(best):
-                best = own
-        return best
-
     def is_over(self, world: World, codes: list[int]) -> bool:
         """Returns True when nothing *has* to happen any more; ``codes`` is what can.
 
@@ -343,14 +301,6 @@ class Space:
         if number is not None:
             return number
         self._checks.check(self._configs[i], rank)
-        if self._is_forgetful and not compute_acts(rank):
-            whole, rank = rank, forget(rank)
-            known = self._rank_numbers.get((i, rank))
-            if known is not None:
-                self.forgotten += 1
-                self._rank_numbers[i, whole] = known
-                return known
-            self._rank_numbers[i, whole] = len(self._ranks)
         number = self._rank_numbers[i, rank] = len(self._ranks)
         self._ranks.append(rank)
         self._acts.append(tuple(int(act) for act in compute_acts(rank)))

@@ -60,7 +60,13 @@ _SUITES: Final = (
         name="unit",
         property="AS-TESTED",
         says="the exact tests of the core, and those of the spec's rules and properties",
-        tests=("tests/core", "tests/spec/test_r", "tests/spec/test_invariants.py", "tests/spec/test_properties.py"),
+        tests=(
+            "tests/core",
+            "tests/properties",
+            "tests/spec/test_r",
+            "tests/spec/test_invariants.py",
+            "tests/spec/test_properties.py",
+        ),
     ),
     _Suite(
         name="magnitudes",
@@ -79,16 +85,19 @@ _SUITES: Final = (
         property="AS-PROVED",
         says="the extracted Coq model makes the same groups, alignments, draws and transitions in random worlds",
         tests=tuple(
-            f"tests/proofs/test_{name}" for name in ("extraction", "rest", "shards", "shared_worlds", "sizes_and_wants")
+            f"tests/proofs/test_{name}"
+            for name in ("extraction", "rest", "shards", "shared_worlds", "sizes_and_wants", "loading", "same_graph")
         ),
         needs=_MODEL,
     ),
     _Suite(
         name="twins",
         property="AS-SIMULATED",
-        says="the simulator's arrays, written apart, make the same groups and rounds on random windows",
+        says="the simulator's arrays, written apart, make the same groups and rounds, of epochs that go on too",
         tests=(
+            "tests/arrays/test_rules.py",
             "tests/arrays/test_twins.py",
+            "tests/simulator/test_resumed.py",
             "tests/simulator/test_rounds.py",
             "tests/trace/test_check.py",
             "tests/trace/test_updates.py",
@@ -97,8 +106,8 @@ _SUITES: Final = (
     _Suite(
         name="TLC",
         property="AS-MODELLED",
-        says="the graph of the TLA+ model, as TLC walks it, is the core's, within the bounds of spec/tla/graph_*.cfg",
-        tests=("tests/tla/test_same_graph.py",),
+        says="the TLA+ model's graph, as TLC walks it (spec/tla/graph_*.cfg), is the core's; traces are behaviours of it",
+        tests=("tests/tla/test_same_graph.py", "tests/tla/test_traces.py"),
     ),
 )
 

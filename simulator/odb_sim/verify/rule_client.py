@@ -21,7 +21,7 @@ Answer = int | str
 """A target, or in words why there is none."""
 
 LIMIT_S: Final = 2.0
-"""How long a rule may take for one answer."""
+"""Processor time that a rule may take for one answer: on a busy machine a right one takes longer by the clock."""
 PROCESSES: Final = 8
 _GRACE_S: Final = 3.0
 _LOAD_FACTOR: Final = 5
@@ -129,7 +129,7 @@ class RuleProcess:
             try:
                 self._send("trace" if is_traced else "ask", chunk)
                 for _ in chunk:
-                    answers.append(json.loads(self._read_line(self._limit_s + _GRACE_S)))
+                    answers.append(json.loads(self._read_line(_LOAD_FACTOR * self._limit_s + _GRACE_S)))
             except _GoneError as error:
                 if size == 1:
                     answers.append(str(error))

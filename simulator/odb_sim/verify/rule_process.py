@@ -120,7 +120,7 @@ class Server:
         """Returns the target, or in words why there is none."""
         if self._slow == _MOST_SLOW:
             return "is not asked any more: it did not answer in time, more than once"
-        signal.setitimer(signal.ITIMER_REAL, self._limit_s)
+        signal.setitimer(signal.ITIMER_PROF, self._limit_s)
         if is_traced:
             sys.settrace(self._lines.trace)
         try:
@@ -138,7 +138,7 @@ class Server:
         finally:
             if is_traced:
                 sys.settrace(None)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         if type(target) is int:
             return target
         kind = type(target)
@@ -225,11 +225,11 @@ def _make(kind: type, values: Mapping[str, object]) -> TargetRule | None:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str]) -> int:
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
-    signal.signal(signal.SIGALRM, _raise_too_long)
+    signal.signal(signal.SIGPROF, _raise_too_long)
     _BALLAST.extend(bytes(17 * i % 401) for i in range(1_009 * rank))
 
     def say(value: Json) -> None:
