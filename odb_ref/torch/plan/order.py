@@ -119,7 +119,7 @@ class Order:
         self, epoch: int, rank: int, world_size: int, base: tuple[Generation, ...]
     ) -> tuple[Sequence[object], int | None, Lot, str]:
         """Returns this rank's keys in order, how many samples the epoch has (None when unknown), what was taken before (of keys
-        that are no numbers without a digest), and of a sampler that all ranks have alike a digest of what it lists.
+        other than numbers without a digest), and of a sampler that all ranks have alike a digest of what it lists.
         """
         order: Sequence[object] = self._compute_order(epoch) if self.sampler is None else list_keys(self.sampler, epoch)
         if not self.is_auto:
