@@ -46,7 +46,7 @@ class Problem:
     mean: str | None = None
     """What the weights are asked for."""
     settings: Record = field(default_factory=dict)
-    """Of an epoch: its windows, rule, order and so on."""
+    """The windows, rule, order and so on of an epoch."""
     changes: list[Mapping[str, object]] | None = None
     """By rank, in what its terms differ from the others', or what it is told of the groups of the step."""
     terms: Options

@@ -378,7 +378,7 @@ def test_groups_of_all_sizes_are_lined_up_split_and_carried_as_the_page_says(lay
 
 
 def is_fair(wants: list[int], left: int, shares: Sequence[int]) -> bool:
-    """R14.3: all places that there are or that are wanted; what is wanted still is alike, the lower ranks having one less."""
+    """R14.3: all places there are, up to what is wanted; what is wanted still is alike, the lower ranks having one less."""
     rests = [want - share for want, share in zip(wants, shares, strict=True)]
     most = max(rests)
     served = [rest < most for want, rest in zip(wants, rests, strict=True) if want >= most]
