@@ -227,7 +227,7 @@ class Epochs(Generic[Batch]):
     def _begin(self, roster: Roster, identity: LoaderIdentity, run: str) -> EpochStart:
         rank, world_size = roster.rank, roster.world_size
         start = self._schedule.plan(rank, world_size)
-        is_rest = start.checkpoint is not None or start.taken_before.samples > 0
+        is_rest = start.checkpoint is not None or len(start.taken_before) > 0
         taken = self._count_steps() if is_rest else 0
         path, epoch = self._trace, start.epoch
         # By its number in the job: groups beside each other must not write the same files.

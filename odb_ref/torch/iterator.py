@@ -138,7 +138,7 @@ class EpochIterator(_Unique, Generic[Batch]):
 
     def _make_info(self, taken: Taken) -> StepInfo:
         step, counts = taken.step, taken.step.global_counts
-        emitted = self._start.taken_before.samples + taken.emitted_samples
+        emitted = len(self._start.taken_before) + taken.emitted_samples
         total = self._start.total_samples
         return StepInfo(
             loss_scale=self._weighting.compute_scale(taken.local, taken.update_counts, self._world_size),

@@ -80,15 +80,16 @@ def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
     taken = (quarantine.places.get_place(position) for position in positions if checkpoint.is_taken(position))
     before = OwnedLot(rank=owner, lot=make(chain(range(first), taken)), steps=progress.steps)
     if owner is None:
-        others_lot = start.taken_before + make(progress.gone)
-        return Origin(run=run, inputs=inputs, before=(replace(before, lot=before.lot + others_lot),))
+        lot = sum((other.lot for other in others), before.lot + make(progress.gone))
+        return Origin(run=run, inputs=inputs, before=(replace(before, lot=lot),))
     return Origin(run=run, inputs=inputs, before=(before, *others))
 
 
 def _find_others(start: EpochStart) -> tuple[OwnedLot, ...]:
     """Returns what another number of ranks had trained on, where there was one, and the samples have numbers."""
     parts = start.progress.base[-1].parts if start.progress.base else ()
-    if not parts or start.keys is None or not all(isinstance(key, int) for key in start.keys):
+    taken = [key for key in start.taken_before if isinstance(key, int)]
+    if not parts or len(taken) < len(start.taken_before):
         return ()
     saved = parts[0].checkpoint
-    return (OwnedLot(lot=start.taken_before, steps=saved.start.planned_steps + saved.taken_steps),)
+    return (OwnedLot(lot=make_lot(taken), steps=saved.start.planned_steps + saved.taken_steps),)

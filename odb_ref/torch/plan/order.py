@@ -17,7 +17,6 @@ from odb_ref.torch.plan.state import EpochProgress, Generation, compute_digest
 from odb_ref.torch.reading.quarantine import Quarantine
 from odb_ref.torch.reading.seeding import Use, compute_seed
 from odb_ref.torch.reading.service import ReadPlan
-from odb_ref.trace.origin import Lot, make_lot
 
 
 def compute_order(count: int, seed: int, epoch: int) -> Sequence[int]:
@@ -117,21 +116,21 @@ class Order:
 
     def compute_keys(
         self, epoch: int, rank: int, world_size: int, base: tuple[Generation, ...]
-    ) -> tuple[Sequence[object], int | None, Lot, str]:
-        """Returns this rank's keys in order, how many samples the epoch has (None when unknown), what was taken before (of keys
-        other than numbers without a digest), and of a sampler that all ranks have alike a digest of what it lists.
+    ) -> tuple[Sequence[object], int | None, list[object], str]:
+        """Returns this rank's keys in order, how many samples the epoch has (None when unknown), the keys taken before,
+        and of a sampler that all ranks have alike a digest of what it lists.
         """
         order: Sequence[object] = self._compute_order(epoch) if self.sampler is None else list_keys(self.sampler, epoch)
         if not self.is_auto:
-            return _pack(order), len(order) if world_size == 1 else None, Lot(), ""
+            return _pack(order), len(order) if world_size == 1 else None, [], ""
         listed = "" if self.sampler is None else compute_digest(order)
         if self.drops_last:
             order = order[: self.count_updates() * (self.update_samples or 1)]
-        total, taken = len(order), Lot()
+        total = len(order)
+        taken: list[object] = []
         for generation in base:
-            rest = generation.compute_rest(order)
-            taken += _make_lot(order) - _make_lot(rest) - _make_lot(generation.list_bad(order))
-            order = rest
+            taken += generation.list_taken(order)
+            order = generation.compute_rest(order)
         own = order if self.is_shared or world_size == 1 else order[rank::world_size]
         return _pack(own), total, taken, listed
 
@@ -148,12 +147,6 @@ class Order:
         if start.listed:
             return start.listed  # a sampler may list other keys the second time
         return compute_digest(self._compute_order(start.epoch) if self.is_auto else start.keys)
-
-
-def _make_lot(keys: Sequence[object]) -> Lot:
-    """Returns the lot of what is listed; only numbers have a digest."""
-    numbers = [key for key in keys if isinstance(key, int)]
-    return make_lot(numbers) if len(numbers) == len(keys) else Lot(len(keys))
 
 
 def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:

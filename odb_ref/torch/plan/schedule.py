@@ -15,7 +15,6 @@ from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import START, EpochProgress, EpochState, join_states
 from odb_ref.torch.plan.updates import begin_inside
 from odb_ref.torch.reading.seeding import Use, compute_seed
-from odb_ref.trace.origin import Lot
 
 _OF_USER: Final = {
     "budget_tokens": "token_budget",
@@ -67,10 +66,11 @@ class Schedule:
         order, epoch = self._order, self.epoch
         progress = self._choose_progress(rank, world_size)
         keys: Sequence[object] | None = None
-        total, before, listed = None, Lot(), ""
+        total, listed = None, ""
+        before: list[object] = []
         if not order.is_iterable:
             keys, total, before, listed = order.compute_keys(epoch, rank, world_size, progress.base)
-            if self._quota is not None and before.samples >= self._quota:
+            if self._quota is not None and len(before) >= self._quota:
                 keys = []  # met before the number of ranks changed: there is nothing left to read
         updates = order.update_samples
         # Ranks may have seeds of their own where each is given its samples. What is not shuffled is the same in each epoch.
@@ -84,11 +84,11 @@ class Schedule:
             order_seed=compute_seed(Use.ORDER, *decisive),
             read_ahead=self._read_ahead if updates is None else max(1, updates // world_size // 2),
             max_bad=self._max_bad,
-            quota_samples=None if self._quota is None else max(1, self._quota - before.samples),
+            quota_samples=None if self._quota is None else max(1, self._quota - len(before)),
             epoch=epoch,
             is_shared=order.is_shared,
             total_samples=total,
-            taken_before=before,
+            taken_before=tuple(before),
         )
         self._check_keys(start, rank)
         return start

@@ -16,7 +16,6 @@ from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start
 from odb_ref.core.rounds import foresee_draw
 from odb_ref.torch.plan.state import START, EpochProgress
 from odb_ref.torch.reading.quarantine import Places, Quarantine
-from odb_ref.trace.origin import Lot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +44,8 @@ class EpochStart:
     """The token budget that the rank was told to accept; NONE: the loader's."""
     first_tokens: tuple[int, int] = (NONE, NONE)
     """The token budgets of the first round and accepted for the next, where they are below the loader's. Spec: R15.1."""
-    taken_before: Lot = field(default_factory=Lot)
-    """What another number of ranks had trained on of the epoch, by the keys."""
+    taken_before: tuple[object, ...] = ()
+    """The keys of the epoch that another number of ranks had trained on."""
     steps_before: int = 0
     """Steps of the epochs before, and of this one by another number of ranks: for who counts all of a training's."""
     trace: Path | None = None

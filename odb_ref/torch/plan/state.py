@@ -97,12 +97,14 @@ class Generation:
             rest += part.compute_rest(range(rank, len(order), world_size))
         return [order[item] for item in sorted(rest)]
 
-    def list_bad(self, order: Sequence[object]) -> list[object]:
-        """Returns what of ``order`` was set aside and is not left."""
+    def list_taken(self, order: Sequence[object]) -> list[object]:
+        """Returns the part of ``order`` that was trained on: what is neither left nor set aside."""
+        places, world_size = range(len(order)), len(self.parts)
         is_shared = any(part.checkpoint.start.draw.end for part in self.parts)
-        world_size = len(self.parts)
-        rows = [order if is_shared else order[rank::world_size] for rank in range(world_size)]
-        return [row[place] for row, part in zip(rows, self.parts, strict=True) for place in part.bad]
+        rows = [places if is_shared else places[rank::world_size] for rank in range(world_size)]
+        bad = {row[place] for row, part in zip(rows, self.parts, strict=True) for place in part.bad}
+        kept = bad.union(self.compute_rest(places))
+        return [order[place] for place in places if place not in kept]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
