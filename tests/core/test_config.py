@@ -65,6 +65,7 @@ CHANGES: dict[str, Any] = {
     "tag": "seed 2",
     "peers": 2,
     "update_samples": 64,
+    "padding_share": 4,
 }
 LOCAL = {"rank": 2, "depth_steps": 3}
 

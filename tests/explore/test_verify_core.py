@@ -38,7 +38,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     suites = {suite.name: suite for suite in core_copy._SUITES}
     unit, second, differential, model_check = (suites[name] for name in ("unit", "second", "differential", "TLC"))
     short = (
-        replace(unit, tests=("tests/core/test_alignment.py", "tests/core/test_grouping.py")),
+        replace(unit, tests=("tests/spec/test_r4_alignment.py", "tests/core/test_grouping.py")),
         second,
         replace(differential, needs=Path("proofs/no-such-file")),
         replace(model_check, tests=("tests/no-such-test",)),
@@ -63,7 +63,7 @@ def test_a_changed_core_is_refuted_with_a_schedule_and_what_cannot_run_is_said(c
     assert all(get(stages, name).findings for name in ("large", "unit", "exploration", "properties", "second"))
     (found,) = get(stages, "exploration").findings
     assert found.property == "CONSERVE" and found.scenario is not None and len(found.scenario.schedule) < 12
-    assert "test_alignment" in get(stages, "unit").findings[0].case
+    assert "test_r4_alignment" in get(stages, "unit").findings[0].case
     assert "not built" in get(stages, "differential").skipped
     assert "the repository" in get(stages, "TLC").skipped
 

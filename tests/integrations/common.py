@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -149,6 +150,8 @@ def restore_on_processors() -> None:
 def set_environment(rank: int, world_size: int) -> None:
     """What torchrun would have set, in a process whose process group exists already."""
     restore_on_processors()
+    if "accelerate" in sys.modules:  # what a test before has made of this process goes with the fork
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

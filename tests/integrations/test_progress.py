@@ -84,7 +84,7 @@ def test_a_stream_and_an_order_of_ones_own_are_not_read_for_an_estimate() -> Non
     for dataset, options in ((Stream(0, 9), {}), (Numbers(0, 9), {"sampler": [1, 2]})):
         with (
             ODBDataLoader(dataset, token_budget=9, **nested(**options)) as loader,
-            pytest.raises(UsageError, match="map-style data sets without a sampler"),
+            pytest.raises(UsageError, match="map-style data sets without your own sampler"),
         ):
             loader.estimate_steps()
 

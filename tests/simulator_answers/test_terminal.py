@@ -24,7 +24,7 @@ from odb_sim.studies.processes import Local
 from odb_sim.studies.published import ROWS, compare_published
 from rich.cells import cell_len
 
-from tests.simulator.test_glossary import COMMANDS, QUALITIES, run_demo, write_data
+from tests.simulator.test_glossary import COMMANDS, run_demo, write_data
 from tests.simulator_answers.helpers import record
 
 MODULES = [module for module in map(load_command, EXAMPLES) if module is not None]
@@ -100,12 +100,6 @@ def test_no_command_s_table_is_cut_at_80_columns(
     for table, keys in tables:
         for width in (WIDTH, 60):
             check_whole(show(table, width, keys), table, width)
-
-
-def test_verify_s_table_is_not_cut_either(tables: list[tuple[Table, int]]) -> None:
-    verify_command._print_quality(QUALITIES)
-    ((table, keys),) = tables
-    check_whole(show(table, WIDTH, keys), table, WIDTH)
 
 
 def test_nor_are_the_demo_s(tables: list[tuple[Table, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
