@@ -125,8 +125,8 @@ def resolve_config(*, config: ODBConfig | None = None, **settings: object) -> OD
 
     None stands for one that is not given.
 
-    Raises: UsageError when a setting is given in two ways that differ, or the token budget in none; TypeError for a name that
-    is missing.
+    Raises: UsageError when a setting is given in two ways that differ, or the token budget in none; TypeError for an
+    unknown name.
     """
     if unknown := settings.keys() - _NAMES:
         raise TypeError(f"resolve_config() has no argument {', '.join(sorted(unknown))}")

@@ -135,7 +135,7 @@ class Epochs(Generic[Batch]):
 
     @property
     def batch_sampler(self) -> NoReturn:
-        """Raises what names the thing to pass to a framework that takes this for a loader of torch's, to be made anew."""
+        """Refuses a framework that takes this for a loader of torch's and would make it anew, and says what to pass instead."""
         raise AttributeError(
             "an ODBDataLoader has no batch_sampler: it forms batches as samples are read, shares samples out by itself, and "
             "goes on from load_state_dict. Lightning: pass LightningLoader to train, EvaluationLoader to evaluate; "
