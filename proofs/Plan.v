@@ -296,7 +296,7 @@ Lemma divided : forall gs steps ranks, groups_ok gs -> 1 <= ranks -> need_of T (
   Permutation (concat bs) (units_of T gs) /\ Forall (fun b => unit_room b = true \/ exists x, b = [x] /\ unit_room [x] = false) bs /\
   length bs = steps * ranks /\ is_filled_up bs.
 Proof.
-  intros gs steps ranks G R. unfold need_of, divide_into, is_kept, taken. pose proof ok as [N [_ C]]. destruct (t_is_padded T); intros Nh.
+  intros gs steps ranks G R. unfold need_of, divide_into, is_kept, taken. pose proof ok as [Near [_ C]]. destruct (t_is_padded T); intros Nh.
   - apply a_padded_division_is_right; [exact C|apply units_have_rows, G|exact Nh].
   - apply a_division_is_right; auto; [apply units_cost, G|].
     apply the_fewest_hold_exactly_the_units. apply Forall_forall. intros x I. apply filter_In in I. apply I.
