@@ -300,3 +300,6 @@ def test_what_is_asked_for_does_not_wait_for_what_is_read_ahead() -> None:
     chunks = list(iter(lambda: feed.take(16), None))
     assert [len(chunk or ()) for chunk in chunks] == [2, 1, 3, 3, 1, 1]
     assert [place for chunk in chunks for _, place, _ in chunk or ()] == list(range(11))
+    resumed = KeyFeed(ReadPlan(keys=(7, 8), places=(0, 1), is_drawn=True))
+    resumed.add([(place, place) for place in range(2, 8)], 2)
+    assert [len(resumed.take(16) or ()) for _ in range(3)] == [2, 2, 4]

@@ -76,7 +76,8 @@ class KeyFeed:
         """Among how many the samples of a part are shared out, where a chunk may have any size."""
         self.added = 0
         """How many samples were added."""
-        self._asked = 0
+        self._asked = len(plan.places)
+        """How many samples are wanted by now: those an epoch begins with, and what was drawn since."""
         self._taken: deque[list[int]] = deque()
         """The places of each chunk that was taken and has not come back."""
         if plan.keys is not None:
@@ -376,7 +377,7 @@ class DrawReader(Reader):
     def count_work(self) -> int:
         """Returns how many samples `work` finds to read, and answers to give."""
         if self._wanted:
-            return self._wanted[0][0] - self._seen + 1
+            return max(1, self._wanted[0][0] - self._seen + 1)
         return self._feed.added - self._read_samples if self._read_ahead else 0
 
     @property
