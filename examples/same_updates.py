@@ -2,28 +2,37 @@
 
     torchrun --standalone --nproc-per-node 2 examples/same_updates.py             # real text: Python's own docstrings
     torchrun --standalone --nproc-per-node 2 examples/same_updates.py --double    # the weights agree to 1e-9 after each update
+    torchrun --standalone --nproc-per-node 2 examples/same_updates.py --lengths mm_mix_real --longest 1024
 
 Both have the same samples in each optimizer update. Prints loss, time and the greatest difference between the weights of both
-runs.
+runs. ``--lengths`` takes random texts as long as those of a trace: one that `odb-ref simulate` knows by name, or a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+import string
 import time
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from demo.demo_texts import ByteTexts, read_docstrings
+from demo.demo_texts import ByteTexts, Part, Text, read_docstrings
+from odb_sim.inputs.lengths import load_lengths
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
 
 from odb_ref import Loss, ODBDataLoader
 
-LONGEST = 512
-TEXTS = 900
+
+def make_texts(options: argparse.Namespace) -> list[Text]:
+    if options.lengths is None:
+        return read_docstrings(options.texts)
+    letters = random.Random(0)
+    tokens = load_lengths(options.lengths).tokens[: options.texts]
+    return [(Part("".join(letters.choices(string.ascii_lowercase, k=count)), True),) for count in tokens]
 
 
 def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -121,7 +130,7 @@ def train_ours(data: ByteTexts, options: argparse.Namespace) -> Run:
     trainer, total = Trainer(options), 0.0
     loader = ODBDataLoader(
         data,
-        token_budget=options.batch * LONGEST,
+        token_budget=options.batch * options.longest,
         update_samples=options.update_samples,
         sampler=Order(data),
         shard="shared",
@@ -148,12 +157,15 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=int, default=4, help="samples of a fixed batch: so many of the longest fit")
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--texts", type=int, default=900, help="at most so many (%(default)s)")
+    parser.add_argument("--longest", type=int, default=512, help="bytes at which a text is cut (%(default)s)")
+    parser.add_argument("--lengths", metavar="TRACE", help="random texts of these lengths in place of docstrings")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--double", action="store_true", help="float64: the weights are compared after every update")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    data = ByteTexts(read_docstrings(TEXTS), LONGEST)
+    data = ByteTexts(make_texts(options), options.longest)
     fixed, ours = train_fixed(data, options), train_ours(data, options)
     difference = max(float((a - b).abs().max()) for a, b in zip(fixed.weights, ours.weights, strict=True))
     if dist.get_rank() == 0:

@@ -64,9 +64,9 @@ Halve(x, n) == IF n = 0 THEN x ELSE Halve(x \div 2, n - 1)
 \* R16.3, R16.4: an update has so many rounds, of which only the last forms steps. In the free mode each round does.
 IsUpdate == UpdateSamples > 0
 RECURSIVE Digits(_)
-Digits(n) == IF n = 0 THEN 0 ELSE 1 + Digits(n \div 2)
+Digits(n) == IF n = 0 THEN 0 ELSE 1 + Digits(n \div 3)
 UpdateRounds ==
-    IF ~IsUpdate THEN 1 ELSE 1 + IF IsDrawn THEN Min({6, Digits(UpdateSamples \div Cardinality(Ranks))}) ELSE 1
+    IF ~IsUpdate THEN 1 ELSE 1 + IF IsDrawn THEN Min({4, Digits(UpdateSamples \div Cardinality(Ranks))}) ELSE 1
 HasSteps(k) == (k + 1) % UpdateRounds = 0
 \* R16.2: how many places of a rank's own source lie before an update.
 FirstPlace(r, update) == Ceil(update * UpdateSamples - (r - 1), Cardinality(Ranks))
@@ -160,7 +160,7 @@ Reads(s, n) == IF s.loaderless THEN 0 ELSE n
 PortionShares(drawn, k, loads) ==
     LET begin == Min({Total, (k \div UpdateRounds) * UpdateSamples})
         left == Min({begin + UpdateSamples, Total}) - drawn
-        portion == IF HasSteps(k) THEN left ELSE Ceil(left, 2)
+        portion == IF HasSteps(k) THEN left ELSE Ceil(2 * left, 3)
         held == [q \in Ranks |-> IF Sum(loads) = 0 THEN 0 ELSE (loads[q] * (drawn - begin)) \div Sum(loads)]
     IN Shares([q \in Ranks |-> Max({held[p] : p \in Ranks}) + portion - held[q]], portion)
 \* The rank's part of what is drawn for round k: the places after those of lower ranks, and the read of them.

@@ -83,9 +83,9 @@ def test_stages_1_and_2_read_each_others_checkpoints_and_stage_3_its_own(tmp_pat
 
 
 REFUSED = {
-    "plain: other steps in the configuration": "gradient_accumulation_steps=4, and ODBDataLoader accumulation_steps=2",
-    "plain: batch sizes that imply other steps": "gradient_accumulation_steps=4, and ODBDataLoader accumulation_steps=2",
-    "plain: the loader as training_data": "passed where a data set is wanted",
+    "plain: other steps in the configuration": "gradient_accumulation_steps=4, and the loader accumulation_steps=2",
+    "plain: batch sizes that imply other steps": "gradient_accumulation_steps=4, and the loader accumulation_steps=2",
+    "plain: the loader as training_data": "must be a torch Dataset",
     "accelerate: steps in the configuration": "leave it at 1 and pass accumulation_steps to the ODBDataLoader",
     "accelerate: told to expect a division": "Loss(is_divided_by_trainer=True) is not for Accelerate",
     "accelerate: an automatic batch size": "set an integer value in `train_micro_batch_size_per_gpu`",

@@ -77,8 +77,8 @@ DEFECTS = (
     Defect(
         "an update that fills its portions has one fewer",
         "batching/updates",
-        "(update_samples // world_size).bit_length()",
-        "((update_samples - 1) // world_size).bit_length()",
+        "world_size * KEPT_SHARE**before <= update_samples",
+        "world_size * KEPT_SHARE**before < update_samples",
     ),
     Defect(
         "loads are rounded up",
@@ -141,8 +141,8 @@ BY_A_STRANGER = (
     Defect(
         "the last portion of an update has 100 places at most",
         "batching/updates",
-        "portion = left if is_last else -(-left // 2)",
-        "portion = min(left, 100) if is_last else -(-left // 2)",
+        "portion = left if is_last else left",
+        "portion = min(left, 100) if is_last else left",
     ),
     Defect(
         "the orders of rounds repeat after 128",

@@ -402,7 +402,7 @@ def test_a_common_order_of_any_size_is_shared_out_to_its_last_place() -> None:
         for number in range(portions):
             is_last = number == portions - 1
             loads = [draw_size(draw, 2**42) for _ in range(ranks)]
-            portion = end - drawn if is_last else ceil((end - drawn) / 2)
+            portion = end - drawn if is_last else end - drawn - (end - drawn) // 3
             held = [load * (drawn - begin) // sum(loads) if sum(loads) else 0 for load in loads]
             shares = compute_portion_shares(loads, drawn - begin, portion)
             assert is_fair([max(held) - own + portion for own in held], portion, shares), (loads, portion)

@@ -329,12 +329,12 @@ def test_portions_are_neighbours_and_end_with_the_update(
         assert draw.first == place
         place += draw.count
     assert {draw.end for draw in draws} == {place}
-    assert place == drawn + (left if is_last else (left + 1) // 2)
+    assert place == drawn + (left if is_last else (2 * left + 2) // 3)
 
 
 def test_the_number_of_portions_follows_from_the_samples_of_a_rank() -> None:
     """Spec: R16.4."""
-    assert [count_portions(size, 8) for size in (8, 16, 31, 32, 256, 10**6)] == [1, 2, 2, 3, 6, 6]
+    assert [count_portions(size, 8) for size in (8, 23, 24, 71, 72, 215, 216, 10**6)] == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
 # What is refused -----------------------------------------------------------------------------------------------------

@@ -23,12 +23,12 @@ def _list_draws(config: Config, update: int, lengths: list[int], bad: set[int]) 
     places = [place for place in range(update * size, (update + 1) * size) if place < len(lengths)]
     if config.shared_samples is None:
         return [[[] for _ in ranks], [[place for place in places if place % config.world_size == r] for r in ranks]]
-    portions = min(6, len(bin(size // config.world_size)) - 2)
+    portions = next(digits for digits in range(1, 5) if digits == 4 or 3**digits > size // config.world_size)
     draws: list[list[list[int]]] = [[[] for _ in ranks]]
     drawn = 0
     for portion in range(portions):
         left = len(places) - drawn
-        count = left if portion == portions - 1 else math.ceil(Fraction(left, 2))
+        count = left if portion == portions - 1 else math.ceil(Fraction(2 * left, 3))
         held = [[place for draw in draws for place in draw[r] if place not in bad] for r in ranks]
         loads = [sum(lengths[place] for place in own) for own in held]
         h = [math.floor(Fraction(load * drawn, sum(loads))) if sum(loads) else 0 for load in loads]

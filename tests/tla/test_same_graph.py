@@ -17,7 +17,7 @@ from tests.tla.same import ACTIONS, Label, label_model_state, label_world
 from tests.tla.tlc import TLA, read_graph, run_tlc
 
 Edge = tuple[Label, str, Label]
-_NUMBERS = {"none": None, "One": 1, "Two": 2, "Four": 4}
+_NUMBERS = {"none": None, "One": 1, "Two": 2, "Four": 4, "Six": 6}
 CONFIGS = sorted(path.stem for path in TLA.glob("graph_*.cfg"))
 
 

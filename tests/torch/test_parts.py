@@ -22,7 +22,7 @@ from odb_ref.torch.reading.collator import Collator, OnIdle  # noqa: E402
 from odb_ref.torch.reading.measure import Measured, SupervisedCounter  # noqa: E402
 from odb_ref.torch.reading.serialization import LARGE_BYTES, pack, unpack  # noqa: E402
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan  # noqa: E402
-from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK_HERE, LoaderOptions, Source  # noqa: E402
+from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK_HERE, KeyFeed, LoaderOptions, Source  # noqa: E402
 from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_whole  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate  # noqa: E402
@@ -348,7 +348,8 @@ def test_quick_samples_come_in_larger_chunks_unless_they_draw_together(
         return samples
 
     source = Source(dataset, measure, LoaderOptions(), is_guarded=False)
-    chunks = source.open(ReadPlan(keys=range(count), places=range(count)), print)
+    plan = ReadPlan(keys=range(count), places=range(count))
+    chunks = source.open(plan, KeyFeed(plan), print)
     assert [place for chunk in chunks for place, _ in chunk] == list(range(count))
     assert sizes[0] in (1, largest[0])
     assert max(sizes) in largest

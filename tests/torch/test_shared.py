@@ -17,8 +17,10 @@ from odb_ref.core.batching.shards import Draw  # noqa: E402
 from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.core.resume import RoundStart  # noqa: E402
 from odb_ref.torch import ODBDataLoader  # noqa: E402
+from odb_ref.torch.reading.datasets import DataSetError  # noqa: E402
 from odb_ref.torch.reading.quarantine import Places, Quarantine  # noqa: E402
-from odb_ref.torch.reading.source import CHUNK_SAMPLES, DrawFeed  # noqa: E402
+from odb_ref.torch.reading.service import ReadPlan  # noqa: E402
+from odb_ref.torch.reading.source import KeyFeed  # noqa: E402
 from odb_ref.trace.check import Property, Status, check_traces  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate  # noqa: E402
@@ -272,22 +274,32 @@ def test_a_quarantine_counts_what_is_drawn() -> None:
 
 def test_a_feed_hands_out_nothing_while_nothing_is_drawn() -> None:
     """Spec: R14.4."""
-    feed = DrawFeed()
-    assert feed.take() == []
-    feed.add([(place, place) for place in range(CHUNK_SAMPLES + 1)], CHUNK_SAMPLES + 1)
+    feed = KeyFeed(ReadPlan(keys=(), is_drawn=True))
+    assert feed.take(16) == []
+    feed.add([(place, -place) for place in range(17)], 17)
     feed.close()
-    taken = [feed.take(), feed.take(), feed.take()]
-    assert [None if chunk is None else len(chunk) for chunk in taken] == [CHUNK_SAMPLES, 1, None]
-    assert feed.places == list(range(CHUNK_SAMPLES + 1))
+    assert [feed.take(16), feed.take(16), feed.take(16)] == [
+        [(0, place, -place) for place in range(16)],
+        [(0, 16, -16)],
+        None,
+    ]
+    assert feed.name([]) == []
+    assert feed.name([*"abcdefghijklmnop"])[-1] == (15, "p")
+    with pytest.raises(DataSetError, match="gave 2 samples for 1 keys"):
+        feed.name([1, 2])
 
 
 def test_what_is_asked_for_does_not_wait_for_what_is_read_ahead() -> None:
     """Spec: R16.4. A chunk holds samples of one kind; those of a small draw are shared out among workers."""
-    feed = DrawFeed()
+    feed = KeyFeed(ReadPlan(keys=(), is_drawn=True))
     feed.readers = 2
     feed.add([(place, place) for place in range(9)], 3)
     feed.add([], 6)  # those read ahead
     feed.add([(9, 9), (10, 10)], 1)
     feed.close()
-    assert [len(chunk) for chunk in iter(feed.take, None)] == [2, 1, 3, 3, 1, 1]
-    assert feed.places == list(range(11))
+    chunks = list(iter(lambda: feed.take(16), None))
+    assert [len(chunk or ()) for chunk in chunks] == [2, 1, 3, 3, 1, 1]
+    assert [place for chunk in chunks for _, place, _ in chunk or ()] == list(range(11))
+    resumed = KeyFeed(ReadPlan(keys=(7, 8), places=(0, 1), is_drawn=True))
+    resumed.add([(place, place) for place in range(2, 8)], 2)
+    assert [len(resumed.take(16) or ()) for _ in range(3)] == [2, 2, 4]

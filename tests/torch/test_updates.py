@@ -190,15 +190,15 @@ class Counted(Numbers):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("shard", ["auto", "shared"])
-def test_half_of_an_update_is_read_ahead_while_two_are_held(shard: str) -> None:
+@pytest.mark.parametrize(("shard", "ahead"), [("auto", UPDATE // 2), ("shared", -(-2 * UPDATE // 3))])
+def test_a_part_of_an_update_is_read_ahead_while_two_are_held(shard: str, ahead: int) -> None:
     """Spec: R16.4. Its first portion, where samples are dealt; so no worker idles while a step takes long. And no more."""
     data = Counted(SAMPLES)
     settings = SETTINGS | {"shard": shard, "shuffle": False, "num_workers": 1, "prefetch_factor": 1, "depth": 1}
     with ODBDataLoader(data, **nested(**settings)) as loader:
         steps = loader.steps()
         next(steps)
-        expected, deadline = 2 * UPDATE + UPDATE // 2, time.monotonic() + 20
+        expected, deadline = 2 * UPDATE + ahead, time.monotonic() + 20
         while int(data.reads.sum()) < expected and time.monotonic() < deadline:
             time.sleep(0.02)
         time.sleep(0.2)

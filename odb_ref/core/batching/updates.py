@@ -3,8 +3,8 @@
 Update u holds the places from u x N on, N of them, or what is left. It has a few rounds. In the first nothing is read: its
 agreement releases the update before. Ranks with a source of their own then read every W-th place at once, so what a rank
 gives to an update follows from its number alone. Ranks that share one order (R14) draw an update in a few *portions*, a round
-each: the first in equal parts, each later one so that the ranks come to hold equally many tokens. Half of what is left goes
-into a portion, so that the last ones, which even out, are small. The last round forms the steps.
+each: the first in equal parts, each later one so that the ranks come to hold equally many tokens. A portion leaves a third of
+what was left, so that the last ones, which even out, are small. The last round forms the steps.
 
 Nothing here knows of samples, windows or phases. Spec: R16.
 """
@@ -16,7 +16,10 @@ from typing import Final
 
 from odb_ref.core.batching.shards import Draw, compute_shares
 
-MOST_PORTIONS: Final = 6
+KEPT_SHARE: Final = 3
+"""A portion leaves this part of what was left, one in three, for the portions behind it."""
+
+MOST_PORTIONS: Final = 4
 """In how many portions an update is drawn, at most: what is left uneven then is about a long sample."""
 
 PADDING_SHARE: Final = 16
@@ -28,7 +31,7 @@ step that it saves (``spec/decisions/021``).
 
 def count_portions(update_samples: int, world_size: int) -> int:
     """Returns in how many portions ranks that share an order draw an update: the last ones are a sample a rank. Spec: R16.4."""
-    return min(MOST_PORTIONS, (update_samples // world_size).bit_length())
+    return sum(world_size * KEPT_SHARE**before <= update_samples for before in range(MOST_PORTIONS))
 
 
 def count_rounds(update_samples: int, world_size: int, *, is_shared: bool) -> int:
@@ -61,6 +64,6 @@ def compute_portion(rank: int, loads: Sequence[int], drawn: int, *, begin: int, 
     Spec: R16.4. Preserves: DEAL, UPDATE.
     """
     left = end - drawn
-    portion = left if is_last else -(-left // 2)
+    portion = left if is_last else left - left // KEPT_SHARE
     shares = compute_portion_shares(loads, drawn - begin, portion)
     return Draw(drawn + sum(shares[:rank]), shares[rank], drawn + portion)

@@ -26,7 +26,7 @@ from odb_ref.torch.reading.quarantine import (
 from odb_ref.torch.reading.seeding import isolate
 from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import END_S, BatchRequest, ReadPlan, SampleListener
-from odb_ref.torch.reading.source import DrawFeed, DrawReader, LoaderOptions, Reader, Room, Source
+from odb_ref.torch.reading.source import DrawReader, KeyFeed, LoaderOptions, Reader, Room, Source
 
 IDLE_TRIES: Final = 100
 """Among so many samples a good one is looked for, where a rank has none of its own to replay."""
@@ -70,7 +70,7 @@ class ReadPipeline:
         self._own = OwnMemory() if is_inline else None
         self.is_inline = is_inline
         self._epoch: _Epoch | None = None
-        self._draws: DrawFeed | None = None
+        self._feed: KeyFeed | None = None
         self._left: tuple[threading.Thread, ...] = ()
         """Threads of earlier epochs that were in the user's code when theirs ended."""
 
@@ -88,13 +88,13 @@ class ReadPipeline:
         self._collator = self._collator.renew(plan.seed, listener.on_warning)
         read_ahead = 0 if self.is_inline else read_ahead
         most = self._spec.window_bytes
-        self._draws = DrawFeed() if plan.is_drawn else None
+        self._feed = KeyFeed(plan)
         reader = (DrawReader if plan.is_drawn else Reader)(
             self._source,
             self._collator,
             plan,
             listener,
-            draws=self._draws,
+            self._feed,
             read_ahead=read_ahead,
             read_ahead_bytes=None if most is None else most // 2,
         )
@@ -117,10 +117,10 @@ class ReadPipeline:
 
     def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
         """Asks for samples of an order that is drawn as an epoch goes: see `SampleService.draw`."""
-        if self._epoch is not None and self._draws is not None:
-            self._draws.add(items, count)
+        if self._epoch is not None and self._feed is not None:
+            self._feed.add(items, count)
             if is_last:
-                self._draws.close()
+                self._feed.close()
             self._epoch.read(count)
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:

@@ -64,63 +64,80 @@ class LoaderOptions:
     """How long a loader process may be silent and idle before it is taken for lost."""
 
 
-class DrawFeed:
-    """The samples that a rank draws in the course of an epoch, in chunks. One thread adds, another takes."""
+class KeyFeed:
+    """The keys of an epoch, in chunks: those known when it begins, then those drawn. One thread adds, another takes."""
 
-    def __init__(self) -> None:
-        self._chunks: deque[list[tuple[int, object]]] = deque()
-        self._is_closed = False
+    def __init__(self, plan: ReadPlan) -> None:
+        self._seed = plan.seed
+        self._parts: deque[tuple[Iterator[tuple[int, object]], int]] = deque()
+        """What was added, each with its number of samples: a chunk holds samples of one."""
+        self._is_closed = not plan.is_drawn
         self.readers = 1
-        """Among how many the samples of a draw are shared out, where a chunk may have any size."""
+        """Among how many the samples of a part are shared out, where a chunk may have any size."""
         self.added = 0
         """How many samples were added."""
-        self._asked = 0
-        self.places: list[int] = []
-        """The places of all that was taken."""
+        self._asked = len(plan.places)
+        """How many samples are wanted by now: those an epoch begins with, and what was drawn since."""
+        self._taken: deque[list[int]] = deque()
+        """The places of each chunk that was taken and has not come back."""
+        if plan.keys is not None:
+            self._append(zip(plan.places, plan.keys, strict=True), len(plan.places))
 
     def add(self, items: Sequence[tuple[int, object]], count: int) -> None:
         """Adds places and keys; so many samples are asked for, added now or before, and do not wait for what is read ahead."""
         self._asked += count
         cut = max(0, self._asked - self.added)
-        self.added += len(items)
         for part in (items[:cut], items[cut:]):
-            size = min(CHUNK_SAMPLES, max(1, -(-len(part) // self.readers)))
-            self._chunks.extend(list(part[i : i + size]) for i in range(0, len(part), size))
+            self._append(iter(part), len(part))
+
+    def _append(self, items: Iterator[tuple[int, object]], count: int) -> None:
+        self.added += count
+        self._parts.append((items, count))
 
     def close(self) -> None:
         """Nothing more is added."""
         self._is_closed = True
 
-    def take(self) -> list[tuple[int, object]] | None:
-        """Returns the next chunk, an empty one while nothing is drawn; None when nothing more comes."""
+    def take(self, most: int) -> list[SampleKey] | None:
+        """Returns the next chunk of at most so many, an empty one while nothing is drawn; None when nothing more comes."""
         is_closed = self._is_closed  # first: what was added before it was closed is not lost
-        if not self._chunks:
-            return None if is_closed else []
-        chunk = self._chunks.popleft()
-        self.places.extend(place for place, _ in chunk)
+        chunk: list[SampleKey] = []
+        while self._parts and not chunk:
+            items, count = self._parts[0]
+            share = max(1, -(-count // self.readers))
+            chunk = [(self._seed, place, key) for place, key in islice(items, min(most, share))]
+            if not chunk:
+                self._parts.popleft()
+        if is_closed and not chunk:
+            return None
+        self._taken.append([place for _, place, _ in chunk])
         return chunk
 
+    def name(self, items: list[object]) -> Chunk:
+        """Returns the samples of the chunk that comes back next, each with its place. Spec: R11.4, R14.4. Preserves: COVER."""
+        places = self._taken.popleft()
+        if len(places) != len(items):
+            raise DataSetError(f"the data set gave {len(items)} samples for {len(places)} keys")
+        return list(zip(places, items, strict=True))
 
-class KeyFeed(Sampler[list[SampleKey]]):
-    """The batch sampler of the inner DataLoader: the keys of the epoch that is being read, in chunks.
+
+class KeySampler(Sampler[list[SampleKey]]):
+    """The batch sampler of the inner DataLoader.
 
     A DataLoader asks for chunks ahead of time, and cannot be told to wait. Where nothing is drawn yet it is given chunks of
     nothing, which come back at once.
     """
 
     def __init__(self) -> None:
-        self.plan = ReadPlan(keys=())
-        self.draws: DrawFeed | None = None
+        self.feed = KeyFeed(ReadPlan(keys=()))
+        """That of the epoch that is being read."""
         self.chunk_samples = CHUNK_SAMPLES
         """At least 1."""
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        plan, draws = self.plan, self.draws
-        items = zip(plan.places, plan.keys or (), strict=True)
-        while chunk := [(plan.seed, place, key) for place, key in islice(items, self.chunk_samples)]:
+        feed = self.feed
+        while (chunk := feed.take(self.chunk_samples)) is not None:
             yield chunk
-        while draws is not None and (drawn := draws.take()) is not None:
-            yield [(plan.seed, place, key) for place, key in drawn]
 
 
 class Source:
@@ -131,11 +148,11 @@ class Source:
     ) -> None:
         self.workers: tuple[BaseProcess, ...] = ()
         """This process's children when reading began, but for those that collate: in a process of its own, the workers."""
-        self._feed = KeyFeed()
+        self._sampler = KeySampler()
         # Where a data set reads a chunk at once it may draw for it at once, and what it draws must not follow from the clock.
         self._may_grow = not hasattr(dataset, "__getitems__")
         if self._may_grow and not options.num_workers:
-            self._feed.chunk_samples = 1
+            self._sampler.chunk_samples = 1
         self._generator = torch.Generator()
         # Workers that outlive an epoch learn of the next one's seed by shared memory.
         self._epoch_seed = torch.zeros((), dtype=torch.int64)
@@ -154,7 +171,7 @@ class Source:
             arguments["prefetch_factor"] = options.prefetch_factor
         if not isinstance(dataset, IterableDataset):
             dataset = SeededDataset(dataset, is_guarded=is_guarded)
-            arguments["batch_sampler"] = self._feed
+            arguments["batch_sampler"] = self._sampler
         else:
             arguments["batch_size"] = CHUNK_SAMPLES
         if isinstance(dataset, IterableDataset) and not is_pipe:
@@ -163,13 +180,13 @@ class Source:
             dataset = SeededStream(dataset, self._epoch_seed)
         self._loader: DataLoader[object] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
 
-    def open(self, plan: ReadPlan, warn: Callable[[str], None], draws: DrawFeed | None = None) -> Iterator[Chunk]:
+    def open(self, plan: ReadPlan, feed: KeyFeed, warn: Callable[[str], None]) -> Iterator[Chunk]:
         """Returns the samples of an epoch with their places, as the measure answers them, so many at a time as were read at
         once; worker processes start at once.
         """
-        self._feed.plan, self._feed.draws = plan, draws
-        if draws is not None and self._may_grow:
-            draws.readers = max(1, self._loader.num_workers)
+        self._sampler.feed = feed
+        if self._may_grow:
+            feed.readers = max(1, self._loader.num_workers)
         self._generator.manual_seed(plan.seed)
         self._epoch_seed.fill_(plan.seed)
         chunks = iter(self._loader)
@@ -179,14 +196,14 @@ class Source:
         self.workers = tuple(
             child for child in multiprocessing.active_children() if not child.name.startswith(collate_workers.NAME)
         )
-        return self._iterate(chunks, plan, warn, draws)
+        return self._iterate(chunks, plan, feed, warn)
 
     def _iterate(
-        self, chunks: Iterator[object], plan: ReadPlan, warn: Callable[[str], None], draws: DrawFeed | None
+        self, chunks: Iterator[object], plan: ReadPlan, feed: KeyFeed, warn: Callable[[str], None]
     ) -> Iterator[Chunk]:
         items = self._pace(chunks)
         if plan.keys is not None:
-            yield from _name(items, plan.places, [] if draws is None else draws.places)
+            yield from map(feed.name, items)
         else:
             places = count()
             for chunk in _compare(items, warn) if self._loader.num_workers > 1 else items:
@@ -206,10 +223,10 @@ class Source:
                 seconds = time.monotonic() - began_s
                 if workers:
                     quick = int(CHUNK_S * count / (workers * max(seconds, CHUNK_S)))
-                    self._feed.chunk_samples = max(CHUNK_SAMPLES, min(LARGEST_CHUNK, quick))
+                    self._sampler.chunk_samples = max(CHUNK_SAMPLES, min(LARGEST_CHUNK, quick))
                 else:
                     quick = int(CHUNK_HERE_S * count / max(seconds, CHUNK_HERE_S))
-                    self._feed.chunk_samples = max(1, min(LARGEST_CHUNK_HERE, quick))
+                    self._sampler.chunk_samples = max(1, min(LARGEST_CHUNK_HERE, quick))
             handed_s = time.monotonic()
             yield chunk
             if not workers:
@@ -233,8 +250,8 @@ class Reader:
         collator: Collator,
         plan: ReadPlan,
         listener: SampleListener,
+        feed: KeyFeed,
         *,
-        draws: DrawFeed | None = None,
         read_ahead: int,
         read_ahead_bytes: int | None = None,
     ) -> None:
@@ -242,7 +259,7 @@ class Reader:
         self._collator = collator
         self._plan = plan
         self.listener = listener
-        self._draws = draws
+        self._feed = feed
         self._read_ahead = read_ahead
         self._read_ahead_bytes = read_ahead_bytes
         self._chunks: Iterator[Chunk] | None = None
@@ -277,7 +294,7 @@ class Reader:
     def prepare(self) -> None:
         """Starts the workers, unless they are there."""
         if self._chunks is None:
-            self._chunks = self._source.open(self._plan, self.listener.on_warning, self._draws)
+            self._chunks = self._source.open(self._plan, self._feed, self.listener.on_warning)
 
     def work(self) -> int:
         """Answers what was asked for, or reads a chunk, and returns for how many times of `count_work` that counts."""
@@ -360,9 +377,8 @@ class DrawReader(Reader):
     def count_work(self) -> int:
         """Returns how many samples `work` finds to read, and answers to give."""
         if self._wanted:
-            return self._wanted[0][0] - self._seen + 1
-        added = 0 if self._draws is None else self._draws.added
-        return len(self._plan.places) + added - self._read_samples if self._read_ahead else 0
+            return max(1, self._wanted[0][0] - self._seen + 1)
+        return self._feed.added - self._read_samples if self._read_ahead else 0
 
     @property
     def _seen(self) -> int:
@@ -396,19 +412,3 @@ def _identify(item: object) -> object:
             return length, supervised, data
         case _:
             return item
-
-
-def _name(chunks: Iterator[list[object]], places: Sequence[int], drawn: list[int]) -> Iterator[Chunk]:
-    """Yields each item with its place: of those asked for, and what was ``drawn`` by then.
-
-    Spec: R11.4, R14.4. Preserves: COVER.
-    """
-    count = 0
-    for chunk in chunks:
-        first, count = count, count + len(chunk)
-        named = [*places[first:count], *drawn[max(0, first - len(places)) : max(0, count - len(places))]]
-        if len(named) < len(chunk):
-            raise DataSetError(f"the data set gave more than the {len(places) + len(drawn)} samples it was asked for")
-        yield list(zip(named, chunk, strict=True))
-    if count < len(places):
-        raise DataSetError(f"the data set ended after {count} of the {len(places)} samples it was asked for")

@@ -303,7 +303,8 @@ class Settings:
             return 1
         if self.shared_samples is None:
             return 2
-        return 1 + max(1, min(6, len(f"{self.update_samples // self.world_size:b}")))
+        own = self.update_samples // self.world_size
+        return 2 + sum(own >= least for least in (3, 9, 27))
 
     @property
     def most_padding(self) -> int:

@@ -112,13 +112,13 @@ SMALL: Final[dict[str, Bounds]] = {
         lengths=compute_lengths((5, 3), _MIXED), update_samples=6, accepted=((2,), (3,)), stops=1
     ),
     "updates dealt by load": Bounds(
-        lengths=compute_lengths((5, 4), _MIXED), is_shared=True, update_samples=4, failures=1, stops=1, losses=1
+        lengths=compute_lengths((5, 4), _MIXED), is_shared=True, update_samples=6, failures=1, stops=1, losses=1
     ),
     "updates dealt by load, bad samples": Bounds(
         lengths=compute_lengths((6, 4), _MIXED),
         is_shared=True,
-        update_samples=4,
-        bad=(1, 4, 5, 6, 7, 9),
+        update_samples=6,
+        bad=(1, 4, 6, 7, 8, 9),
         is_single_reads=True,
         stops=1,
     ),

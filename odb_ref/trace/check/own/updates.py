@@ -70,7 +70,7 @@ def share_portion(
     size = settings.update_samples or 0
     begin = min(total, round_ // settings.rounds * size)
     left = min(begin + size, total) - drawn
-    portion = left if (round_ + 1) % settings.rounds == 0 else left - left // 2
+    portion = left if (round_ + 1) % settings.rounds == 0 else -(-2 * left // 3)
     tokens = sum(loads)
     held = [load * (drawn - begin) // tokens if tokens else 0 for load in loads]
     return [max(held) - own + portion for own in held], portion
