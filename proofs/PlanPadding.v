@@ -217,7 +217,7 @@ Proof.
     + simpl. rewrite app_assoc, firstn_skipn. reflexivity.
     + constructor; [|constructor; [|exact G]]; (split; [|assumption]); intros Z; apply (f_equal (@length _)) in Z; simpl in Z;
         rewrite ?firstn_length, ?skipn_length in Z; lia.
-  - apply Nat.eqb_neq in E. destruct I as [I|I]; [contradiction|]. destruct (IH (concat gs)) as [[P Q] N]; [split; auto|exact I|].
+  - apply Nat.eqb_neq in E. destruct I as [I|I]; [contradiction|]. destruct (IH (concat gs)) as [[P Q] L]; [split; auto|exact I|].
     split; [split|]; simpl; [congruence|constructor; auto|congruence].
 Qed.
 
