@@ -551,7 +551,9 @@ PLANTED = (
         "middle = min(max(bisect_left(self._rows, half, begin, end), begin + 1), end - 1)",
         "middle = min(max((begin + end + 1) // 2, begin + 1), end - 1)",
     ),
-    _plan("the runs found when setting apart are forgotten", "padding", "apart, ends = middle, found", "apart = middle"),
+    _plan(
+        "the runs found when setting apart are forgotten", "padding", "apart, ends = middle, found", "apart = middle"
+    ),
     _plan("small ones at one end", "division", "return batches[::2][::-1] + batches[1::2]", "return batches[::-1]"),
     _plan(
         "a count is rounded down",
