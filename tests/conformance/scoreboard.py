@@ -136,7 +136,7 @@ PEERS = (
         planner="tests.conformance.peers:plan_odb",
         requirements=("online-dynamic-batching==0.1.2",),
         without=f"{TERMS_ALL.replace('epoch,', '').replace('layout,', '')},plan_all,plan_ranks,{PACKED}",
-        note="padded epochs of its loader, as its README begins it, a process for each rank; the first group of a round is one sample",
+        note="padded epochs of its loader, a process for each rank; the first group of a round is one sample",
     ),
 )
 
