@@ -4,7 +4,7 @@
     are urged and learn of lost peers at any moment; consumers take steps and leave. Each theorem restates one or two of the
     files behind it, of which README.md has the rest. *)
 Require Import List Arith Bool Permutation Sorted QArith.
-From ODB Require Import PlanSettling PlanDivision Plan.
+From ODB Require Import PlanSettling PlanDivision PlanPadding Plan.
 From ODB Require Import Types Packing Grouping Alignment Layouts Runs Machine Local System Facts Protocol Ending Coupled Termination Instance Loss
   Shards Drawing Job Gone Prompt Weight Joined Sizes Replay ReplayLoss Resume Epoch Updates.
 Import ListNotations.
@@ -249,16 +249,16 @@ Qed.
 
 Notation is_unit T key p g := (exists k, In k (units_in_plan T key p) /\ Permutation g k).
 
-(** Known lengths, packed, on whatever terms, of samples that stay on their ranks, are dealt out, or have keys that are. Each sample is in one
+(** Known lengths, packed or padded, on whatever terms, of samples that stay on their ranks, are dealt out, or have keys that are. Each sample is in one
     micro-batch, once, and of its own rank where samples stay; each micro-batch keeps the budget and the limits, but, where that is allowed,
     a unit by itself; every rank has as many, as the terms say; one is empty only on a rank none of whose micro-batches has two
     units; samples of one key are together. There is a plan but for one of three reasons that the terms allow. Settling ends: none may give
-    anything any more, or, where so much is enough for all, that is so or cannot be. *)
+    anything any more, or, where so much is enough for all, that is so or cannot be; and so do both bisections of a padded division. *)
 Theorem PLAN : (forall T key p rows, terms_ok T -> problem_ok p -> plan_of T key p = Some rows ->
   (Permutation (concat (concat rows)) (asked_of p) /\
     forall own, p = Stay own -> Forall2 (fun mine row => Permutation (concat row) mine) own rows) /\
   (forall row g, In row rows -> In g row ->
-    Packing.total g <= t_budget T /\ is_within (t_limits T) g = true \/ t_is_alone T = true /\ is_unit T key p g) /\
+    (if t_is_padded T then padded g else Packing.total g) <= t_budget T /\ is_within (t_limits T) g = true \/ t_is_alone T = true /\ is_unit T key p g) /\
   (length rows = ranks_of p /\ exists count, Forall (fun row => length row = count) rows /\
     (exists k, count = k * t_multiple T) /\ t_at_least T <= count /\ forall most, t_at_most T = Some most -> count <= most) /\
   (forall row g, In row rows -> In [] row -> In g row -> g = [] \/ is_unit T key p g) /\
@@ -268,13 +268,17 @@ Theorem PLAN : (forall T key p rows, terms_ok T -> problem_ok p -> plan_of T key
     | Homes all _ => In x all -> In y all -> exists row, In row rows /\ In x (concat row) /\ In y (concat row)
     end) /\
   (forall T key p, plan_of T key p = None -> t_is_alone T = false \/ t_at_most T <> None \/ t_is_idle T = false) /\
-  forall cost room near enough swaps bs, has_ended cost room near enough swaps (settled cost room near enough swaps bs).
+  (forall cost room near enough swaps bs, has_ended cost room near enough swaps (settled cost room near enough swaps bs)) /\
+  forall rows of budget limits l count more fuel low high found, high - low <= fuel ->
+    set_apart rows of budget limits l count (fuel + more) low high found = set_apart rows of budget limits l count fuel low high found /\
+    lower rows of budget limits l count (fuel + more) low high found = lower rows of budget limits l count fuel low high found.
 Proof.
-  split; [|split; [exact a_plan_is_refused_for_a_reason|intros; apply settling_ends, le_n]].
+  split; [|split; [exact a_plan_is_refused_for_a_reason|split; [intros; apply settling_ends, le_n|]]].
+  2: { intros. split; [apply setting_apart_ends|apply lowering_ends]; assumption. }
   intros T key p rows ok asked E. destruct (a_plan_is_right T key p rows ok asked E) as [P [L [[count [K F]] H]]]. rewrite Forall_forall in F.
   split; [auto|]. split; [|split; [|split]].
   - intros row g I J. destruct (F row I) as [_ [B _]]. rewrite Forall_forall in B. destruct (B g J) as [R|[A [_ U]]]; [left|auto].
-    unfold is_roomy in R. rewrite andb_true_iff, Nat.leb_le in R. exact R.
+    unfold is_kept in R. rewrite andb_true_iff, Nat.leb_le, samples_take in R. exact R.
   - split; [exact L|]. exists count. split; [|exact K]. apply Forall_forall. intros row I. apply (F row I).
   - intros row g I Z J. destruct (F row I) as [_ [_ Nh]]. specialize (Nh Z). rewrite Forall_forall in Nh. exact (Nh g J).
   - intros x y. exact (a_plan_keeps_keys_together T key p rows x y ok asked E).

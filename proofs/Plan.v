@@ -1,14 +1,14 @@
-(** R13 for packed micro-batches: `plan_all` and `plan_ranks` of odb_ref/plan/planning.py, from the samples to the micro-batches of each rank.
+(** R13: `plan_all` and `plan_ranks` of odb_ref/plan/planning.py, in either layout, from the samples to the micro-batches of each rank.
     Spec: R13.1 to R13.8. *)
 Require Import List Arith Lia Permutation Bool.
-From ODB Require Import Types Alignment Packing Layouts PlanSettling PlanDivision.
+From ODB Require Import Types Alignment Packing Layouts PlanSettling PlanDivision PlanPadding.
 Import ListNotations.
 
 (** ** The model *)
 
 (** What all ranks plan by; [t_of] is what a sample of so many tokens costs. *)
 Record terms := mkTerms {
-  t_budget : nat; t_limits : list nat; t_of : nat -> nat; t_multiple : nat; t_at_least : nat; t_at_most : option nat;
+  t_is_padded : bool; t_budget : nat; t_limits : list nat; t_of : nat -> nat; t_multiple : nat; t_at_least : nat; t_at_most : option nat;
   t_is_alone : bool; t_is_idle : bool; t_is_at_ends : bool;
   t_near : nat; t_far : nat; t_exchanged : nat; t_tried : nat }.
 
@@ -26,11 +26,20 @@ Variable T : terms.
 
 Notation limits := (t_limits T).
 
-(** Samples as one unit of number [n]: what it costs stands behind what it uses of each limit. *)
+(** Samples as one unit of number [n]: what it costs, row by row, and how many samples it has stand behind what it uses of each limit. *)
 Definition unit_of (n : nat) (g : group) : sample :=
-  mkSample n n (total g) 0 (map (fun r => used r g) (seq 0 (length limits)) ++ [row_cost (t_of T) g]).
+  mkSample n n (if t_is_padded T then longest g else total g) 0
+    (map (fun r => used r g) (seq 0 (length limits)) ++ [row_cost (t_of T) g; length g]).
 
 Definition unit_cost (u : sample) : nat := nth (length limits) (costs u) 0.
+Definition unit_rows (u : sample) : nat := nth (S (length limits)) (costs u) 0.
+
+(** What a micro-batch takes of its budget, of samples or of units that have so many [rows]; whether that and the limits are kept. *)
+Definition taken (rows : sample -> nat) (g : group) : nat := if t_is_padded T then sum_over rows g * longest g else total g.
+
+Definition is_kept (rows : sample -> nat) (g : group) : bool := (taken rows g <=? t_budget T) && is_within limits g.
+
+Definition batch_cost (b : group) : nat := if t_is_padded T then charge unit_rows (t_of T) b else spent unit_cost b.
 
 Definition units_of (gs : list group) : list sample := map (fun '(n, g) => unit_of n g) (combine (seq 0 (length gs)) gs).
 
@@ -42,15 +51,17 @@ Definition fewest_of (units : list sample) (ranks : nat) : list group :=
     (others (t_budget T) limits units) (length (loners (t_budget T) limits units)) (t_multiple T * ranks) (t_at_least T * ranks).
 
 Definition need_of (units : list sample) (ranks : nat) : nat :=
-  length (loners (t_budget T) limits units) + length (fewest_of units ranks).
+  if t_is_padded T then need_padded unit_rows (t_of T) (t_budget T) limits units
+  else length (loners (t_budget T) limits units) + length (fewest_of units ranks).
 
 Definition divide_into (units : list sample) (count ranks : nat) : list group :=
-  divide unit_cost (t_budget T) limits (t_near T) (t_far T) (t_exchanged T) units (fewest_of units ranks) count ranks.
+  if t_is_padded T then divide_padded unit_rows (t_of T) (t_budget T) limits units count
+  else divide unit_cost (t_budget T) limits (t_near T) (t_far T) (t_exchanged T) units (fewest_of units ranks) count ranks.
 
 Definition round_up (n : nat) : nat := ceil (Nat.max n (t_at_least T)) (t_multiple T) * t_multiple T.
 
 (** A micro-batch that is too large, too many of them, or, for ranks that may not be idle, too few units. *)
-Definition is_refused (units : list sample) : bool := negb (t_is_alone T) && existsb (fun x => negb (is_roomy (t_budget T) limits [x])) units.
+Definition is_refused (units : list sample) : bool := negb (t_is_alone T) && existsb (fun x => negb (is_kept unit_rows [x])) units.
 
 Definition is_count_refused (count : nat) (rows : list (list group)) : bool :=
   match t_at_most T with Some most => most <? count | None => false end ||
@@ -63,7 +74,7 @@ Definition arrange {A : Type} (l : list A) : list A := if t_is_at_ends T then re
 
 (** The costliest micro-batch of a step goes to the rank that has had least. *)
 Definition has_less (x y : nat * list group) : bool :=
-  let a := sum_over (spent unit_cost) (snd x) in let b := sum_over (spent unit_cost) (snd y) in
+  let a := sum_over batch_cost (snd x) in let b := sum_over batch_cost (snd y) in
   (a <? b) || ((a =? b) && (fst x <=? fst y)).
 
 Fixpoint deal (ranks count : nat) (bs : list group) (rows : list (nat * list group)) : list (nat * list group) :=
@@ -128,7 +139,8 @@ Variable T : terms.
 Hypothesis ok : terms_ok T.
 
 Notation limits := (t_limits T).
-Notation room := (is_roomy (t_budget T) limits).
+Notation room := (is_kept T (fun _ => 1)).
+Notation unit_room := (is_kept T (unit_rows T)).
 
 (** The samples of units. *)
 Definition expand (gs : list group) (l : list sample) : list sample := concat (map (fun u => nth (pos u) gs []) l).
@@ -166,18 +178,33 @@ Proof.
   split; intros A [r limit] I; specialize (A _ I); apply in_combine_l, in_seq in I; [rewrite <- E|rewrite E]; auto; lia.
 Qed.
 
-(** A micro-batch takes what its units do. *)
-Lemma room_of_members : forall gs b, Forall (fun u => In u (units_of T gs)) b -> room (members gs b) = room b.
+Lemma samples_take : forall g, taken T (fun _ => 1) g = if t_is_padded T then padded g else total g.
+Proof. intros g. unfold taken, padded. replace (sum_over _ g) with (length g); [reflexivity|]. clear. induction g; simpl; congruence. Qed.
+
+Lemma kept_perm : forall rows g h, Permutation g h -> is_kept T rows g = is_kept T rows h.
 Proof.
-  intros gs b F. rewrite (roomy_perm _ _ _ _ (members_perm gs b)). unfold is_roomy, expand.
-  assert (E : total (concat (map (fun u => nth (pos u) gs []) b)) = total b /\
-    forall r, r < length limits -> used r (concat (map (fun u => nth (pos u) gs []) b)) = used r b).
-  { induction F as [|u b I F [IT IU]]; simpl; [auto|]. destruct (units_are gs u I) as [g [_ [Nh U]]]. rewrite Nh, U. simpl. split.
-    - rewrite total_app. lia.
-    - intros r L. rewrite used_app, (IU r L). f_equal. rewrite app_nth1 by (rewrite map_length, seq_length; exact L).
+  intros rows g h P. unfold is_kept, taken. f_equal; [|apply within_alike; intros r _; apply used_perm, P].
+  rewrite (total_perm _ _ P), (sum_over_perm _ rows _ _ P), (longest_perm _ _ P). reflexivity.
+Qed.
+
+(** A micro-batch takes what its units do. *)
+Lemma room_of_members : forall gs b, Forall (fun u => In u (units_of T gs)) b -> room (members gs b) = unit_room b.
+Proof.
+  intros gs b F. rewrite (kept_perm _ _ _ (members_perm gs b)). unfold is_kept, taken, expand.
+  set (h := concat _).
+  assert (E : sum_over (fun _ => 1) h = sum_over (unit_rows T) b /\
+    (if t_is_padded T then longest h else total h) = (if t_is_padded T then longest b else total b) /\
+    forall r, r < length limits -> used r h = used r b).
+  { unfold h. clear h. induction F as [|u b I F [IR [IT IU]]]; simpl; [auto|]. destruct (units_are gs u I) as [g [_ [Nh U]]]. rewrite Nh.
+    split; [|split].
+    - rewrite sum_over_app, IR. f_equal. rewrite U. unfold unit_rows. simpl.
+      rewrite app_nth2; rewrite map_length, seq_length; [|lia]. replace (S _ - _) with 1 by lia. simpl. clear. induction g; simpl; congruence.
+    - assert (Len : len u = if t_is_padded T then longest g else total g) by (rewrite U; reflexivity). rewrite Len.
+      destruct (t_is_padded T); rewrite ?longest_app, ?total_app; congruence.
+    - intros r L. rewrite used_app, (IU r L). f_equal. rewrite U. simpl. rewrite app_nth1 by (rewrite map_length, seq_length; exact L).
       rewrite nth_indep with (d' := used 0 g) by (rewrite map_length, seq_length; exact L).
       rewrite (map_nth (fun r => used r g)), seq_nth by exact L. reflexivity. }
-  destruct E as [-> E]. f_equal. apply within_alike, E.
+  destruct E as [R [E W]]. f_equal; [|apply within_alike, W]. destruct (t_is_padded T); congruence.
 Qed.
 
 Lemma a_unit_is_in_its_batch : forall gs bs k, Permutation (concat bs) (units_of T gs) -> In k gs -> exists b, In b bs /\ incl k (members gs b).
@@ -198,6 +225,14 @@ Proof.
   destruct ok as [_ [_ C]]. simpl. pose proof (C (len x)). lia.
 Qed.
 
+Lemma units_have_rows : forall gs, groups_ok gs -> have_rows (unit_rows T) (units_of T gs).
+Proof.
+  intros gs G. apply Forall_forall. intros u I. destruct (units_are gs u I) as [g [Ig [_ U]]]. rewrite U. unfold unit_rows. simpl.
+  rewrite app_nth2; rewrite map_length, seq_length; [|lia]. replace (S _ - _) with 1 by lia. simpl.
+  unfold groups_ok in G. rewrite Forall_forall in G. destruct (G g Ig) as [Nh S]. destruct g as [|x g]; [contradiction|]. inversion S; subst.
+  simpl. split; [lia|]. destruct (t_is_padded T); lia.
+Qed.
+
 (** A micro-batch of a plan of units [gs]: within the budget and the limits, or, where that is said, a unit too large for them by itself. *)
 Definition batch_ok (gs : list group) (g : group) : Prop :=
   room g = true \/ t_is_alone T = true /\ room g = false /\ exists k, In k gs /\ Permutation g k.
@@ -210,7 +245,7 @@ Definition row_ok (count : nat) (gs : list group) (row : list group) : Prop :=
 
 Lemma finished_row : forall count gs row, groups_ok gs -> is_refused T (units_of T gs) = false -> length row = count ->
   Forall (Forall (fun u => In u (units_of T gs))) row ->
-  Forall (fun b => room b = true \/ exists x, b = [x] /\ room [x] = false) row ->
+  Forall (fun b => unit_room b = true \/ exists x, b = [x] /\ unit_room [x] = false) row ->
   (In [] row -> Forall (fun b => length b <= 1) row) ->
   row_ok count gs (row_of T gs row).
 Proof.
@@ -258,11 +293,13 @@ Qed.
 (** The units of a division, in whatever number of micro-batches there is need of. *)
 Lemma divided : forall gs steps ranks, groups_ok gs -> 1 <= ranks -> need_of T (units_of T gs) ranks <= steps * ranks ->
   let bs := divide_into T (units_of T gs) (steps * ranks) ranks in
-  Permutation (concat bs) (units_of T gs) /\ Forall (fun b => room b = true \/ exists x, b = [x] /\ room [x] = false) bs /\
+  Permutation (concat bs) (units_of T gs) /\ Forall (fun b => unit_room b = true \/ exists x, b = [x] /\ unit_room [x] = false) bs /\
   length bs = steps * ranks /\ is_filled_up bs.
 Proof.
-  intros gs steps ranks G R Nh. apply a_division_is_right; auto; [apply ok|apply units_cost, G|].
-  apply the_fewest_hold_exactly_the_units. apply Forall_forall. intros x I. apply filter_In in I. apply I.
+  intros gs steps ranks G R. unfold need_of, divide_into, is_kept, taken. pose proof ok as [Near [_ C]]. destruct (t_is_padded T); intros Nh.
+  - apply a_padded_division_is_right; [exact C|apply units_have_rows, G|exact Nh].
+  - apply a_division_is_right; auto; [apply units_cost, G|].
+    apply the_fewest_hold_exactly_the_units. apply Forall_forall. intros x I. apply filter_In in I. apply I.
 Qed.
 
 Lemma of_units : forall gs bs, Permutation (concat bs) (units_of T gs) -> Forall (Forall (fun u => In u (units_of T gs))) bs.

@@ -43,20 +43,23 @@ class PaddedRuns:
         as little as can be; and what is left of ``count`` is made by halving the costliest.
         """
         whole = len(self.numbers)
+        ends = self._sweep(whole, None) or []
         apart, beyond = 0, min(whole, count)
         while beyond - apart > 1:
             middle = (apart + beyond) // 2
             bound = self._compute_cost(whole - middle, whole - middle + 1)
-            if self._sweep(whole - middle, bound, count - middle) is None:
+            found = self._sweep(whole - middle, bound, count - middle)
+            if found is None:
                 beyond = middle
             else:
-                apart = middle
-        ends = self._bisect(whole - apart, count - apart)
+                apart, ends = middle, found
+        ends = self._lower(ends, whole - apart, count - apart)
         return self._split([*ends, *range(whole - apart + 1, whole + 1)], count)
 
-    def _bisect(self, end: int, count: int) -> list[int]:
-        """Returns where the runs of the units before ``end`` end, at most ``count``; the costliest is as cheap as can be."""
-        best = self._sweep(end, None, count) or []
+    def _lower(self, best: list[int], end: int, count: int) -> list[int]:
+        """Returns where the runs of the units before ``end`` end, at most ``count``, as ``best`` are; the costliest is as cheap
+        as can be.
+        """
         high = max((self._compute_cost(*run) for run in pairwise([0, *best])), default=0)
         low = max((self._compute_cost(place, place + 1) for place in range(end)), default=0)
         while low < high:

@@ -317,11 +317,11 @@ let checkpoint () =
 
 (* Samples of each rank, whose sid is their key where keys say what shares a micro-batch. *)
 let run_plan () =
-  let t_budget = int () in let t_limits = list int in let t_of = cost () in
+  let t_is_padded = bool () in let t_budget = int () in let t_limits = list int in let t_of = cost () in
   let t_multiple = int () in let t_at_least = int () in let t_at_most = option () in
   let t_is_alone = bool () in let t_is_idle = bool () in let t_is_at_ends = bool () in
   let t_near = int () in let t_far = int () in let t_exchanged = int () in let t_tried = int () in
-  let terms = { t_budget; t_limits; t_of; t_multiple; t_at_least; t_at_most; t_is_alone; t_is_idle; t_is_at_ends;
+  let terms = { t_is_padded; t_budget; t_limits; t_of; t_multiple; t_at_least; t_at_most; t_is_alone; t_is_idle; t_is_at_ends;
     t_near; t_far; t_exchanged; t_tried } in
   let key = if bool () then (fun x -> x.sid) else (fun x -> x.pos) in
   let problem = match word () with

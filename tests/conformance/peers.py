@@ -51,7 +51,7 @@ def _load(package: str, path: str) -> Any:
 
 
 def plan_model(question: Question) -> Any:
-    """The model that is extracted from Coq: packed plans, and the online protocol."""
+    """The model that is extracted from Coq: plans, and the online protocol."""
     from tests.proofs import plans, vectors
 
     kind, record = question["kind"], {name: value for name, value in question.items() if name != "kind"}

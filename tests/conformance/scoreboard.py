@@ -79,8 +79,8 @@ PEERS = (
     Peer(
         name="the model",
         planner="tests.conformance.peers:plan_model",
-        without=f"layout,mean,changes,uses-negative,{NONSENSE}",
-        note="extracted from Coq (`make proofs`): packed plans, and the online protocol",
+        without=f"mean,changes,uses-negative,{NONSENSE}",
+        note="extracted from Coq (`make proofs`): plans, and the online protocol",
     ),
     _verl("0.9.1", note="`rearrange_micro_batches` with the group, as its engines call it"),
     _verl("0.8.0", note="the same, two releases before"),

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import chain, pairwise
 from random import Random
 from typing import Final, NamedTuple
@@ -24,7 +25,8 @@ _SEEDS: Final = """
 1 6 30 34 73 117 150 179 190 210 215 233 308 309 415 428 430 435 445 480 535 555 604 629 636 687 701 725 735
 786 788 892 1267
 """
-"""Three, where there are as many, that each planted defect of the packed planner fails, among the first 800, or two later."""
+_PADDED_SEEDS: Final = "21 24 28 177 190 231 512 669 838 5198"
+"""Three, where there are as many, that each planted defect of the planner fails: two at least of padded ones."""
 _LAST: Final = Problem(
     lengths=[[60, 1, 15, 14], [10, 13, 2, 10], [12, 16, 15, 15], [5, 16, 2, 14]],
     is_dealt=True,
@@ -47,13 +49,14 @@ SHIPPED: Final = Thresholds()
 
 
 def write_problem(problem: Problem, thresholds: Thresholds = SHIPPED) -> str:
-    """The question for the model: the plan of a problem of the packed layout."""
+    """The question for the model."""
     terms = problem.terms
     cost, most = terms.get("cost"), terms.get("at_most")
     limits = dict(sorted(terms.get("limits", {}).items()))
     within = None if problem.together is None else terms.get("within", "micro-batch")
     words: list[object] = [
         "plan",
+        int(problem.is_padded()),
         terms["budget"],
         write_integers([*limits.values()]),
         write_cost(TOKENS if cost is None else choose_cost(cost)),
@@ -123,6 +126,13 @@ def draw_problem(rng: Random) -> Problem:
     return Problem(lengths=lengths, is_dealt=rng.random() < 0.5, together=together, uses=uses, terms=terms)
 
 
+def draw_padded(rng: Random) -> Problem:
+    """The same in the padded layout, of which a micro-batch holds more where the budget is larger."""
+    problem = draw_problem(rng)
+    more: Options = {"budget": rng.choice((1, 1, 2, 6)) * problem.terms["budget"], "layout": "padded"}
+    return replace(problem, terms={**problem.terms, **more})
+
+
 def _draw_any(rng: Random, budget: int, most: int) -> list[int]:
     """Up to so many lengths: short of the budget, near half of it, or beyond; now and then it or half of it."""
     low, high = rng.choice(((1, budget // 8), (1, budget), (budget // 3, budget // 2 + 2), (1, budget + 2)))
@@ -143,6 +153,7 @@ def _draw_tight(rng: Random, budget: int, most: int) -> list[int]:
 def make_cases(model: Model) -> str:
     """The text of `EXACT`: problems, and what the model plans."""
     problems = {seed: draw_problem(Random(int(seed))) for seed in _SEEDS.split()} | {"last": _LAST}
+    problems |= {f"padded-{seed}": draw_padded(Random(int(seed))) for seed in _PADDED_SEEDS.split()}
     said = model(" ".join(map(write_problem, problems.values())))
     records: list[dict[str, object]] = []
     for (seed, problem), answer in zip(problems.items(), said, strict=True):

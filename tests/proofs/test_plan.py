@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from random import Random
 
 import pytest
@@ -12,7 +13,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.plan import Options, division, packing, settling
 from tests.conformance.ours import plan_here
 from tests.proofs.conftest import Model
-from tests.proofs.plans import EXACT, SHIPPED, Thresholds, draw_problem, make_cases, write_problem
+from tests.proofs.plans import EXACT, SHIPPED, Thresholds, draw_padded, draw_problem, make_cases, write_problem
 
 DRAWN = 600
 
@@ -45,15 +46,20 @@ def test_the_model_plans_as_the_python_does(model: Model) -> None:
     assert find_difference(model, range(DRAWN)) is None
 
 
+def test_padded_too(model: Model) -> None:
+    """Spec: R13.4, R13.5. Runs taken unit by unit, as the model takes them, are those that the Python searches for."""
+    assert compare(model, [draw_padded(Random(seed)) for seed in range(3 * DRAWN)]) is None
+
+
 def test_the_model_plans_real_lengths_as_the_python_does(model: Model) -> None:
-    """Spec: R13.4, R13.5. A few of every trace, dealt out, by tokens and by attention."""
+    """Spec: R13.4, R13.5. A few of every trace, dealt out, by tokens and by attention, packed and padded."""
     problems = []
     for name in list_bundled_names():
         lengths = [min(int(length), 16_384) for length in load_lengths(name).tokens]
         drawn = Random(name).sample(lengths, min(128, len(lengths)))
         ranks = [drawn[rank::8] for rank in range(8)]
-        for cost in ("tokens", "attention/24576"):
-            terms: Options = {"budget": 16_384, "cost": cost}
+        for cost, layout in product(("tokens", "attention/24576"), ("packed", "padded")):
+            terms: Options = {"budget": 16_384, "cost": cost, "layout": layout}
             problems.append(Problem(lengths=ranks, is_dealt=True, terms=terms))
     assert compare(model, problems) is None
 
