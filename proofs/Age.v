@@ -72,7 +72,7 @@ Qed.
 (** What an agreement asks to be read. *)
 Lemma held_agree : forall c r d a s t, agree c r d a s = Some t ->
   (at_phase t <> COUNT /\ held t = held s) \/
-  (at_phase t = COUNT /\ held t = (window t, if ended s then 0 else c_window c (S (round s)) - length (window t), ended s, round s)).
+  (at_phase t = COUNT /\ held t = (window t, if ended s then 0 else c_window c r (S (round s)) - length (window t), ended s, round s)).
 Proof.
   intros c r d a s t E. each_agreement E B Sr Ra Tg Ea; [left; split; [discriminate|reflexivity]|left; split; [|reflexivity]|left; split; [|reflexivity]|].
   - match goal with |- at_phase (drain ?d ?o ?l ?v) <> _ => destruct (drain_phase d o l v) as [-> | ->]; discriminate end.
@@ -123,8 +123,8 @@ Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
 Hypothesis ok : setting_ok W cfg.
-(** In quota mode windows are not bounded in bytes, and do not shrink (R2.3); positions count a rank's input from 0. *)
-Hypothesis growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
+(** In quota mode windows are not bounded in bytes, of one size on all ranks, and do not shrink (R2.3); positions count a rank's input from 0. *)
+Hypothesis growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j.
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation reachable := (System.reachable W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
@@ -185,17 +185,17 @@ Qed.
 
 (** ** Windows are full, while there is something to read *)
 
-Record full (c : config) (met : bool) (s : state) : Prop := {
-  u_cap : c_is_quota c = true -> met = true \/ length (window s) + wanted s <= c_window c (round s + count_phase s);
-  u_full : c_is_quota c = true -> ended s = false -> c_window c (round s + count_phase s) <= length (window s) + wanted s }.
+Record full (c : config) (r : nat) (met : bool) (s : state) : Prop := {
+  u_cap : c_is_quota c = true -> met = true \/ length (window s) + wanted s <= c_window c r (round s + count_phase s);
+  u_full : c_is_quota c = true -> ended s = false -> c_window c r (round s + count_phase s) <= length (window s) + wanted s }.
 
-Lemma reachable_full : forall s, reachable s -> forall r, r < W -> full (cfg r) (quota_met (hist_of s r)) (rank_of s r).
+Lemma reachable_full : forall s, reachable s -> forall r, r < W -> full (cfg r) r (quota_met (hist_of s r)) (rank_of s r).
 Proof.
   induction 1 as [|s l t R IH St]; intros r H; [constructor; simpl; auto|]. pose proof (invariant_of W cfg depth input ok s R) as I. specialize (IH r H).
   destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [| |exact IH].
-  2:{ match goal with |- full _ (quota_met (hist_of ?z r)) _ => replace (hist_of z r) with (hist_of s r); [exact IH|] end.
+  2:{ match goal with |- full _ _ (quota_met (hist_of ?z r)) _ => replace (hist_of z r) with (hist_of s r); [exact IH|] end.
       unfold System.hist_of. f_equal. symmetry. apply (seen_stays s r); assumption. }
-  match goal with |- full _ (quota_met (hist_of ?x r)) _ => set (s' := x) end. destruct (Nat.eq_dec r i) as [->|NE].
+  match goal with |- full _ _ (quota_met (hist_of ?x r)) _ => set (s' := x) end. destruct (Nat.eq_dec r i) as [->|NE].
   2:{ replace (rank_of s' r) with (rank_of s r) by (simpl; rewrite update_other by exact NE; reflexivity).
       replace (hist_of s' r) with (hist_of s r); [exact IH|]. unfold System.hist_of, s'. simpl. destruct e; try reflexivity. rewrite update_other by exact NE. reflexivity. }
   assert (Rt : rank_of s' i = t) by (simpl; apply update_same). rewrite Rt. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *.
@@ -216,7 +216,7 @@ Proof.
           pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Ca in Pl.
           rewrite R3 in Pl at 2. rewrite (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u))) in Pl. lia. }
         constructor; rewrite Z, A4; replace (round u + 1) with (S (round u)) by lia.
-        -- intros Qm. specialize (U1 Qm). destruct U1 as [U1|U1]; [auto|right]. pose proof (proj2 (growing i H Qm) (round u)). rewrite A2. destruct (ended u); lia.
+        -- intros Qm. specialize (U1 Qm). destruct U1 as [U1|U1]; [auto|right]. pose proof (proj2 (growing i H Qm) i _ _ (Nat.le_succ_diag_r (round u))). rewrite A2. destruct (ended u); lia.
         -- intros _ En. rewrite A3 in En. rewrite A2, En. lia.
     + pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk Kc]. pose proof (k_gsum _ _ _ _ _ _ K) as Kg. fold u in Kg.
       pose proof (held_count _ _ _ _ _ E) as A. simpl in A. unfold held in A. injection A as A1 A2 A3 A4. destruct (count_cases _ _ _ _ _ E) as [Lc [_ [_ [_ [Pt _]]]]].
@@ -232,7 +232,7 @@ Proof.
       * intros Qm En. rewrite A3 in En. specialize (U2 Qm En). destruct (is_nil _); [exact U2|]. unfold by_position. rewrite sort_by_length, app_length. lia.
     + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Reported rs)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite reported_steps; reflexivity). rewrite Q.
       destruct (failure_of rs); [|discriminate]. injection E as <-.
-      match goal with |- full _ _ (drain ?d ?o ?l ?v) => assert (A1 : window (drain d o l v) = window v) by reflexivity; assert (A2 : wanted (drain d o l v) = wanted v) by reflexivity; assert (A3 : ended (drain d o l v) = ended v) by reflexivity; assert (A4 : round (drain d o l v) = round v) by reflexivity; assert (Z : count_phase (drain d o l v) = 0) by (unfold count_phase; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
+      match goal with |- full _ _ _ (drain ?d ?o ?l ?v) => assert (A1 : window (drain d o l v) = window v) by reflexivity; assert (A2 : wanted (drain d o l v) = wanted v) by reflexivity; assert (A3 : ended (drain d o l v) = ended v) by reflexivity; assert (A4 : round (drain d o l v) = round v) by reflexivity; assert (Z : count_phase (drain d o l v) = 0) by (unfold count_phase; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
       destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph in U1, U2. constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2].
   - replace (hist_of s' i) with (hist_of s i) by (unfold System.hist_of, s'; simpl; destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
     pose proof (count_phase_stays s i e t I H M NG E) as Z. fold u in Z. pose proof (held_transition _ _ _ _ _ _ NG E) as A. fold u in A. destruct IH as [U1 U2]. fold u in U1, U2.
@@ -345,11 +345,12 @@ Proof.
         rewrite messages_nth in Hm by exact Hi. injection Hm as <-. eapply waiting_message; [eassumption|exact Hi|]. destruct (pending_current W cfg depth input s i I Hi (P i Hi)) as [_ [_ Wa]]. exact Wa. }
       exists q. split; [exact Hq|]. split; [|left; split; [exact Phq|]; exists o; simpl; repeat split; [exact Po|exact Ro|congruence]].
       simpl. destruct (ended (rank_of s q)) eqn:En; [reflexivity|exfalso].
-      assert (Qq : c_is_quota (cfg q) = true) by (rewrite (Same q Hq); exact Lq). pose proof (u_full _ _ _ (reachable_full s R q Hq) Qq En) as Fq. unfold count_phase in Fq. rewrite Phq, Wq, !Nat.add_0_r, (Same q Hq) in Fq.
-      pose proof (u_cap _ _ _ (reachable_full s R p Hp)) as Cp. rewrite (Same p Hp) in Cp. specialize (Cp Lq).
+      assert (Qq : c_is_quota (cfg q) = true) by (rewrite (Same q Hq); exact Lq). pose proof (u_full _ _ _ _ (reachable_full s R q Hq) Qq En) as Fq. unfold count_phase in Fq. rewrite Phq, Wq, !Nat.add_0_r, (Same q Hq) in Fq.
+      pose proof (u_cap _ _ _ _ (reachable_full s R p Hp)) as Cp. rewrite (Same p Hp) in Cp. specialize (Cp Lq).
       destruct (pending_current W cfg depth input s p I Hp (P p Hp)) as [Wp' _]. destruct (pending_current W cfg depth input s q I Hq (P q Hq)) as [Wq' _].
       rewrite Wp', Qf in Cp. destruct Cp as [Cp|Cp]; [discriminate|]. unfold count_phase in Cp. rewrite Php, Wp, !Nat.add_0_r in Cp.
       pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I p Hp)) as Kp. pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I q Hq)) as Kq. rewrite Wp' in Kp. rewrite Wq' in Kq. rewrite Kp in Cp. rewrite Kq in Fq.
+      pose proof (proj2 (growing q Hq Qq) p _ _ (Nat.le_refl (h_round (whole s)))) as Pq. rewrite (Same q Hq) in Pq.
       pose proof (ok_rule _ (configs_ok _ _ ok 0 ltac:(lia)) a Sa) as Bd. rewrite Qf in M3, M4. lia.
     + intros l a' n' El _. rewrite Rs in El. apply app_inj_tail in El as [<- _]. unfold doomed. rewrite Fresh, orb_false_r. exact Qf.
   - destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 0 ltac:(lia)) as [Ph L0].
@@ -630,7 +631,7 @@ Notation reachable := (System.reachable W cfg depth input).
 Notation leads := (System.leads W cfg depth input).
 Notation marked := (Age.marked W cfg depth input).
 
-Lemma join_growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
+Lemma join_growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j.
 Proof. intros r H Q. destruct (join r H). congruence. Qed.
 
 Lemma never_doomed : forall s r, doom cfg s r = false.

@@ -56,7 +56,7 @@ Fixpoint content_from (q : nat) (l : list nat) : list sample :=
   end.
 Definition content (l : list nat) : list sample := content_from 0 l.
 
-Definition first_wants : list nat := repeat (c_window (cfg 0) 0) W.
+Definition first_wants : list nat := repeat (c_window (cfg 0) 0 0) W.
 Definition dealt (s : shared_sys) (r : nat) (ws : list nat) : list nat := deal ws (total - upto s r).
 
 Definition shared_start : shared_sys := mkShared (start cfg) (fun _ => false) (fun _ => []) (fun _ => 0) (fun _ => 0) [].
@@ -170,7 +170,7 @@ Qed.
 
 (** The configuration of one that follows: windows larger than its input, any of which may be full. *)
 Definition wide (big : nat) (c : config) : config :=
-  mkConfig (c_group c) (c_align c) (fun _ => big) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (fun _ => true) (c_keeps c).
+  mkConfig (c_group c) (c_align c) (fun _ _ => big) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (fun _ => true) (c_keeps c).
 
 Lemma wide_ok : forall big c, 1 <= big -> config_ok c -> config_ok (wide big c).
 Proof. intros big c B K. destruct K. constructor; simpl; auto. Qed.

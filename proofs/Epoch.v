@@ -44,12 +44,6 @@ Qed.
 Lemma concat_perms : forall (B C : Type) (f g : B -> list C) xs, (forall x, In x xs -> Permutation (f x) (g x)) -> Permutation (concat (map f xs)) (concat (map g xs)).
 Proof. intros B C f g. induction xs as [|x xs IH]; intros H; [constructor|]. simpl. apply Permutation_app; [apply H; left; reflexivity|apply IH; intros y Hy; apply H; right; exact Hy]. Qed.
 
-Lemma NoDup_app_of : forall (a b : list nat), NoDup a -> NoDup b -> (forall x, In x a -> ~ In x b) -> NoDup (a ++ b).
-Proof.
-  induction a as [|x a IH]; simpl; intros b Da Db H; [exact Db|]. inversion Da; subst. constructor; [|apply IH; auto; intros y Hy; apply H; right; exact Hy].
-  rewrite in_app_iff. intros [I|I]; [contradiction|]. exact (H x (or_introl eq_refl) I).
-Qed.
-
 Lemma pick_length : forall (l : list A) places, Forall (fun i => i < length l) places -> length (pick l places) = length places.
 Proof.
   intros l places F. induction F as [|i places Hi F IH]; [reflexivity|]. unfold pick in *. simpl. destruct (nth_error l i) eqn:E; [simpl; f_equal; exact IH|apply nth_error_None in E; lia].
@@ -88,7 +82,7 @@ Proof.
     destruct (among p (map pos (b_carried (save (rank_of s r))))) eqn:M; [right; apply among_in, M|]. exfalso. destruct (proj1 T eq_refl) as [I'|[]]. exact (Np I'). }
   destruct (a_checkpoint_tells_what_was_taken W c src input ok placed d s r t J H B) as [So T]. fold k in So, T. specialize (T Un). split; [exact So|].
   unfold part_taken. rewrite <- (len r H). apply pick_perm, NoDup_Permutation.
-  - apply (NoDup_app_of _ _ Dp Dt). intros p I I'. destruct (Ht p I') as [_ N1]. exact (N1 I).
+  - apply (NoDup_app_of _ _ _ Dp Dt). intros p I I'. destruct (Ht p I') as [_ N1]. exact (N1 I).
   - apply NoDup_filter, seq_NoDup.
   - intros p. rewrite in_app_iff, filter_In, in_seq, T. fold (positions (rank_of s r)). split; [|intros [_ I]; exact I]. intros I. split; [|exact I].
     destruct I as [I|I]; [specialize (Bp p I)|destruct (Ht p I)]; lia.
@@ -133,7 +127,7 @@ Proof.
   apply X. intros r Hr. apply in_seq in Hr. assert (H : r < W) by lia. destruct (position_bound W c src input d s r ok placed H J) as [Dp Bp]. rewrite <- pick_app.
   set (places := share_of W r (length left)). assert (Lp : length (pick left places) = length (input r)) by (rewrite (len r H); apply pick_length, share_bound).
   transitivity (pick (pick left places) (seq 0 (length (input r)))); [apply pick_perm, NoDup_Permutation|rewrite <- Lp, pick_all; reflexivity].
-  - apply (NoDup_app_of _ _ Dp); [apply NoDup_filter, seq_NoDup|]. intros p I I'. apply filter_In in I' as [_ I']. apply negb_true_iff in I'. apply among_in in I. congruence.
+  - apply (NoDup_app_of _ _ _ Dp); [apply NoDup_filter, seq_NoDup|]. intros p I I'. apply filter_In in I' as [_ I']. apply negb_true_iff in I'. apply among_in in I. congruence.
   - apply seq_NoDup.
   - intros p. rewrite in_app_iff, filter_In, in_seq. split; [intros [I|[I _]]; [specialize (Bp p I)|]; lia|]. intros I. destruct (among p (positions (rank_of s r))) eqn:M; [left; apply among_in, M|right; auto].
 Qed.

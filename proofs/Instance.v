@@ -24,7 +24,7 @@ Definition keeps_one (l : layout) (whole : nat) (b : option nat) (gs : list grou
 
 Definition shipped (l : layout) (C : nat -> nat) (whole : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
   (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (o : order) (bounded : nat -> bool) : config :=
-  mkConfig (fun b => form_in o l (budget_of whole b) (limits_of whole limits b)) (align_in o (gauge_of l C)) (window_samples size ramp)
+  mkConfig (fun b => form_in o l (budget_of whole b) (limits_of whole limits b)) (align_in o (gauge_of l C)) (fun _ => window_samples size ramp)
     is_quota quota max_age (ramped ramp rule) print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded (keeps_one l whole).
 
 Theorem the_shipped_configuration_meets_every_assumption : forall l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded,
@@ -40,7 +40,7 @@ Proof.
   - intros. apply in_every_order_no_step_is_left_idle; assumption.
   - intros k gs t d D. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->].
     apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
-  - intros k. unfold window_samples. lia.
+  - intros _ k. unfold window_samples. lia.
   - apply a_rule_lowered_by_the_ramp_lies_within_the_bounds, Wb.
 Qed.
 
@@ -57,9 +57,9 @@ Proof.
 Qed.
 
 (** AGE in quota mode asks for it. *)
-Theorem shipped_windows_do_not_shrink : forall size ramp k, window_samples size ramp k <= window_samples size ramp (S k).
+Theorem shipped_windows_do_not_shrink : forall size ramp k j, k <= j -> window_samples size ramp k <= window_samples size ramp j.
 Proof.
-  intros size ramp k. unfold window_samples. apply Nat.max_le_compat_l. apply Nat.div_le_compat_l.
+  intros size ramp k j L. unfold window_samples. apply Nat.max_le_compat_l. apply Nat.div_le_compat_l.
   split; [apply Nat.neq_0_lt_0, Nat.pow_nonzero; discriminate|apply Nat.pow_le_mono_r; [discriminate|lia]].
 Qed.
 

@@ -329,7 +329,7 @@ Proof.
   - assert (La : la = true).
     { destruct la eqn:L; [reflexivity|exfalso]. unfold la, far in L. apply Nat.eqb_neq in L. rewrite Up in L. simpl in L.
       assert (D : ds = first_wants) by (unfold ds, Drawing.dealt in *; apply not_the_last; lia). unfold sh in Zs. rewrite D in Zs. unfold Drawing.first_wants in Zs.
-      rewrite nth_repeat_below in Zs by exact Hr. pose proof (ok_window _ (configs_ok _ _ ok 0 ltac:(lia)) 0). lia. }
+      rewrite nth_repeat_below in Zs by exact Hr. pose proof (ok_window _ (configs_ok _ _ ok 0 ltac:(lia)) 0 0). lia. }
     assert (Ln : length (input r) = 0) by (rewrite Li; [exact Zs|apply Nat.eqb_eq; exact La]).
     destruct (post_followed 0 (big input) (cfg r) r (draws sh la v) 0 true None) as [m' [P1 [P2 P3]]].
     { change (if sh =? 0 then 0 = 0 /\ true = la else is_open 0 (draws sh la v) 0 true). rewrite Zs, La. split; reflexivity. }
@@ -763,16 +763,13 @@ Proof.
   exact (H (places s r) []).
 Qed.
 
-Lemma NoDup_first : forall (a b : list nat), NoDup (a ++ b) -> NoDup a.
-Proof. induction a as [|x a IH]; simpl; intros b D; [constructor|]. inversion D; subst. constructor; [intros F; apply H1, in_or_app; auto|eauto]. Qed.
-
 (** ONCE: no place of the order is in two steps of the job, of one rank or of two, at any moment. *)
 Theorem no_place_is_in_two_steps_of_the_job : forall s, shared_reachable s -> NoDup (concat (map (planned_places s) (seq 0 W))).
 Proof.
   intros s R. destruct (shared_runs s R) as [B _].
   set (rest := fun r => let u := rank_of (base s) r in map (place_of s r) (concat (aligned u) ++ window u ++ skipn (read u) (content (places s r))) ++
     skipn (length (places s r)) (drawn_by total deal r (every_round s))).
-  apply (NoDup_first _ (concat (map rest (seq 0 W)))).
+  apply (NoDup_first _ _ (concat (map rest (seq 0 W)))).
   apply (Permutation_NoDup (l := concat (map (fun r => drawn_by total deal r (every_round s)) (ranks W))));
     [|apply no_place_is_drawn_twice; [exact deal_length|apply every_round_fits, B]].
   eapply Permutation_trans; [|apply concat_map_app]. unfold ranks.
@@ -829,7 +826,7 @@ Definition wish_for (size : nat) (held carried : list sample) : nat :=
   size - (if tokens_of carried =? 0 then 0 else (length held * tokens_of carried + tokens_of held - 1) / tokens_of held).
 
 Definition wish_by_tokens (W total : nat) (is_packed : bool) (cfg : nat -> config) (r k d : nat) (held carried : list sample) : nat :=
-  wish_for (shared_window W total is_packed (c_window (cfg r) k) d) held carried.
+  wish_for (shared_window W total is_packed (c_window (cfg r) r k) d) held carried.
 
 Lemma a_shared_window_is_not_empty : forall W total is_packed size d, 1 <= size -> 1 <= shared_window W total is_packed size d.
 Proof.

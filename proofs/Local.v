@@ -28,7 +28,7 @@ Record config_ok (c : config) : Prop := {
   ok_align_work : forall k gs t d, Forall (fun g => g <> []) gs -> t <= length (concat gs) ->
     Forall (fun g => g <> []) (fst (c_align c k gs t d));
   ok_align_due : forall k gs t d, count_due d gs <= t -> Forall (fun x => d <= pos x) (snd (c_align c k gs t d));
-  ok_window : forall k, 1 <= c_window c k;
+  ok_window : forall r k, 1 <= c_window c r k;
   ok_age : 1 <= c_max_age c;
   ok_rule : within_bounds (c_rule c) }.
 

@@ -417,7 +417,7 @@ Proof.
 Qed.
 
 Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step :
-  (forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall k, c_window (cfg r) k <= c_window (cfg r) (S k)) ->
+  (forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j) ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall u n w r x, lossy_reachable u -> lossy_path u n w -> r < W ->
   at_phase (rank_of u r) <> COUNT -> is_lost (rank_of u r) = false -> In x (window (rank_of u r)) -> round (rank_of u r) + c_max_age (cfg r) < round (rank_of w r) ->

@@ -63,7 +63,7 @@ Inductive result := Agreed (a : offer) | Counted (cs : list counts) | Reported (
 Record config := mkConfig {
   c_group : option nat -> list sample -> list group;
   c_align : nat -> list group -> nat -> nat -> list group * list sample;
-  c_window : nat -> nat;
+  c_window : nat -> nat -> nat;
   c_is_quota : bool;
   c_quota : option nat;
   c_max_age : nat;
@@ -133,7 +133,7 @@ Definition set_outcome (v : option outcome_kind) (s : state) : state := mkState 
 Definition set_posted (v : option msg) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (released s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) v.
 
 Definition initial (c : config) (rank : nat) : state :=
-  mkState FILL 0 0 false (c_window c 0) [] [] [] (c_first c rank) [] [] true 0 0 [] [] [] None false false None None None.
+  mkState FILL 0 0 false (c_window c rank 0) [] [] [] (c_first c rank) [] [] true 0 0 [] [] [] None false false None None None.
 
 (** ** Offers and targets *)
 
@@ -228,7 +228,7 @@ Definition agree (c : config) (rank depth : nat) (a : offer) (s : state) : optio
         | 0 => Some (drain depth Complete (planned s) advanced)
         | S t =>
             let (al, carried) := c_align c (round s) (groups s) (S t) (due_before c s) in
-            let want := if ended s then 0 else c_window c (S (round s)) - length carried in
+            let want := if ended s then 0 else c_window c rank (S (round s)) - length carried in
             Some (deliver depth
               (set_phase COUNT (set_wanted want (set_window carried (set_marks (last_n (c_max_age c) (marks s ++ [read s]))
               (set_aligned al (set_budget (o_budget a) (set_posted (Some (MCounts (map count_group al))) advanced))))))))

@@ -219,7 +219,7 @@ Proof.
             rewrite Al in k_cons. simpl in k_cons. rewrite <- k_cons. apply Permutation_app_head. rewrite A2, R3. apply (ok_group_perm c OK).
           - intros En. rewrite En. split; [|reflexivity]. apply k_ended; assumption.
           - intros F. exfalso. apply F. reflexivity.
-          - destruct (ended s); [auto|]. right. pose proof (ok_window c OK (S (round s))). lia.
+          - destruct (ended s); [auto|]. right. pose proof (ok_window c OK rank (S (round s))). lia.
           - intros St. rewrite (k_free St), Hk. reflexivity. }
         split; [apply deliver_core, X|].
         assert (Q : length (queue u0) <= depth) by (destruct L; assumption).

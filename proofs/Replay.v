@@ -59,7 +59,7 @@ Variable rank : nat.
 Variable src : reader.
 Variable inp : list sample.
 
-Definition first_view : view := mkView [] 0 (c_window c 0) false [] [] [] (c_first c rank).
+Definition first_view : view := mkView [] 0 (c_window c rank 0) false [] [] [] (c_first c rank).
 
 Definition unread (v : view) : list sample := skipn (v_read v) inp.
 Definition asked (v : view) : nat := Nat.min (v_want v) (room src (v_window v) (unread v)).
@@ -78,7 +78,7 @@ Definition next_view (h : hist) (v : view) (x : result) : view :=
       match o_stop_rank a, target c a with
       | None, S t =>
           let al := c_align c (h_round h) (c_group c (v_budget v) (full_window v)) (S t) (due_of (v_marks v)) in
-          mkView (snd al) (full_read v) (if full_ended v then 0 else c_window c (S (h_round h)) - length (snd al)) (full_ended v)
+          mkView (snd al) (full_read v) (if full_ended v then 0 else c_window c rank (S (h_round h)) - length (snd al)) (full_ended v)
             (last_n (c_max_age c) (v_marks v ++ [full_read v])) (fst al) (v_steps v) (o_budget a)
       | _, _ => v
       end
@@ -402,7 +402,7 @@ Definition log_says (s : sys) : Prop := forall i ms x, nth_error (log s) i = Som
 
 Lemma answer_keeps_image : forall s r x t, basis s -> log_says s -> r < W -> may cfg input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
   let h := history (seen s r) in let v := view_at r (seen s r) in
-  image c (src r) (input r) h v (rank_of s r) -> image c (src r) (input r) (h_step c h x) (next_view c (src r) (input r) h v x) t.
+  image c (src r) (input r) h v (rank_of s r) -> image c (src r) (input r) (h_step c h x) (next_view c r (src r) (input r) h v x) t.
 Proof.
   intros s r x t I Lg H M E h v Im. pose proof (basis_admissible s r _ I H M) as Ad. destruct (sync_answer s r _ (bs_sync s I r H) (proj1 M) (proj2 M)) as [_ [_ [ms [El Em]]]].
   destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [Kr [Kk [Kp [Kg [h' K]]]]]. fold h in Kr, Kk, Kp, Kg. unfold kind_ok in Kk.
@@ -606,15 +606,15 @@ Qed.
 Lemma alive_or_not : forall h, alive h \/ ~ alive h.
 Proof. intros h. unfold alive. destruct (h_kind h); auto. Qed.
 
-Lemma no_steps_in_death : forall e inp h v x, ~ alive (h_step c h x) -> v_steps (next_view c e inp h v x) = v_steps v.
+Lemma no_steps_in_death : forall r e inp h v x, ~ alive (h_step c h x) -> v_steps (next_view c r e inp h v x) = v_steps v.
 Proof.
-  intros e inp h v x D. unfold next_view, alive, h_step in *. destruct (h_kind h), x; auto; [|exfalso; apply D; exact Logic.I].
+  intros r e inp h v x D. unfold next_view, alive, h_step in *. destruct (h_kind h), x; auto; [|exfalso; apply D; exact Logic.I].
   destruct (is_bad a); [reflexivity|]. destruct (o_stop_rank a); [reflexivity|]. destruct (target c a); reflexivity.
 Qed.
 
-Lemma steps_grow : forall e inp h v x, exists ext, v_steps (next_view c e inp h v x) = v_steps v ++ ext.
+Lemma steps_grow : forall r e inp h v x, exists ext, v_steps (next_view c r e inp h v x) = v_steps v ++ ext.
 Proof.
-  intros e inp h v x. unfold next_view. destruct (h_kind h), x; try (exists []; rewrite app_nil_r; reflexivity); [|eexists; reflexivity].
+  intros r e inp h v x. unfold next_view. destruct (h_kind h), x; try (exists []; rewrite app_nil_r; reflexivity); [|eexists; reflexivity].
   destruct (is_bad a); [exists []; rewrite app_nil_r; reflexivity|]. destruct (o_stop_rank a); [exists []; rewrite app_nil_r; reflexivity|].
   destruct (target c a); exists []; rewrite app_nil_r; reflexivity.
 Qed.
@@ -631,7 +631,7 @@ Notation steps_at := (fun r n rs => v_steps (view_at r (firstn n rs))).
 Lemma prefix_next : forall r n rs, is_prefix (steps_at r n rs) (steps_at r (S n) rs).
 Proof.
   intros r n rs. destruct (nth_error rs n) as [x|] eqn:E.
-  - rewrite (firstn_snoc _ _ _ x E), view_snoc. destruct (steps_grow (src r) (input r) (history (firstn n rs)) (view_at r (firstn n rs)) x) as [ext X]. exists ext. exact X.
+  - rewrite (firstn_snoc _ _ _ x E), view_snoc. destruct (steps_grow r (src r) (input r) (history (firstn n rs)) (view_at r (firstn n rs)) x) as [ext X]. exists ext. exact X.
   - apply nth_error_None in E. rewrite !firstn_all2 by lia. apply prefix_refl.
 Qed.
 

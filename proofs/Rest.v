@@ -88,13 +88,6 @@ Proof.
   destruct (nth_error a i) as [j|]; simpl; [|reflexivity]. destruct (nth_error l j); reflexivity.
 Qed.
 
-Lemma filter_split : forall A (f : A -> bool) l, Permutation (filter f l ++ filter (fun x => negb (f x)) l) l.
-Proof.
-  intros A f. induction l as [|x l IH]; [constructor|]. simpl. destruct (f x); simpl.
-  - constructor. exact IH.
-  - rewrite <- Permutation_middle. constructor. exact IH.
-Qed.
-
 Lemma same_members : forall a b : list nat, NoDup a -> NoDup b -> (forall x, In x a <-> In x b) -> Permutation a b.
 Proof. intros. apply NoDup_Permutation; assumption. Qed.
 
@@ -106,10 +99,7 @@ Lemma part_positions : forall n k, sound n k ->
 Proof.
   intros n k [L [ND F]]. rewrite <- (filter_split nat (is_taken k) (seq 0 n)) at 2. apply Permutation_app_head. rewrite Forall_forall in F.
   apply same_members.
-  - assert (D : forall (a b : list nat), NoDup a -> NoDup b -> (forall x, In x a -> ~ In x b) -> NoDup (a ++ b)).
-    { induction a as [|x a IH]; simpl; intros b Da Db H; [exact Db|]. inversion Da; subst. constructor; [|apply IH; auto; intros y Hy; apply H; right; exact Hy].
-      rewrite in_app_iff. intros [I|I]; [contradiction|]. exact (H x (or_introl eq_refl) I). }
-    apply D; [apply NoDup_filter, ND|apply NoDup_filter, seq_NoDup|]. intros x Hx Hy. apply filter_In in Hx as [Hx _]. apply filter_In in Hy as [Hy _]. apply in_seq in Hy. specialize (F x Hx). lia.
+  - apply NoDup_app_of; [apply NoDup_filter, ND|apply NoDup_filter, seq_NoDup|]. intros x Hx Hy. apply filter_In in Hx as [Hx _]. apply filter_In in Hy as [Hy _]. apply in_seq in Hy. specialize (F x Hx). lia.
   - apply NoDup_filter, seq_NoDup.
   - intros x. rewrite in_app_iff, !filter_In, !in_seq. unfold is_taken. split.
     + intros [[Hx T]|[Hx T]].

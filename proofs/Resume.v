@@ -20,11 +20,11 @@ Definition save (u : state) : round_start :=
   mkStart (round u) rd (ended u && (read u =? rd)) (filter (fun x => pos x <? rd) (window u)) (marks u) (planned u) (gsum u) (budget u).
 
 (** resume, before anything is posted. [before] is a ghost: the steps of earlier rounds, which this rank had taken. *)
-Definition place (c : config) (before : list Machine.step) (b : round_start) : state :=
-  mkState FILL (b_round b) (b_read b) (b_ended b) (if b_ended b then 0 else c_window c (b_round b) - length (b_carried b)) (b_carried b) (b_marks b)
+Definition place (c : config) (rank : nat) (before : list Machine.step) (b : round_start) : state :=
+  mkState FILL (b_round b) (b_read b) (b_ended b) (if b_ended b then 0 else c_window c rank (b_round b) - length (b_carried b)) (b_carried b) (b_marks b)
     [] (b_budget b) [] [] true (b_planned b) (b_gsum b) [] [] before None false false None None None.
 
-Definition load (c : config) (rank : nat) (before : list Machine.step) (b : round_start) : state := post c rank (place c before b).
+Definition load (c : config) (rank : nat) (before : list Machine.step) (b : round_start) : state := post c rank (place c rank before b).
 
 (** ** One rank *)
 
@@ -47,8 +47,8 @@ Notation view_of := (view_of c rank src inp).
 Definition wants (h : hist) (v : view) : Prop :=
   last (v_marks v) 0 = v_read v /\
   match h_kind h with
-  | NOffer => v_want v = if v_ended v then 0 else c_window c (h_round h) - length (v_window v)
-  | NCount _ => v_want v = if v_ended v then 0 else c_window c (S (h_round h)) - length (v_window v)
+  | NOffer => v_want v = if v_ended v then 0 else c_window c rank (h_round h) - length (v_window v)
+  | NCount _ => v_want v = if v_ended v then 0 else c_window c rank (S (h_round h)) - length (v_window v)
   | _ => True
   end.
 
@@ -113,7 +113,7 @@ Proof.
     apply in_firstn in Hf as [i [L E]]. rewrite (placed i y E). exact L.
 Qed.
 
-Lemma saved_reading : forall before, reading src inp v (place c before (save u)) /\ (b_ended (save u) = true -> v_read v = length inp).
+Lemma saved_reading : forall before, reading src inp v (place c rank before (save u)) /\ (b_ended (save u) = true -> v_read v = length inp).
 Proof.
   intros before. destruct saved_fields as [F1 [F2 [F3 _]]]. destruct Wa as [M Wn]. rewrite Kind in Wn. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx [Lx C]]]]].
   assert (Be : b_ended (save u) = ended u && (read u =? v_read v)) by (unfold save; simpl; rewrite (i_marks _ _ _ _ _ _ Im saved_alive), M; reflexivity).
@@ -132,7 +132,7 @@ Proof.
   intros d. destruct K as [h1 [A [K1 _]]]. destruct (stands_on _ _ _ _ _ _ K) as [Kr [_ [Kp [Kg _]]]].
   destruct saved_fields as [F1 [F2 [F3 [_ [F5 [F6 _]]]]]]. destruct (saved_reading (steps_of u)) as [_ Re]. destruct saved_cons as [C Le].
   exists (mkHist NOffer (h_round h) (h_steps h) (length (h_steps h))). split; [constructor; [rewrite Kind|simpl|simpl]; reflexivity|].
-  set (w := place c (steps_of u) (save u)). assert (St : map shared (steps_of u) = h_steps h) by (rewrite (al_steps _ _ A); apply (k_steps _ _ _ _ _ _ K1)).
+  set (w := place c rank (steps_of u) (save u)). assert (St : map shared (steps_of u) = h_steps h) by (rewrite (al_steps _ _ A); apply (k_steps _ _ _ _ _ _ K1)).
   assert (Ln : length (steps_of u) = length (h_steps h)) by (rewrite <- St, map_length; reflexivity).
   unfold load. fold w. split; [apply post_core|apply post_tight; simpl; try discriminate; [lia|intros X; contradiction X; reflexivity]].
   constructor; try (simpl; discriminate).
@@ -146,7 +146,7 @@ Proof.
   - unfold w, place. cbn [read]. rewrite F2. exact Le.
   - unfold w, place. cbn [ended read wanted]. intros E. rewrite F2, E. split; [apply Re, E|reflexivity].
   - reflexivity.
-  - unfold w, place. cbn [ended window wanted]. destruct (b_ended (save u)); [left; reflexivity|right]. pose proof (ok_window _ OK (b_round (save u))). lia.
+  - unfold w, place. cbn [ended window wanted]. destruct (b_ended (save u)); [left; reflexivity|right]. pose proof (ok_window _ OK rank (b_round (save u))). lia.
   - reflexivity.
 Qed.
 
@@ -192,7 +192,7 @@ Lemma begun_loads : forall d s r, tells W c src input d s -> r < W -> has_begun 
 Proof.
   intros d s r T H Sv u0 h. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C. pose proof (views_want c (src r) (input r) C r (seen s r)) as Wa.
   split; [exact (loaded_stands c (src r) (input r) C (fun i x => placed r i x H) r _ _ _ _ K Im Wa Kd Qu (proj1 Sv))|].
-  destruct (begun_saves d s r T H Sv) as [_ [_ [_ [F4 [_ [_ F7]]]]]]. unfold u0, load. set (u := place c (steps_of (rank_of s r)) (save (rank_of s r))).
+  destruct (begun_saves d s r T H Sv) as [_ [_ [_ [F4 [_ [_ F7]]]]]]. unfold u0, load. set (u := place c r (steps_of (rank_of s r)) (save (rank_of s r))).
   destruct (part_post c r u) as [P1 P2]. apply (image_part c (src r) (input r) _ _ u); [exact P1|exact P2|apply post_fair|]. constructor.
   - unfold u, steps_of. simpl. rewrite app_nil_r. apply (i_steps _ _ _ _ _ _ Im).
   - intros t Ht. fold h in Kd. rewrite Kd in Ht. discriminate.

@@ -274,7 +274,7 @@ Definition sized (s : nat -> bool) (C : nat -> nat) (whole : nat) (limits : list
   (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat)
   (before : nat -> nat -> nat -> bool) (bounded : nat -> bool) : config :=
   mkConfig (fun b => compute_sized_groups s (budget_of whole b) (limits_of whole limits b)) (align_in (ByPlaces before) (sized_gauge s C))
-    (window_samples size ramp) is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded (keeps_one Padded whole).
+    (fun _ => window_samples size ramp) is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded (keeps_one Padded whole).
 
 Section System.
 Variable s : nat -> bool.
@@ -311,7 +311,7 @@ Proof.
   - intros. apply in_every_order_no_step_is_left_idle; assumption.
   - intros k gs t d D. destruct (carried_in (ByPlaces before) (sized_gauge s C) k gs t d) as [way ->].
     apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
-  - intros k. unfold window_samples. lia.
+  - intros _ k. unfold window_samples. lia.
 Qed.
 
 (** SIZES and BUDGET, in every step of every rank, with losses and without: of the budget in force in the step's round. *)

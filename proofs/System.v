@@ -275,10 +275,10 @@ Record invariant (s : sys) : Prop := {
 Lemma initial_invariant : invariant start.
 Proof.
   constructor; simpl; [| | |constructor].
-  - intros r H. pose proof (ok_window _ (configs_ok r H) 0). constructor; simpl; auto; try discriminate; try lia.
+  - intros r H. pose proof (ok_window _ (configs_ok r H) r 0). constructor; simpl; auto; try discriminate; try lia.
     unfold kind_ok. reflexivity.
-  - intros r H. pose proof (ok_window _ (configs_ok r H) 0). constructor; simpl; auto; try discriminate; try lia; try easy.
-    intros _. split; [reflexivity|]. left. unfold is_ready. simpl. destruct (c_window (cfg r) 0); [lia|reflexivity].
+  - intros r H. pose proof (ok_window _ (configs_ok r H) r 0). constructor; simpl; auto; try discriminate; try lia; try easy.
+    intros _. split; [reflexivity|]. left. unfold is_ready. simpl. destruct (c_window (cfg r) r 0); [lia|reflexivity].
   - intros r H. right. right. auto.
 Qed.
 

@@ -223,7 +223,7 @@ Proof.
   unfold measure, bound. simpl length. rewrite Nat.sub_0_r.
   assert (E : sum_over W (fun r => rank_measure total (input r) (rank_of (start cfg) r) + (exchanges - got (start cfg) r) + b2n (running (start cfg) r) + spare (start cfg) r) <=
     sum_over W (fun r => (6 * total + 7) + (length (input r) + if c_bounded (cfg r) r then exchanges + 1 else 0))).
-  { apply sum_over_le. intros i Hi. unfold spare, rank_measure, exchanges. simpl. destruct (c_bounded (cfg i) i), (c_window (cfg i) 0); simpl; lia. }
+  { apply sum_over_le. intros i Hi. unfold spare, rank_measure, exchanges. simpl. destruct (c_bounded (cfg i) i), (c_window (cfg i) i 0); simpl; lia. }
   rewrite sum_over_const, (sum_over_add W (fun r => length (input r))) in E. fold total in E. lia.
 Qed.
 

@@ -19,6 +19,17 @@ Proof.
   destruct m as [|m]; simpl in I; [easy|]. destruct I as [<-|I]; [rewrite (P 0 a eq_refl); lia|]. specialize (IH _ P' 0 m x I). lia.
 Qed.
 
+(** How many places of rank [r]'s own, every W-th of the common order, lie before update [u] of N; and how many it gives to [u] (R16.2). *)
+Definition places_before (W N r u : nat) : nat := Nat.div (u * N + (W - 1 - r)) W.
+Definition share (W N r u : nat) : nat := places_before W N r (S u) - places_before W N r u.
+
+Lemma a_place_is_before : forall W N r u i, r < W -> (i < places_before W N r u <-> r + W * i < u * N).
+Proof.
+  intros W N r u i H. unfold places_before. split; intros L.
+  - pose proof (Nat.mul_div_le (u * N + (W - 1 - r)) W ltac:(lia)) as D. pose proof (Nat.mul_le_mono_l _ _ W L) as M. rewrite Nat.mul_succ_r in M. lia.
+  - apply Nat.div_le_lower_bound; [lia|]. rewrite Nat.mul_succ_r. lia.
+Qed.
+
 Section Updates.
 Variable W : nat.
 Variable cfg : nat -> config.
@@ -33,23 +44,22 @@ Hypothesis never_full : forall r, r < W -> c_bounded (cfg r) r = false.
 Hypothesis numbered : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation reachable := (System.reachable W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
-Notation begin r := (begin_of (c_window (cfg r))).
+Notation begin r := (begin_of (c_window (cfg r) r)).
 
 Definition within (a b : nat) (xs : list sample) : Prop := forall x, In x xs -> a <= pos x < b.
-Definition is_going (u : state) : Prop := at_phase u = FILL \/ at_phase u = OFFER \/ at_phase u = COUNT.
 (** The round whose window a rank holds: in COUNT the next one's. *)
 Definition coming (u : state) : nat := round u + in_count u.
 
 Record in_place (r : nat) (u : state) : Prop := {
   p_steps : forall x, In x (steps_of u) -> within (begin r (s_round x)) (begin r (S (s_round x))) (s_group x);
   p_aligned : within (begin r (round u)) (begin r (S (round u))) (concat (aligned u));
-  p_window : is_going u -> within (begin r (coming u)) (begin r (S (coming u))) (window u);
-  p_read : is_going u -> ended u = true \/ (read u + wanted u = begin r (S (coming u)) /\ begin r (coming u) <= read u) }.
+  p_window : within (begin r (coming u)) (begin r (S (coming u))) (window u);
+  p_read : ended u = true \/ (read u + wanted u = begin r (S (coming u)) /\ begin r (coming u) <= read u) }.
 
 Lemma everything_is_in_place : forall s, reachable s -> forall r, r < W -> in_place r (rank_of s r).
 Proof.
   induction 1 as [|s l t R IH St]; intros r H.
-  { constructor; unfold coming, in_count; simpl; try (intros; easy). intros _. right. lia. }
+  { constructor; unfold coming, in_count; simpl; try easy. right. lia. }
   pose proof (invariant_of W cfg depth input ok s R) as I.
   destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
   simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact (IH r H)].
@@ -60,12 +70,10 @@ Proof.
   - pose proof (nothing_is_read_of_an_answer _ _ _ _ _ _ E) as Re. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
     + destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. pose proof (held_agree _ _ _ _ _ _ E) as He.
       assert (Au : aligned u = []) by (apply (k_aligned _ _ _ _ _ _ K); fold u; rewrite Ph; discriminate).
-      assert (Cu : coming u = round u) by (unfold coming, in_count; rewrite Ph; lia).
-      assert (Gu : is_going u) by (unfold is_going; auto). specialize (B3 Gu). specialize (B4 Gu). rewrite Cu in *.
-      destruct He as [[Pt He]|[Pt He]]; unfold held in He; [|injection He as Hn Hd Hr].
-      { destruct (S2 Pt) as [Sa _]. assert (Ng : ~ is_going t).
-        { destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ _ _ P2 _ _ _]; unfold is_going; try (destruct P2 as [P2|P2]); try congruence; rewrite P2; intros [X|[X|X]]; discriminate. }
-        constructor; try (intros; contradiction); rewrite ?S1, ?Sa, ?Au; [exact B1|simpl; intros x []]. }
+      assert (Cu : coming u = round u) by (unfold coming, in_count; rewrite Ph; lia). rewrite Cu in *.
+      destruct He as [[Pt He]|[Pt He]]; unfold held in He; [injection He as Hw Hn Hd Hr|injection He as Hn Hd Hr].
+      { destruct (S2 Pt) as [Sa _]. assert (Ct : coming t = round u) by (unfold coming, in_count; destruct (at_phase t); try congruence; lia).
+        constructor; rewrite ?S1, ?Sa, ?Au, ?Ct, ?Hw, ?Hn, ?Hd, ?Re, ?Nat.add_0_r; simpl; auto. intros x []. }
       destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
       destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (proj2 Ad Ra o Po)) as [_ [Rw [R3 [_ [Rg _]]]]].
       destruct (got_current W cfg depth input s i (Agreed a) I H My) as [_ [_ [_ [ms [El Em]]]]].
@@ -82,34 +90,27 @@ Proof.
       constructor; rewrite ?S1, ?Ct, ?Hr.
       * exact B1.
       * intros x Ix. apply B3. apply (Permutation_in _ Gp), (Permutation_in _ Pm), Ix.
-      * intros _. rewrite Wt. intros x [].
-      * intros _. rewrite Hd, Hn, Re. destruct (ended u) eqn:En; [left; reflexivity|right]. destruct B4 as [B4|[B4 B5]]; [congruence|]. rewrite Rw in B4. simpl in *. lia.
+      * rewrite Wt. intros x [].
+      * rewrite Hd, Hn, Re. destruct (ended u) eqn:En; [left; reflexivity|right]. destruct B4 as [B4|[B4 B5]]; [congruence|]. rewrite Rw in B4. simpl in *. lia.
     + destruct (count_cases _ _ _ _ _ E) as [Lc [Al [_ [_ [Pt _]]]]]. destruct (count_rounds _ _ _ _ _ E (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 Rn]]].
       pose proof (held_count _ _ _ _ _ E) as He. destruct (join i H) as [_ J2].
       assert (Cut : cut (cfg i) (gsum u) cs = length cs) by (unfold cut; rewrite J2; reflexivity). cbv zeta in He. rewrite Cut in S3, He. rewrite Lc in S3, He. rewrite firstn_all in S3. rewrite skipn_all in He.
       simpl in He. unfold held in He. injection He as Hw Hn Hd Hr.
-      assert (Cu : coming u = S (round u)) by (unfold coming, in_count; rewrite Ph; lia).
-      assert (Ct : coming t = S (round u)) by (unfold coming, in_count; destruct Pt as [-> | ->]; rewrite Hr; lia).
-      assert (Gu : is_going u) by (unfold is_going; auto). specialize (B3 Gu). specialize (B4 Gu). rewrite Cu in *.
-      constructor; rewrite ?Ct.
-      * intros x Ix. rewrite S2 in Ix. apply in_app_iff in Ix as [Ix|Ix]; [exact (B1 x Ix)|].
-        assert (Rx : s_round x = round u) by (rewrite Forall_forall in Rn; exact (Rn x Ix)).
-        rewrite Rx. intros y Iy. apply B2. apply in_concat. exists (s_group x). split; [|exact Iy]. rewrite <- S3. apply in_map, Ix.
-      * rewrite Al. intros x [].
-      * intros _. rewrite Hw. exact B3.
-      * intros _. rewrite Hn, Hd, Re. exact B4.
+      assert (Ct : coming t = coming u) by (unfold coming, in_count; rewrite Ph; destruct Pt as [-> | ->]; rewrite Hr; lia).
+      constructor; rewrite ?Ct, ?Hw, ?Hn, ?Hd, ?Re, ?Nat.add_0_r; [|rewrite Al; intros x []|exact B3|exact B4].
+      intros x Ix. rewrite S2 in Ix. apply in_app_iff in Ix as [Ix|Ix]; [exact (B1 x Ix)|].
+      assert (Rx : s_round x = round u) by (rewrite Forall_forall in Rn; exact (Rn x Ix)).
+      rewrite Rx. intros y Iy. apply B2. apply in_concat. exists (s_group x). split; [|exact Iy]. rewrite <- S3. apply in_map, Ix.
     + destruct (failure_of rs) as [o|]; [|discriminate]. injection E as <-.
-      match goal with |- in_place _ (drain ?d ?o ?l ?v) => assert (Ng : ~ is_going (drain d o l v)) by (unfold is_going; destruct (drain_phase d o l v) as [-> | ->]; intros [X|[X|X]]; discriminate) end.
-      constructor; try (intros; contradiction); rewrite ?drain_steps; [exact B1|].
-      simpl. fold u in K. rewrite (k_aligned _ _ _ _ _ _ K) by (rewrite Ph; discriminate). intros x [].
+      match goal with |- in_place _ (drain ?d ?o ?l ?v) => assert (Ct : coming (drain d o l v) = coming u) by (unfold coming, in_count; rewrite Ph; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
+      constructor; rewrite ?drain_steps, ?Ct; assumption.
   - pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. pose proof (held_transition _ _ _ _ _ _ NG E) as He.
     pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. fold u in Sm, He, Ag. unfold aged in Ag. injection Ag as _ Ar Aw Ao.
     replace (next_hist (cfg 0) (hist_of s i) e) with (hist_of s i) in * by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-    assert (Ph : in_count t = in_count u /\ (is_going t -> is_going u)).
-    { pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as P1. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K')) as P2. fold u in P1. unfold in_count, is_going.
-      destruct (h_kind (hist_of s i)); [destruct P1 as [-> | ->], P2 as [-> | ->]|rewrite P1, P2|rewrite P1, P2|destruct P1 as [-> | ->], P2 as [-> | ->]]; split; auto; intros [X|[X|X]]; discriminate. }
-    destruct Ph as [Ic Gt]. assert (Ct : coming t = coming u) by (unfold coming; rewrite Ic, Ao; reflexivity).
-    constructor; rewrite ?(sa_steps _ _ Sm), ?(sa_aligned _ _ Sm), ?Ao, ?Ct; [exact B1|exact B2| |]; intros G; specialize (B3 (Gt G)); specialize (B4 (Gt G)).
+    assert (Ct : coming t = coming u).
+    { pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as P1. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K')) as P2. fold u in P1. unfold coming, in_count. rewrite Ao.
+      destruct (h_kind (hist_of s i)); [destruct P1 as [-> | ->], P2 as [-> | ->]|rewrite P1, P2|rewrite P1, P2|destruct P1 as [-> | ->], P2 as [-> | ->]]; reflexivity. }
+    constructor; rewrite ?(sa_steps _ _ Sm), ?(sa_aligned _ _ Sm), ?Ao, ?Ct; [exact B1|exact B2| |].
     + rewrite Aw. intros x Ix. apply in_app_iff in Ix as [Ix|Ix]; [exact (B3 x Ix)|]. destruct e as [xs en full| |x'| | |cause|]; simpl in Ix; try contradiction.
       destruct He as [Wn [Lx _]]. destruct Ad as [Xs _]. fold u in Xs. rewrite Xs in Ix.
       apply (positions_of_a_part (input i) 0 (fun j z Ez => numbered i j z H Ez)) in Ix. destruct B4 as [En|[B4 B5]]; [|lia].
@@ -123,59 +124,119 @@ Qed.
 
 (** UPDATE: nothing is carried: a step of round [k] holds samples of the window of round [k] only, on every rank. *)
 Theorem a_round_holds_only_samples_of_its_own_window : forall s r x y, reachable s -> r < W ->
-  In x (steps_of (rank_of s r)) -> In y (s_group x) -> begin_of (c_window (cfg r)) (s_round x) <= pos y < begin_of (c_window (cfg r)) (S (s_round x)).
+  In x (steps_of (rank_of s r)) -> In y (s_group x) -> begin_of (c_window (cfg r) r) (s_round x) <= pos y < begin_of (c_window (cfg r) r) (S (s_round x)).
 Proof. intros s r x y R H Ix Iy. exact (p_steps _ _ (everything_is_in_place s R r H) x Ix y Iy). Qed.
 
-(** UPDATE, COVER: and where a rank is COMPLETE, all of them, each exactly once: in the round of its window. *)
-Theorem a_complete_rank_has_planned_each_sample_in_the_round_of_its_window : forall s r y k, reachable s -> r < W ->
-  is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> In y (input r) ->
-  begin_of (c_window (cfg r)) k <= pos y < begin_of (c_window (cfg r)) (S k) ->
+(** A rank is past round [k]: it has begun a later one, or it is COMPLETE. *)
+Definition is_past (k : nat) (u : state) : Prop := k < round u \/ (is_ending u = true /\ ended_as u = Some Complete).
+
+(** UPDATE, COVER: and once a rank is past it, all of them, each exactly once: in the round of its window. *)
+Theorem a_rank_past_a_round_has_planned_each_sample_of_its_window_in_it : forall s r y k, reachable s -> r < W ->
+  is_past k (rank_of s r) -> In y (input r) -> begin_of (c_window (cfg r) r) k <= pos y < begin_of (c_window (cfg r) r) (S k) ->
   exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = k.
 Proof.
-  intros s r y k R H En Co Iy Py. destruct (join 0 (Nat.le_lt_trans _ _ _ (Nat.le_0_l r) H)) as [J1 J2].
-  pose proof (a_complete_rank_has_planned_its_whole_input W cfg depth input ok s r R H J1 J2 En Co) as Pl.
-  assert (Is : In y (samples_of (steps_of (rank_of s r)))) by (apply (Permutation_in y (Permutation_sym Pl)), Iy).
+  intros s r y k R H Pa Iy Py. destruct (everything_is_in_place s R r H) as [P1 P2 P3 P4]. set (u := rank_of s r) in *.
+  assert (Is : In y (samples_of (steps_of u))).
+  { destruct Pa as [L|[En Co]].
+    - pose proof (nothing_is_lost W cfg depth input ok s r R H) as Pm. fold u in Pm. apply (Permutation_in y (Permutation_sym Pm)) in Iy.
+      pose proof (begin_of_rises (c_window (cfg r) r) (S k) (round u) L) as B. pose proof (begin_of_rises (c_window (cfg r) r) (round u) (coming u) ltac:(unfold coming; lia)) as B'.
+      rewrite !in_app_iff in Iy. destruct Iy as [Iy|[Iy|[Iy|Iy]]]; [exact Iy|specialize (P2 y Iy); lia|specialize (P3 y Iy); lia|exfalso].
+      destruct P4 as [E|[_ P4]].
+      + destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) E) as [Z _]. fold u in Z. rewrite Z, skipn_all in Iy. exact Iy.
+      + rewrite <- (firstn_all (skipn (read u) (input r))) in Iy. apply (positions_of_a_part (input r) 0 (fun j z Ez => numbered r j z H Ez)) in Iy. lia.
+    - destruct (join 0 (Nat.le_lt_trans _ _ _ (Nat.le_0_l r) H)) as [J1 J2].
+      apply (Permutation_in y (Permutation_sym (a_complete_rank_has_planned_its_whole_input W cfg depth input ok s r R H J1 J2 En Co))), Iy. }
   unfold samples_of in Is. apply in_concat in Is as [g [Ig Iyg]]. apply in_map_iff in Ig as [x [<- Ix]]. exists x. split; [exact Ix|]. split; [exact Iyg|].
-  pose proof (a_round_holds_only_samples_of_its_own_window s r x y R H Ix Iyg) as Px.
-  destruct (lt_eq_lt_dec (s_round x) k) as [[L|E]|L]; [|exact E|].
-  - pose proof (begin_of_rises (c_window (cfg r)) (S (s_round x)) k L). lia.
-  - pose proof (begin_of_rises (c_window (cfg r)) (S k) (s_round x) L). lia.
+  specialize (P1 x Ix y Iyg). destruct (lt_eq_lt_dec (s_round x) k) as [[L|E]|L]; [|exact E|].
+  - pose proof (begin_of_rises (c_window (cfg r) r) (S (s_round x)) k L). lia.
+  - pose proof (begin_of_rises (c_window (cfg r) r) (S k) (s_round x) L). lia.
 Qed.
 
-(** ** Shares: rank [r] reads the places r, r + W, r + 2 W and so on of the common order, [n] of them for each update *)
+(** ** Shares: rank [r] reads the places r, r + W, r + 2 W and so on of the common order, of update [u] those from u N up to (u + 1) N *)
 
-Variable n : nat.
-Hypothesis shares : forall r k, r < W -> c_window (cfg r) k = n.
+Variable N : nat.
+Hypothesis shares : forall r u, r < W -> c_window (cfg r) r u = share W N r u.
 
-Lemma shares_follow_each_other : forall r k, r < W -> begin_of (c_window (cfg r)) k = k * n.
-Proof. intros r k H. induction k as [|k IH]; simpl; [reflexivity|]. rewrite IH, (shares r k H). lia. Qed.
-
-Lemma a_place_is_of_its_update : forall r u i, r < W -> (u * n <= i < S u * n <-> u * (W * n) <= r + W * i < S u * (W * n)).
-Proof. intros r u i H. split; intros [A B]; split; nia. Qed.
-
-(** UPDATE: a step of round [u] holds only samples at the places from u W n up to (u + 1) W n of the common order. *)
-Theorem an_update_holds_only_samples_at_its_places : forall s r x y, reachable s -> r < W ->
-  In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * (W * n) <= r + W * pos y < S (s_round x) * (W * n).
+Lemma shares_follow_each_other : forall r u, r < W -> begin_of (c_window (cfg r) r) u = places_before W N r u.
 Proof.
-  intros s r x y R H Ix Iy. apply a_place_is_of_its_update; [exact H|]. rewrite <- !(shares_follow_each_other r) by exact H.
-  exact (a_round_holds_only_samples_of_its_own_window s r x y R H Ix Iy).
+  intros r u H. induction u as [|u IH]; simpl; [symmetry; apply Nat.div_small; lia|]. rewrite IH, (shares r u H). unfold share.
+  assert (L : places_before W N r u <= places_before W N r (S u)) by (apply Nat.div_le_mono; simpl; lia). lia.
 Qed.
 
-(** UPDATE: with losses too, whatever ranks are told, at any moment. *)
-Theorem with_losses_an_update_holds_only_samples_at_its_places : forall u r x y, lossy_reachable W cfg depth input u -> r < W ->
-  In x (steps_of (rank_of u r)) -> In y (s_group x) -> s_round x * (W * n) <= r + W * pos y < S (s_round x) * (W * n).
+Lemma a_place_is_of_its_update : forall r u i, r < W ->
+  (begin_of (c_window (cfg r) r) u <= i < begin_of (c_window (cfg r) r) (S u) <-> u * N <= r + W * i < S u * N).
 Proof.
-  intros u r x y Ru H Ix Iy. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok u Ru) as [v [R F]].
-  destruct (follows_frame W u v r F H) as [E _]. rewrite E in Ix. exact (an_update_holds_only_samples_at_its_places v r x y R H Ix Iy).
+  intros r u i H. rewrite !shares_follow_each_other by exact H. pose proof (a_place_is_before W N r u i H). pose proof (a_place_is_before W N r (S u) i H). lia.
 Qed.
 
-(** UPDATE, COVER: and once its rank is COMPLETE, each sample at these places is in a step of round [u], on the rank whose place it is. *)
-Theorem each_sample_at_the_places_of_an_update_is_in_it : forall s r y u, reachable s -> r < W ->
-  is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> In y (input r) ->
-  u * (W * n) <= r + W * pos y < S u * (W * n) -> exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u.
+(** With losses, too, whatever ranks are told: the same steps, of ranks that are past as much. *)
+Lemma as_without_losses : forall s r, lossy_reachable W cfg depth input s -> r < W ->
+  exists v, reachable v /\ steps_of (rank_of s r) = steps_of (rank_of v r) /\ forall k, is_past k (rank_of s r) -> is_past k (rank_of v r).
 Proof.
-  intros s r y u R H En Co Iy P. apply a_complete_rank_has_planned_each_sample_in_the_round_of_its_window; auto.
-  rewrite !(shares_follow_each_other r) by exact H. apply (a_place_is_of_its_update r u (pos y) H), P.
+  intros s r R H. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok s R) as [v [Rv F]]. exists v. split; [exact Rv|].
+  destruct (follows_frame W s v r F H) as [E [_ [Er _]]]. split; [exact E|]. intros k [L|[En Co]]; [left; congruence|right].
+  destruct (f_rank _ _ _ _ F r H) as [[_ [X _]]|[L _]]; [rewrite X in *; auto|]. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite Co, andb_false_r in X. discriminate.
+Qed.
+
+(** UPDATE: a step of round [u] holds only samples at the places from u N up to (u + 1) N of the common order. *)
+Theorem an_update_holds_only_samples_at_its_places : forall s r x y, lossy_reachable W cfg depth input s -> r < W ->
+  In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * N <= r + W * pos y < S (s_round x) * N.
+Proof.
+  intros s r x y R H Ix Iy. destruct (as_without_losses s r R H) as [v [Rv [E _]]]. rewrite E in Ix.
+  apply a_place_is_of_its_update; [exact H|]. exact (a_round_holds_only_samples_of_its_own_window v r x y Rv H Ix Iy).
+Qed.
+
+(** UPDATE, COVER: and once its rank is past round [u], each sample at these places is in a step of that round. *)
+Theorem each_sample_at_the_places_of_an_update_is_in_it : forall s r y u, lossy_reachable W cfg depth input s -> r < W ->
+  is_past u (rank_of s r) -> In y (input r) -> u * N <= r + W * pos y < S u * N -> exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u.
+Proof.
+  intros s r y u R H Pa Iy P. destruct (as_without_losses s r R H) as [v [Rv [-> Pv]]].
+  apply a_rank_past_a_round_has_planned_each_sample_of_its_window_in_it; auto. apply a_place_is_of_its_update; assumption.
+Qed.
+
+(** The places of the common order that rank [r] trains on in update [u]. *)
+Definition places_in (s : sys) (u r : nat) : list nat := flat_map (fun x => map (fun y => r + W * pos y) (s_group x)) (steps_in_round u (rank_of s r)).
+
+Lemma in_places : forall s u r p, In p (places_in s u r) <-> exists x y, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u /\ p = r + W * pos y.
+Proof.
+  intros s u r p. unfold places_in, steps_in_round. rewrite in_flat_map. setoid_rewrite filter_In. setoid_rewrite in_map_iff. setoid_rewrite Nat.eqb_eq.
+  split; [intros [x [[Ix E] [y [<- Iy]]]]; exists x, y; auto|intros [x [y [Ix [Iy [E ->]]]]]; exists x; eauto].
+Qed.
+
+Lemma places_are_in_it_once : forall s u r, lossy_reachable W cfg depth input s -> r < W -> NoDup (places_in s u r).
+Proof.
+  intros s u r R H. apply NoDup_filtered. replace (flat_map _ _) with (map (fun p => r + W * p) (map pos (samples_of (steps_of (rank_of s r))))).
+  2:{ unfold samples_of. rewrite map_map, concat_map, map_map, flat_map_concat_map. reflexivity. }
+  apply FinFun.Injective_map_NoDup; [intros a b; nia|]. apply (with_losses_no_sample_is_emitted_twice W cfg depth input ok s r R H).
+  apply NoDup_nth_error. intros i j Li E. rewrite map_length in Li. rewrite !nth_error_map in E.
+  destruct (nth_error (input r) i) as [a|] eqn:Ei; [|apply nth_error_None in Ei; lia]. destruct (nth_error (input r) j) as [b|] eqn:Ej; [|discriminate].
+  injection E as E. rewrite <- (numbered r i a H Ei), <- (numbered r j b H Ej). exact E.
+Qed.
+
+(** The common order has so many places. *)
+Variable total : nat.
+Hypothesis whole_order : forall r i, r < W -> (i < length (input r) <-> r + W * i < total).
+
+(** UPDATE: once all ranks are past round [u], their steps of it hold exactly the samples at the places from u N up to (u + 1) N, as far
+    as the order goes, each once. *)
+Theorem an_update_holds_exactly_what_lies_at_its_places : forall s u, lossy_reachable W cfg depth input s -> (forall r, r < W -> is_past u (rank_of s r)) ->
+  Permutation (concat (map (places_in s u) (seq 0 W))) (seq (u * N) (Nat.min total (S u * N) - u * N)).
+Proof.
+  intros s u R Pa. pose proof (some_rank _ _ ok) as W1.
+  assert (Mod : forall r i, r < W -> (r + W * i) mod W = r) by (intros r i H; rewrite (Nat.mul_comm W), Nat.mod_add by lia; apply Nat.mod_small, H).
+  apply NoDup_Permutation; [|apply seq_NoDup|].
+  - apply (NoDup_by_key _ (fun p => p mod W)); [apply seq_NoDup|]. intros r Ir. apply in_seq in Ir. split; [apply places_are_in_it_once; [exact R|lia]|].
+    intros p Ip. apply in_places in Ip as [x [y [_ [_ [_ ->]]]]]. apply Mod. lia.
+  - intros p. rewrite in_concat, in_seq. split.
+    + intros [l [Il Ip]]. apply in_map_iff in Il as [r [<- Ir]]. apply in_seq in Ir as [_ H]. simpl in H. apply in_places in Ip as [x [y [Ix [Iy [E ->]]]]].
+      pose proof (an_update_holds_only_samples_at_its_places s r x y R H Ix Iy) as B. rewrite E in B.
+      assert (In y (input r)).
+      { apply (Permutation_in y (with_losses_no_sample_goes_missing W cfg depth input ok s r R H)), in_or_app. left. apply in_concat. exists (s_group x). split; [apply in_map, Ix|exact Iy]. }
+      apply In_nth_error in H0 as [i Ei]. pose proof (numbered r i y H Ei) as Pi. assert (Li : i < length (input r)) by (apply nth_error_Some; congruence). apply whole_order in Li; [|exact H]. rewrite Pi in *. lia.
+    + intros Lp. pose proof (Nat.div_mod p W ltac:(lia)) as D. pose proof (Nat.mod_upper_bound p W ltac:(lia)) as H. set (r := p mod W) in *. set (i := p / W) in *.
+      assert (Li : i < length (input r)) by (apply whole_order; [exact H|lia]). apply nth_error_Some in Li. destruct (nth_error (input r) i) as [y|] eqn:Ei; [|contradiction].
+      pose proof (numbered r i y H Ei) as Pi. destruct (each_sample_at_the_places_of_an_update_is_in_it s r y u R H (Pa r H) (nth_error_In _ _ Ei) ltac:(rewrite Pi; lia)) as [x [Ix [Iy E]]].
+      exists (places_in s u r). split; [apply in_map, in_seq; lia|]. apply in_places. exists x, y. repeat split; auto. rewrite Pi. lia.
 Qed.
 
 End Updates.
@@ -188,26 +249,40 @@ Definition update_rule (times : nat) (a : offer) : nat := Nat.max (o_groups_max 
 Theorem the_rules_of_updates_lie_within_the_bounds : forall times, within_bounds (update_rule times).
 Proof. intros times a [S G D M]. unfold update_rule. lia. Qed.
 
-(** UPDATE: the shipped machine, in either layout and any order, by any cost, under budgets that change as they may, on any number of ranks,
-    with losses and without: an update holds nothing but what lies at its places; and of what a COMPLETE rank has there, all. *)
-Theorem the_shipped_machine_trains_on_updates : forall W l C whole limits first accepts n max_age times print o depth input,
-  1 <= W -> 1 <= n -> cost_ok C -> 1 <= max_age -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
-  let cfg := fun _ : nat => shipped l C whole limits first accepts n 0 max_age false None (update_rule times) print o (fun _ => false) in
-  (forall s r x y, lossy_reachable W cfg depth input s -> r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) ->
-    s_round x * (W * n) <= r + W * pos y < S (s_round x) * (W * n)) /\
-  (forall s r y u, System.reachable W cfg depth input s -> r < W -> is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete ->
-    In y (input r) -> u * (W * n) <= r + W * pos y < S u * (W * n) -> exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u).
+(** A configuration of updates: but for its windows, any. *)
+Definition in_updates (W N : nat) (c : config) : config :=
+  mkConfig (c_group c) (c_align c) (share W N) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_bounded c) (c_keeps c).
+
+Lemma in_updates_ok : forall W N c, 1 <= W -> W <= N -> config_ok c -> config_ok (in_updates W N c).
 Proof.
-  intros W l C whole limits first accepts n max_age times print o depth input Hw Hn Co Ha Nu cfg.
+  intros W N c Hw Hn K. destruct K. constructor; simpl; auto. intros r u. unfold share, places_before. set (a := W - 1 - r).
+  pose proof (Nat.div_add (u * N + a) 1 W ltac:(lia)) as D. pose proof (Nat.div_le_mono (u * N + a + 1 * W) (S u * N + a) W ltac:(lia) ltac:(simpl; lia)). simpl in *. lia.
+Qed.
+
+(** UPDATE: the shipped machine, in either layout and any order, by any cost, under budgets that change as they may, on any number of ranks,
+    whether it divides N or not, with losses and without: an update holds nothing but what lies at its places; once a rank is past it, all
+    that it has there; and once all are, each of its places once. *)
+Theorem the_shipped_machine_trains_on_updates : forall W N l C whole limits first accepts max_age times print o depth input,
+  1 <= W -> W <= N -> cost_ok C -> 1 <= max_age -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
+  let cfg := fun _ : nat => in_updates W N (shipped l C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false)) in
+  forall s, lossy_reachable W cfg depth input s ->
+  (forall r x y, r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * N <= r + W * pos y < S (s_round x) * N) /\
+  (forall r y u, r < W -> is_past u (rank_of s r) -> In y (input r) -> u * N <= r + W * pos y < S u * N ->
+    exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u) /\
+  (forall total u, (forall r i, r < W -> (i < length (input r) <-> r + W * i < total)) -> (forall r, r < W -> is_past u (rank_of s r)) ->
+    Permutation (concat (map (places_in W s u) (seq 0 W))) (seq (u * N) (Nat.min total (S u * N) - u * N))).
+Proof.
+  intros W N l C whole limits first accepts max_age times print o depth input Hw Hn Co Ha Nu cfg s R.
   assert (Ok : setting_ok W cfg).
-  { constructor; [exact Hw| |reflexivity]. intros q _. apply the_shipped_configuration_meets_every_assumption; [exact Co|exact Ha|apply the_rules_of_updates_lie_within_the_bounds]. }
+  { constructor; [exact Hw| |reflexivity]. intros q _. apply in_updates_ok; [exact Hw|exact Hn|].
+    apply the_shipped_configuration_meets_every_assumption; [exact Co|exact Ha|apply the_rules_of_updates_lie_within_the_bounds]. }
   assert (Jm : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) by (intros; split; reflexivity).
   assert (Su : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = []).
   { intros q k gs t d _ L. simpl. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L. }
   assert (Em : forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a) by (intros q a _; simpl; unfold ramped, update_rule; destruct (o_groups_min a); simpl; lia).
-  assert (Sh : forall r k, r < W -> c_window (cfg r) k = n).
-  { intros q k _. change (window_samples n 0 k = n). unfold window_samples. rewrite Nat.sub_0_l, Nat.pow_0_r, Nat.div_1_r. lia. }
   assert (Nf : forall r, r < W -> c_bounded (cfg r) r = false) by (intros; reflexivity).
-  split; [exact (with_losses_an_update_holds_only_samples_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh)|].
-  exact (each_sample_at_the_places_of_an_update_is_in_it W cfg depth input Ok Jm Su Em Nf Nu n Sh).
+  assert (Sh : forall r u, r < W -> c_window (cfg r) r u = share W N r u) by (intros; reflexivity). split; [|split].
+  - intros r x y. exact (an_update_holds_only_samples_at_its_places W cfg depth input Ok Jm Su Em Nf Nu N Sh s r x y R).
+  - intros r y u. exact (each_sample_at_the_places_of_an_update_is_in_it W cfg depth input Ok Jm Su Em Nf Nu N Sh s r y u R).
+  - intros total u T. exact (an_update_holds_exactly_what_lies_at_its_places W cfg depth input Ok Jm Su Em Nf Nu N Sh total T s u R).
 Qed.

@@ -27,7 +27,7 @@ Definition odd (r : nat) : config := if r =? 1 then shipped Padded tokens_cost 6
 Theorem the_assumptions_can_be_met : forall q,
   setting_ok 2 (fun _ => join) /\ setting_ok 2 (fun _ => quota q) /\ setting_ok 2 odd /\ c_print (odd 0) <> c_print (odd 1) /\
   (forall r, r < 2 -> 1 <= deep r) /\ (forall r i x, r < 2 -> nth_error (shards r) i = Some x -> pos x = i) /\
-  (forall r, r < 2 -> NoDup (map pos (shards r))) /\ (forall k, c_window (quota q) k <= c_window (quota q) (S k)).
+  (forall r, r < 2 -> NoDup (map pos (shards r))) /\ (forall r p k j, k <= j -> c_window (quota q) p k <= c_window (quota q) r j).
 Proof.
   intros q.
   assert (Y : forall b o p, config_ok (shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest) unbounded)).
@@ -39,7 +39,7 @@ Proof.
   - intros r i x H E. unfold shards in E. destruct r as [|[|r]]; [| |lia];
     repeat (destruct i as [|i]; [injection E as <-; reflexivity|]); destruct i; discriminate.
   - intros [|[|r]] H; [| |lia]; simpl; repeat (constructor; [simpl; intuition discriminate|]); constructor.
-  - intros k. apply shipped_windows_do_not_shrink.
+  - intros r p k j. apply shipped_windows_do_not_shrink.
 Qed.
 
 Definition ends (s : sys) : list (phase_name * option outcome_kind * list (nat * list nat)) :=

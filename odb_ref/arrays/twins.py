@@ -1,7 +1,7 @@
 """The rules of padded groups, groups of neighbours and alignment, for the windows of many ranks at once.
 
 Called on these arrays rank by rank, the core's own functions take four to ten times as long (`python -m tests.arrays.speed`),
-so these are written anew; where they are as fast (packed groups, groups that are split) they are called. A function here
+so these are written anew; where they are as fast (packed groups) they are called. A function here
 decides nothing of its own: it names the one whose answer it gives (*twin of*) and the rules, and a test compares the two.
 `odb_ref.core` stays the authority.
 
@@ -323,10 +323,17 @@ def align_windows(
     runs = Runs(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
     runs.begins[:, : chosen.shape[1]] = np.take_along_axis(groups.begins, chosen, axis=1)
     runs.ends[:, : chosen.shape[1]] = np.take_along_axis(groups.ends, chosen, axis=1)
-    # Where nothing is carried, groups stand in the order of a heap: it shows where groups are split, or equally full.
-    is_tied = ((chosen_ranks[:, 1:] == chosen_ranks[:, :-1]) & (chosen_ranks[:, 1:] < HUGE)).any(axis=1)
+    # Where nothing is carried, groups stand in the order of a heap: it shows where some are equally full.
+    is_tied = (count <= target) & _has_ties(chosen_ranks)
     is_split = (count < target) & (count < windows.counts)
-    for row in np.flatnonzero((count <= target) & (is_tied | is_split)).tolist():
+    if windows.is_sorted and layout is Layout.PADDED:
+        rows = np.flatnonzero(is_split)
+        runs.begins[rows], runs.ends[rows], is_tied[rows] = _halve(
+            windows, rows, groups, target, cost=cost, sizes=sizes
+        )
+    else:
+        is_tied |= is_split
+    for row in np.flatnonzero(is_tied).tolist():
         held = _make_samples(windows, row, int(windows.counts[row]), range(int(windows.counts[row])))
         own = [held[begin:end] for begin, end in pairwise(bounds[row, : count[row] + 1].tolist())]
         # But in sampler order a group lies in its row the other way round.
@@ -336,6 +343,50 @@ def align_windows(
         runs.begins[row, : len(places)] = [held[0] for held in places]
         runs.ends[row, : len(places)] = [held[-1] + 1 for held in places]
     return runs
+
+
+def _has_ties(ranks: Integers) -> Booleans:
+    """Returns which rows, in rising order, hold two equal values of groups."""
+    is_tied: Booleans = ((ranks[:, 1:] == ranks[:, :-1]) & (ranks[:, 1:] < HUGE)).any(axis=1)
+    return is_tied
+
+
+def _halve(
+    windows: Windows, rows: Integers, groups: Runs, target: int, *, cost: Cost, sizes: Sizes
+) -> tuple[Integers, Integers, Booleans]:
+    """Returns where the steps of some rows begin and end, once padded groups are halved until there are ``target``, or only
+    singles; and in which rows steps are equally full, so that their order is still open.
+
+    Columns are groups in the order of making, empty once they are split. Spec: R4.2.
+    """
+    lengths = windows.lengths[rows]
+    prices = lengths if cost == TOKENS else price(lengths, cost)
+    middles = np.array(
+        [sizes.find_middle(size) if sizes.is_friendly(size) else 0 for size in range(lengths.shape[1] + 1)]
+    )
+    begins, ends = (np.pad(places[rows], ((0, 0), (0, target))) for places in (groups.begins, groups.ends))
+    every = np.arange(len(rows))
+
+    def compute_costs() -> Integers:
+        costs: Integers = (ends - begins) * np.take_along_axis(prices, np.maximum(0, ends - 1), axis=1)
+        return costs
+
+    while True:
+        keys = np.where(ends - begins > 1, compute_costs(), 0)
+        largest = keys.argmax(axis=1)
+        is_open = ((ends > begins).sum(axis=1) < target) & (keys[every, largest] > 0)
+        if not is_open.any():
+            break
+        begin, end = begins[every, largest], ends[every, largest]
+        middle = end - np.where(is_open, middles[end - begin], 0)  # the longer ones are the first half, and lie behind
+        ends[every[is_open], largest[is_open]] = begin[is_open]
+        begins = np.column_stack([begins, middle, begin])
+        ends = np.column_stack([ends, end, np.where(is_open, middle, begin)])
+    ranks = np.where(ends > begins, -compute_costs(), HUGE)
+    order = np.argsort(ranks, axis=1, kind="stable")[:, :target]
+    ranks, begins, ends = (np.take_along_axis(values, order, axis=1) for values in (ranks, begins, ends))
+    is_filled = ends > begins
+    return np.where(is_filled, begins, 0), np.where(is_filled, ends, 0), _has_ties(ranks)
 
 
 def arrange_runs(runs: Runs, seed: int, round_: int) -> Runs:

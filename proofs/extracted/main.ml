@@ -170,7 +170,7 @@ let run_shared () =
   let ranks = int () in let total = int () in let is_packed = bool () in
   let c, rank, depth, offer, accepted = config () in
   let hears b = accepting c (fun _ -> b) in
-  let wish _ k d held carried = wish_for (shared_window ranks total is_packed (c.c_window k) d) held carried in
+  let wish _ k d held carried = wish_for (shared_window ranks total is_packed (c.c_window rank k) d) held carried in
   let upto = ref 0 and places = ref [] in
   (* What is drawn of what all want: the state that has drawn it, and how the rank's books are then kept. *)
   let deal wants s =
@@ -195,7 +195,7 @@ let run_shared () =
          | Some t -> keep (); go_on b s t "counted")
     | name -> (match handle_shared (hears b) rank depth s (event name) with None -> refuse b s | Some t -> go_on b s t name) in
   let s = initial c rank in
-  let drawn, keep = deal (List.init ranks (fun _ -> c.c_window 0)) s in
+  let drawn, keep = deal (List.init ranks (fun _ -> c.c_window 0 0)) s in
   keep ();
   let told = ref (go_on accepted s (post (hears accepted) rank drawn) "begins") in
   let n = int () in

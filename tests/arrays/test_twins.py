@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -47,7 +48,8 @@ from odb_ref.core.types import Group, Mode, Sample
 
 Positions = tuple[tuple[int, ...], ...]
 
-costs_by_name = st.sampled_from(("tokens", "attention/1", "attention/30"))
+COSTS = ("tokens", "attention/1", "attention/30")
+costs_by_name = st.sampled_from(COSTS)
 lengths = st.one_of(st.integers(1, 6), st.integers(1, 50))
 
 
@@ -237,6 +239,25 @@ def test_due_groups_and_alignment(
         emitted = {sample.position for step in steps for sample in step}
         assert {sample.position for sample in window} - emitted == {sample.position for sample in carried}
         assert longest[row].tolist() == [max((sample.length for sample in step), default=0) for step in steps]
+
+
+def test_groups_are_halved_alike() -> None:
+    """Spec: R4.2. Many groups cost the same, and only some of them are halved; or none cost the same."""
+    draw = random.Random(0)
+    for _ in range(600):
+        lengths_of = draw.choice(((2, 3, 4, 6, 12), range(100, 400)))
+        window = tuple(Sample(0, place, draw.choice(lengths_of), 0) for place in range(draw.randint(2, 60)))
+        budget = lengths_of[-1] * draw.randint(1, 9)
+        sizes, cost = draw.choice(list(Sizes)), get_cost(draw.choice(COSTS))
+        arrays = make_arrays([window])
+        groups = StepOrder.FULLEST.compute_groups(window, Layout.PADDED, budget, sizes=sizes)
+        target = len(groups) + draw.randint(1, 6)
+        bounds = compute_group_bounds(arrays, budget, sizes=sizes)
+        runs = align_windows(
+            arrays, bounds, target, find_due(arrays, bounds, np.zeros(1, dtype=np.int64)), cost=cost, sizes=sizes
+        )
+        steps, _ = align(groups, target, 0, cost=cost, sizes=sizes)
+        assert read_runs(arrays, 0, runs.begins[0].tolist(), runs.ends[0].tolist()) == list_positions(steps)
 
 
 @given(

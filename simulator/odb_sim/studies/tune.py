@@ -224,13 +224,15 @@ def tune(
     dimensions = question.build_dimensions()
     search = make_search(question.study, dimensions)
     chosen = search.run(question.build_point())
-    coarse = {
-        name: values for name, values in dimensions.items() if name in ("window_samples", "budget_tokens", "cost")
-    }
+    # What a choice leaves as it is recommended: depth and age.
+    near = {name: values for name, values in dimensions.items() if name not in ("depth_steps", "max_age_rounds")}
     beside = []
     for options, needs, study in list_choices(question):
-        own = make_search(study, coarse).improve(chosen.point)
-        beside.append(Beside(options, f"{options} {list_options(own.point, coarse)}", needs, own))
+        own_search = make_search(study, near)
+        # Packed rows are best under other budgets and windows, far from those of padded ones.
+        is_near = study.terms.layout is question.study.terms.layout
+        own = (own_search.improve if is_near else own_search.run)(chosen.point)
+        beside.append(Beside(options, f"{options} {list_options(own.point, near)}", needs, own))
     curves = {name: tuple(search.list_line(chosen.point, name)) for name in dimensions}
     lengths = question.study.build_workload(question.ranks).tokens
     return Tuning(
