@@ -69,6 +69,7 @@ def list_tune_columns(tuning: Tuning) -> Columns:
         **{heading: SWEEP[heading] for heading in ("window", "budget", "depth")},
         "ramp": lambda answer: f"{answer.point.ramp_rounds}",
         "age": lambda answer: f"{answer.point.max_age_rounds}",
+        "padding share": lambda answer: f"{answer.point.padding_share}",
         "balance": lambda answer: answer.summary.cost,
         "tokens/s": SWEEP["tokens/s"],
         "of best": lambda answer: f"{answer.rate / tuning.best.rate:.2%}",

@@ -30,7 +30,7 @@ from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Run, run
 from odb_sim.studies.search import Dimensions, SettingSearch
 from odb_sim.studies.sweep import Grid, Study, run_grid
-from odb_sim.studies.tune import LARGEST_WINDOW, compute_budget_ladder, compute_ladder
+from odb_sim.studies.tune import LARGEST_WINDOW, PADDING_SHARES, compute_budget_ladder, compute_ladder
 
 LARGEST_JUDGED: Final = 20_000
 LARGEST_UPDATES: Final = 6_000
@@ -199,8 +199,8 @@ def make_plan(
 
     ways: list[Way] = []
     cautions: tuple[Caution, ...] = ()
-    point, dimensions = _build_dimensions(wanted)
     for name, needs, policy, terms in _list_ways(wanted):
+        point, dimensions = _build_dimensions(wanted, terms.layout)
         study = _build_study(wanted, terms)
         grid, start = Grid(study=study, points=()), replace(point, policy=policy)
         if policy == "odb":
@@ -241,7 +241,8 @@ def choose(wanted: Sequence[Wanted]) -> Wanted:
 def _measure(wanted: Wanted) -> float:
     terms = next(terms for _, _, _, terms in _list_ways(wanted))
     study = _build_study(wanted, terms)
-    what = Grid(study=study, points=()).build_run(_build_dimensions(wanted)[0], study.build_workload(wanted.job.gpus))
+    point, _ = _build_dimensions(wanted, terms.layout)
+    what = Grid(study=study, points=()).build_run(point, study.build_workload(wanted.job.gpus))
     return run(what).summary.sim_time_s
 
 
@@ -287,7 +288,7 @@ def _build_study(wanted: Wanted, terms: Terms) -> Study:
     )
 
 
-def _build_dimensions(wanted: Wanted) -> tuple[Point, Dimensions]:
+def _build_dimensions(wanted: Wanted, layout: Layout) -> tuple[Point, Dimensions]:
     """Returns where the search begins, and what is tried."""
     samples = len(wanted.lengths) if wanted.judged_samples is None else wanted.judged_samples
     shard = -(-samples // wanted.job.gpus)
@@ -296,6 +297,8 @@ def _build_dimensions(wanted: Wanted) -> tuple[Point, Dimensions]:
     window = min(LARGEST_WINDOW, shard)
     if wanted.global_batch is None:
         dimensions["window_samples"] = tuple(compute_ladder(window, 8))
+    elif layout is Layout.PADDED:
+        dimensions["padding_share"] = PADDING_SHARES
     point = Point(policy="odb", ranks=wanted.job.gpus, budget_tokens=wanted.budget_tokens, window_samples=window)
     return point, dict(dimensions)
 
