@@ -127,6 +127,7 @@ def test_a_run_of_tokens_and_steps_of_their_own(
         ("--gpus 500", "480 samples are too few for 500 ranks"),
         ("--model nothing", "--model nothing"),
         ("--memory-tokens 0", "--memory-tokens"),
+        ("--memory-tokens 7", "and the shortest sample may not fit"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

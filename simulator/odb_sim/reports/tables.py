@@ -51,7 +51,7 @@ TUNE_NOTE: Final = (
 def describe_beside(tuning: Tuning) -> list[str]:
     """Returns what each choice of the user's would bring at what is best for it, a line each."""
     return [
-        f"With {item.options}: {item.answer.rate / tuning.recommended.rate - 1:+.1%} tokens/s, at "
+        f"With {item.options}: {round(item.answer.rate / tuning.recommended.rate - 1, 3) + 0.0:+.1%} tokens/s, at "
         f"{describe_update(item.answer.summary)} an update. Needs: {item.needs}."
         for item in tuning.beside
     ]

@@ -99,7 +99,7 @@ class Wanted:
     def budget_tokens(self) -> int:
         """What the memory holds for sure, or nearly so."""
         safe = self.job.compute_token_range()[0] if self.memory_tokens is None else self.memory_tokens
-        return max(1, safe // _ROUND * _ROUND)
+        return max(1, safe // _ROUND * _ROUND or safe)
 
     @property
     def costs(self) -> Costs:
@@ -191,6 +191,12 @@ def make_plan(
 
     Raises: UsageError when what is wanted makes no sense.
     """
+    if wanted.budget_tokens < int(wanted.lengths.tokens.min()):
+        most = wanted.job.compute_token_range()[1]
+        raise UsageError(
+            f"{wanted.job.model.name} on {wanted.job.gpus:,} GPUs has room for {wanted.budget_tokens:,} to {most:,} tokens, "
+            "and the shortest sample may not fit: more GPUs, or --memory-tokens where you know what fits"
+        )
     counter = count_from(1)
 
     def tell(_: int) -> None:
@@ -292,7 +298,7 @@ def _build_dimensions(wanted: Wanted, layout: Layout) -> tuple[Point, Dimensions
     """Returns where the search begins, and what is tried."""
     samples = len(wanted.lengths) if wanted.judged_samples is None else wanted.judged_samples
     shard = -(-samples // wanted.job.gpus)
-    budgets = sorted({max(1, tokens // _ROUND * _ROUND) for tokens in compute_budget_ladder(wanted.budget_tokens)})
+    budgets = sorted({tokens // _ROUND * _ROUND or tokens for tokens in compute_budget_ladder(wanted.budget_tokens)})
     dimensions: dict[str, tuple[int, ...]] = {"budget_tokens": tuple(budgets)}
     window = min(LARGEST_WINDOW, shard)
     if wanted.global_batch is None:
