@@ -151,7 +151,7 @@ def test_updates_of_a_global_batch_are_tuned_by_what_has_a_say() -> None:
     terms = Terms(update_samples=64)
     study = Study(lengths=LENGTHS, terms=terms, global_batch=GlobalBatch(samples=64))
     tuning = tune(Question(study=study, ranks=4, memory_tokens=4096), Local())
-    assert set(tuning.curves) == {"depth_steps", "cost", "budget_tokens"}
+    assert set(tuning.curves) == {"depth_steps", "cost", "budget_tokens", "padding_share"}
     assert {answer.summary.samples_per_update for answer in tuning.tried} == {1200 / 19}
     assert tuning.options.startswith("--token-budget ")
     assert "--window" not in tuning.options
