@@ -14,6 +14,8 @@ from odb_sim.cli.main import main
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
 
+from odb_ref.core.batching.updates import PADDING_SHARE
+
 SMALL = "--model qwen2.5-0.5b --gpu rtx4090 --gpus 4 --strategy ddp --processes 1"
 
 
@@ -72,6 +74,16 @@ def test_the_lines_that_it_prints_can_be_run(
     assert again["sim_time_s"] == pytest.approx(best["summary"]["sim_time_s"])
 
 
+def test_where_a_step_costs_much_a_group_may_hold_more_padding(lengths: Path, tmp_path: Path) -> None:
+    """Spec: R16.3. Weights are gathered in every micro-step, so fewer and fuller ones are faster."""
+    job = "--model qwen2.5-7b --gpu h100 --gpus 8 --strategy fsdp --global-batch 64 --processes 1"
+    assert main(["plan", str(lengths), *job.split(), "--json", str(tmp_path / "p.json")]) == 0
+    loader, _, simulate = json.loads((tmp_path / "p.json").read_text())["commands"]
+    (share,) = re.findall(r"update_samples=64, batching=Batching\(padding_share=(\d+)\)", loader)
+    assert int(share) < PADDING_SHARE
+    assert f"--padding-share {share}" in simulate
+
+
 def test_the_cost_model_that_it_writes_has_ranges(made: tuple[dict[str, Any], Path]) -> None:
     costs = load_costs(made[1] / "costs.json")
     rows = {name: (low, high) for name, low, high in costs.ranges.rows}
@@ -115,6 +127,7 @@ def test_a_run_of_tokens_and_steps_of_their_own(
         ("--gpus 500", "480 samples are too few for 500 ranks"),
         ("--model nothing", "--model nothing"),
         ("--memory-tokens 0", "--memory-tokens"),
+        ("--memory-tokens 7", "and the shortest sample may not fit"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

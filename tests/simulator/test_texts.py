@@ -177,7 +177,11 @@ def test_several_processes_keep_the_order(tokenizer: Path, tmp_path: Path, capsy
             [],
             "more than text",
         ),
-        (f'{{"text": "{SECRET}"}}', ["--tokenizer", "no-such-file.json"], "--tokenizer no-such-file.json"),
+        (
+            f'{{"text": "{SECRET}"}}',
+            ["--tokenizer", "no-such-file.json"],
+            "--tokenizer no-such-file.json: No such file",
+        ),
         (f'{{"text": "{SECRET}"}}', ["--template", "no-such-file"], "--template no-such-file: cannot be read"),
         (f'{{"text": "{SECRET}"}}', ["--max-length", "0"], "--max-length must be at least 1"),
         ("", [], "no row in it"),

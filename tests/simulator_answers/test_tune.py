@@ -97,13 +97,13 @@ def test_the_rate_is_that_of_the_epoch_asked_about() -> None:
     assert isinstance(answer, CellAnswer)
     assert answer.summary.samples_total == 1200
     assert answer.summary.tokens_per_s == tuning.recommended.rate
-    wide = tune(question, Local())
-    assert "no window above the 300 samples of a rank was tried" in wide.cautions[0]
+    wide = tune(replace(question, study=replace(question.study, samples=80)), Local())
+    assert "no window above the 20 samples of a rank was tried" in wide.cautions[0]
 
 
 def test_a_very_long_epoch_is_judged_by_a_shorter_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("odb_sim.studies.tune.LARGEST_JUDGED", 2000)
-    question = Question(study=Study(lengths=LENGTHS, samples=40_000), ranks=4, memory_tokens=4096, window_max=64)
+    question = Question(study=Study(lengths=LENGTHS, samples=40_000), ranks=4, memory_tokens=4096, window_max=16)
     tuning = tune(question, Local())
     assert {answer.summary.samples_total for answer in tuning.tried} == {2000}
     assert "2,000 samples was judged in place of 40,000" in tuning.cautions[0]
@@ -120,7 +120,8 @@ def test_what_needs_a_choice_is_shown_beside_at_what_is_best_for_it() -> None:
     assert packed.answer.summary.layout == "packed"
     assert packed.answer.point != tuning.recommended.point
     point = packed.answer.point
-    assert packed.options == f"--layout packed --window {point.window_samples} --token-budget {point.budget_tokens}"
+    options = f"--window {point.window_samples} --token-budget {point.budget_tokens} --ramp {point.ramp_rounds}"
+    assert packed.options == f"--layout packed {options}"
     assert packed.answer.rate > tuning.recommended.rate
     assert {answer.summary.layout for answer in tuning.tried} == {"padded"}
     question = Question(study=Study(lengths=LENGTHS), ranks=4, memory_tokens=4096, window_max=256, tolerance=0.02)
@@ -150,7 +151,7 @@ def test_updates_of_a_global_batch_are_tuned_by_what_has_a_say() -> None:
     terms = Terms(update_samples=64)
     study = Study(lengths=LENGTHS, terms=terms, global_batch=GlobalBatch(samples=64))
     tuning = tune(Question(study=study, ranks=4, memory_tokens=4096), Local())
-    assert set(tuning.curves) == {"depth_steps", "cost", "budget_tokens"}
+    assert set(tuning.curves) == {"depth_steps", "cost", "budget_tokens", "padding_share"}
     assert {answer.summary.samples_per_update for answer in tuning.tried} == {1200 / 19}
     assert tuning.options.startswith("--token-budget ")
     assert "--window" not in tuning.options

@@ -120,6 +120,7 @@ def _encode(tuning: Tuning, mebibytes: float) -> dict[str, object]:
         "depth": point.depth_steps,
         "ramp": point.ramp_rounds,
         "max_age": point.max_age_rounds,
+        "padding_share": point.padding_share,
         "cost": point.cost,
         "options": tuning.options,
         "host_mib": mebibytes,
@@ -147,5 +148,5 @@ def _encode(tuning: Tuning, mebibytes: float) -> dict[str, object]:
 
 def _encode_answer(answer: CellAnswer) -> dict[str, str | int | float | None]:
     point = answer.point
-    own = {"host_tokens": compute_host_tokens(answer), "ramp": point.ramp_rounds, "max_age": point.max_age_rounds}
-    return answer.to_json() | own
+    own = {"ramp": point.ramp_rounds, "max_age": point.max_age_rounds, "padding_share": point.padding_share}
+    return answer.to_json() | own | {"host_tokens": compute_host_tokens(answer)}

@@ -235,7 +235,7 @@ def load_tokenizer(reading: RowReading) -> tuple[Tokenizer, Template | None]:
     try:
         if file.suffix == ".gz":
             tokenizer = Loaded.from_str(gzip.decompress(file.read_bytes()).decode())
-        elif file.exists():
+        elif file.exists() or file.suffix == ".json":  # no name on the hub, which would be asked for half a minute
             tokenizer = Loaded.from_file(str(file))
         else:
             tokenizer = Loaded.from_pretrained(name)

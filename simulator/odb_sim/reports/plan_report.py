@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from odb_ref.core.batching.updates import PADDING_SHARE
 from odb_sim.engine.metrics import describe_update
 from odb_sim.inputs.texts import is_text_file
 from odb_sim.reports.charts import Bars, Series
@@ -100,17 +101,22 @@ def list_commands(plan: RunPlan, data: str) -> list[str]:
         tokenize, data = [f"odb-ref lengths {data} --tokenizer TOKENIZER --out lengths.csv"], "lengths.csv"
     wanted, job, best = plan.wanted, plan.wanted.job, plan.ways[0].what
     nodes, own = -(-job.gpus // job.node_gpus), min(job.gpus, job.node_gpus)
-    update = "" if wanted.global_batch is None else f", update_samples={wanted.global_batch}"
-    window = f", batching=Batching(window={best.window_samples})" if wanted.global_batch is None else ""
-    option = "" if wanted.global_batch is None else f" --global-batch {wanted.global_batch}"
+    if wanted.global_batch is None:
+        batching, options = f", batching=Batching(window={best.window_samples})", f" --window {best.window_samples}"
+    else:
+        batching, options = f", update_samples={wanted.global_batch}", f" --global-batch {wanted.global_batch}"
+        if (share := best.padding_share) != PADDING_SHARE:
+            batching, options = (
+                f"{batching}, batching=Batching(padding_share={share})",
+                f"{options} --padding-share {share}",
+            )
     return [
-        f"loader = ODBDataLoader(dataset, token_budget={best.budget_tokens}{update}{window}, "
+        f"loader = ODBDataLoader(dataset, token_budget={best.budget_tokens}{batching}, "
         "collate_fn=collate, num_workers=4, shuffle=True)",
         f"torchrun --nnodes {nodes} --nproc-per-node {own} train.py",
         *tokenize,
-        f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{option}"
-        + (f" --window {best.window_samples}" if window else "")
-        + " --cost-model costs.json  # as --write-costs of this command writes it",
+        f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{options}"
+        " --cost-model costs.json  # as --write-costs of this command writes it",
     ]
 
 

@@ -51,7 +51,7 @@ TUNE_NOTE: Final = (
 def describe_beside(tuning: Tuning) -> list[str]:
     """Returns what each choice of the user's would bring at what is best for it, a line each."""
     return [
-        f"With {item.options}: {item.answer.rate / tuning.recommended.rate - 1:+.1%} tokens/s, at "
+        f"With {item.options}: {round(item.answer.rate / tuning.recommended.rate - 1, 3) + 0.0:+.1%} tokens/s, at "
         f"{describe_update(item.answer.summary)} an update. Needs: {item.needs}."
         for item in tuning.beside
     ]
@@ -69,6 +69,7 @@ def list_tune_columns(tuning: Tuning) -> Columns:
         **{heading: SWEEP[heading] for heading in ("window", "budget", "depth")},
         "ramp": lambda answer: f"{answer.point.ramp_rounds}",
         "age": lambda answer: f"{answer.point.max_age_rounds}",
+        "padding share": lambda answer: f"{answer.point.padding_share}",
         "balance": lambda answer: answer.summary.cost,
         "tokens/s": SWEEP["tokens/s"],
         "of best": lambda answer: f"{answer.rate / tuning.best.rate:.2%}",

@@ -49,8 +49,9 @@ class Point:
     window_samples: int
     depth_steps: int = 8
     ramp_rounds: int | None = None
-    """None: the study's; likewise the next two."""
+    """None: the study's; likewise the next three."""
     max_age_rounds: int | None = None
+    padding_share: int | None = None
     cost: str | None = None
     """By its name."""
     samples: int | None = None

@@ -30,7 +30,7 @@ from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Run, run
 from odb_sim.studies.search import Dimensions, SettingSearch
 from odb_sim.studies.sweep import Grid, Study, run_grid
-from odb_sim.studies.tune import LARGEST_WINDOW, compute_budget_ladder, compute_ladder
+from odb_sim.studies.tune import LARGEST_WINDOW, PADDING_SHARES, compute_budget_ladder, compute_ladder
 
 LARGEST_JUDGED: Final = 20_000
 LARGEST_UPDATES: Final = 6_000
@@ -99,7 +99,7 @@ class Wanted:
     def budget_tokens(self) -> int:
         """What the memory holds for sure, or nearly so."""
         safe = self.job.compute_token_range()[0] if self.memory_tokens is None else self.memory_tokens
-        return max(1, safe // _ROUND * _ROUND)
+        return max(1, safe // _ROUND * _ROUND or safe)
 
     @property
     def costs(self) -> Costs:
@@ -191,6 +191,12 @@ def make_plan(
 
     Raises: UsageError when what is wanted makes no sense.
     """
+    if wanted.budget_tokens < int(wanted.lengths.tokens.min()):
+        most = wanted.job.compute_token_range()[1]
+        raise UsageError(
+            f"{wanted.job.model.name} on {wanted.job.gpus:,} GPUs has room for {wanted.budget_tokens:,} to {most:,} tokens, "
+            "and the shortest sample may not fit: more GPUs, or --memory-tokens where you know what fits"
+        )
     counter = count_from(1)
 
     def tell(_: int) -> None:
@@ -199,8 +205,8 @@ def make_plan(
 
     ways: list[Way] = []
     cautions: tuple[Caution, ...] = ()
-    point, dimensions = _build_dimensions(wanted)
     for name, needs, policy, terms in _list_ways(wanted):
+        point, dimensions = _build_dimensions(wanted, terms.layout)
         study = _build_study(wanted, terms)
         grid, start = Grid(study=study, points=()), replace(point, policy=policy)
         if policy == "odb":
@@ -241,7 +247,8 @@ def choose(wanted: Sequence[Wanted]) -> Wanted:
 def _measure(wanted: Wanted) -> float:
     terms = next(terms for _, _, _, terms in _list_ways(wanted))
     study = _build_study(wanted, terms)
-    what = Grid(study=study, points=()).build_run(_build_dimensions(wanted)[0], study.build_workload(wanted.job.gpus))
+    point, _ = _build_dimensions(wanted, terms.layout)
+    what = Grid(study=study, points=()).build_run(point, study.build_workload(wanted.job.gpus))
     return run(what).summary.sim_time_s
 
 
@@ -287,15 +294,17 @@ def _build_study(wanted: Wanted, terms: Terms) -> Study:
     )
 
 
-def _build_dimensions(wanted: Wanted) -> tuple[Point, Dimensions]:
+def _build_dimensions(wanted: Wanted, layout: Layout) -> tuple[Point, Dimensions]:
     """Returns where the search begins, and what is tried."""
     samples = len(wanted.lengths) if wanted.judged_samples is None else wanted.judged_samples
     shard = -(-samples // wanted.job.gpus)
-    budgets = sorted({max(1, tokens // _ROUND * _ROUND) for tokens in compute_budget_ladder(wanted.budget_tokens)})
+    budgets = sorted({tokens // _ROUND * _ROUND or tokens for tokens in compute_budget_ladder(wanted.budget_tokens)})
     dimensions: dict[str, tuple[int, ...]] = {"budget_tokens": tuple(budgets)}
     window = min(LARGEST_WINDOW, shard)
     if wanted.global_batch is None:
         dimensions["window_samples"] = tuple(compute_ladder(window, 8))
+    elif layout is Layout.PADDED:
+        dimensions["padding_share"] = PADDING_SHARES
     point = Point(policy="odb", ranks=wanted.job.gpus, budget_tokens=wanted.budget_tokens, window_samples=window)
     return point, dict(dimensions)
 

@@ -116,6 +116,8 @@ def _change(point: Point, name: str, value: Value) -> Point:
             return replace(point, ramp_rounds=value)
         case "max_age_rounds":
             return replace(point, max_age_rounds=value)
+        case "padding_share":
+            return replace(point, padding_share=value)
         case _:
             return replace(point, depth_steps=value)
 

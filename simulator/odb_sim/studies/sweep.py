@@ -94,6 +94,8 @@ class Grid:
             terms = replace(terms, ramp_rounds=point.ramp_rounds)
         if point.max_age_rounds is not None:
             terms = replace(terms, max_age_rounds=point.max_age_rounds)
+        if point.padding_share is not None:
+            terms = replace(terms, padding_share=point.padding_share)
         if point.cost is not None and point.cost != terms.cost.name:
             terms = replace(terms, cost=get_cost(point.cost))
         return terms.apply(what)

@@ -51,13 +51,18 @@ DEPTHS: Final = (2, 4, 8, 16)
 """Not 1: the simulator hands a step over in no time, a real queue does not."""
 RAMPS: Final = tuple(range(RAMP_ROUNDS + 2))
 AGES: Final = (1, 2, 4, 8, 16)
+PADDING_SHARES: Final = (1, 2, 4, 8, 16)
+"""Of padded updates (R16.3): the more a step costs, the more padding a group may hold."""
 START_DEPTH: Final = 8
+UNTOUCHED: Final = ("depth_steps", "max_age_rounds")
+"""What stays as it is recommended where a choice of the user's changes the rest."""
 NAMES: Final = {
     "window_samples": ("window", "--window"),
     "budget_tokens": ("token budget", "--token-budget"),
     "depth_steps": ("depth", "--depth"),
     "ramp_rounds": ("ramp", "--ramp"),
     "max_age_rounds": ("age", "--max-age"),
+    "padding_share": ("padding share", "--padding-share"),
     "cost": ("balance", "--cost"),
 }
 """What each setting is called, and its option."""
@@ -115,7 +120,8 @@ class Question:
         depths = {"depth_steps": DEPTHS, "cost": self._list_costs()}
         budgets = {"budget_tokens": tuple(compute_budget_ladder(self.memory_tokens))}
         if self.is_update:
-            return {**depths, **budgets}
+            is_padded = self.study.terms.layout is Layout.PADDED
+            return {**depths, **budgets, **({"padding_share": PADDING_SHARES} if is_padded else {})}
         windows = {"window_samples": tuple(compute_ladder(min(self.window_max, self.shard_samples), 8))}
         return {"ramp_rounds": RAMPS, **windows, **depths, "max_age_rounds": AGES, **budgets}
 
@@ -138,6 +144,7 @@ class Question:
             depth_steps=START_DEPTH,
             ramp_rounds=choose_ramp(window, self.shard_samples) if ramp is None else ramp,
             max_age_rounds=self.study.terms.max_age_rounds,
+            padding_share=self.study.terms.padding_share,
             cost=self.study.terms.cost.name,
             samples=self.judged_samples,
         )
@@ -224,13 +231,15 @@ def tune(
     dimensions = question.build_dimensions()
     search = make_search(question.study, dimensions)
     chosen = search.run(question.build_point())
-    coarse = {
-        name: values for name, values in dimensions.items() if name in ("window_samples", "budget_tokens", "cost")
-    }
     beside = []
     for options, needs, study in list_choices(question):
-        own = make_search(study, coarse).improve(chosen.point)
-        beside.append(Beside(options, f"{options} {list_options(own.point, coarse)}", needs, own))
+        every = replace(question, study=study).build_dimensions()
+        near = {name: values for name, values in every.items() if name not in UNTOUCHED}
+        own_search = make_search(study, near)
+        # Packed rows are best under other budgets and windows, far from those of padded ones.
+        is_near = study.terms.layout is question.study.terms.layout
+        own = (own_search.improve if is_near else own_search.run)(chosen.point)
+        beside.append(Beside(options, f"{options} {list_options(own.point, near)}", needs, own))
     curves = {name: tuple(search.list_line(chosen.point, name)) for name in dimensions}
     lengths = question.study.build_workload(question.ranks).tokens
     return Tuning(
