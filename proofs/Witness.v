@@ -1,7 +1,7 @@
 (** What is proved is about something: a setting that meets every assumption, and runs of it that complete, stop, fail, find
     that configurations differ, and lose a rank. Each is computed by [perform]. *)
 Require Import List Arith Lia Bool Sorted.
-From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Layouts Runs Instance Loss Replay Rest Resume Run.
+From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Layouts Runs Instance Updates Loss Replay Rest Resume Run.
 Import ListNotations.
 
 (** Two ranks with the shipped grouping, alignment and rule; windows of 3 samples, of which some wait for a later round. *)
@@ -108,6 +108,19 @@ Proof.
       [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds].
   - exists (go_on 2 (fun _ => narrow) deep shards 400 (sparing 0 ++ sparing 1 ++ [CExchange]) (start (fun _ => narrow))).
     split; [apply go_on_reachable; [reflexivity|apply reach_start]|vm_compute; reflexivity].
+Qed.
+
+(** Updates of 3 samples: one rank gives 2 of them, the other 1, in turn. *)
+Definition uneven : config := in_updates 2 3 (shipped Padded tokens_cost 6 [] whole_budget always 1 0 1 false None (update_rule 1) 0 (ByPlaces fullest) unbounded).
+
+Theorem a_run_of_uneven_updates_completes : setting_ok 2 (fun _ => uneven) /\ exists s, reachable 2 (fun _ => uneven) deep shards s /\
+  ends s = [(DONE, Some Complete, [(0, [5]); (0, [1]); (1, [2]); (2, [4]); (2, [3]); (3, [3]); (4, [1])]);
+            (DONE, Some Complete, [(0, [2]); (0, []); (1, [2; 2]); (2, []); (2, []); (3, []); (4, [])])].
+Proof.
+  split.
+  - constructor; [lia| |auto]. intros r _. apply in_updates_ok; [lia|lia|]. apply the_shipped_configuration_meets_every_assumption;
+      [apply the_shipped_costs_meet_every_assumption|lia|apply the_rules_of_updates_lie_within_the_bounds].
+  - exists (run (fun _ => uneven) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity].
 Qed.
 
 (** The second step reaches a quota of 4 samples; a quota of 8 is not reached, since rank 1 runs dry. *)
