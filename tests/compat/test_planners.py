@@ -354,7 +354,7 @@ TOO_LONG = "rank 1: sample 0 has 61 tokens, more than the budget of 60"
 def test_a_user_of_verl_beside_the_original_import(
     shards: list[list[int]], ours: list[str], original: list[str]
 ) -> None:
-    """Spec: R13.4, R13.11. The import is all that differs. Where a rank has few samples, the original has no plan; where one has
+    """Spec: R13.4, R13.11. The import is all that differs. Where a rank has few, the original has no plan; where one has
     a sample that is too long, the other rank waits for it until its group gives up.
     """
     pytest.importorskip("verl.protocol")
