@@ -74,7 +74,7 @@ class Settling:
         costs, units = self._list_kinds(source)
         if not self._has_exchange:
             costs, units = ([], []) if is_one else (costs[:1], units[:1])
-        least = costs[0] if costs and not self._has_exchange else 1
+        least = 1 if self._has_exchange else sum(costs)  # of what may be given
         for lower, target in islice(self._rising, self._near):
             if worst <= max((load + lower + 1) // 2, lower + least):
                 break

@@ -7,6 +7,10 @@ plain class stands for tensordict's.
 from __future__ import annotations
 
 import inspect
+import re
+import time
+from datetime import timedelta
+from importlib import import_module
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -309,6 +313,47 @@ def test_a_user_of_verl_changes_one_import_and_nothing_hangs() -> None:
     first, second = (result.value for result in run_ranks(2, prepare, [[60, 5], [61, 5]]))
     assert first == second
     assert first.startswith("rank 1: sample 0 has 61 tokens, more than the budget of 60")
+
+
+OURS, ORIGINAL = "odb_ref.compat.verl", "verl.utils.seqlen_balancing"
+PATIENCE_S = 4.0
+
+
+def train_step(rank: int, name: str, shards: list[list[int]]) -> Any:
+    """How many micro-batches a trainer reduces gradients of, or what it raises. As an actor does, it lives on after that."""
+    from verl.protocol import DataProto
+
+    group = torch.distributed.new_group(timeout=timedelta(seconds=PATIENCE_S))
+    data = DataProto.from_dict(dict(make_batch(shards[rank])), {}, {})
+    torch.distributed.barrier()
+    try:
+        parts, _ = import_module(name).prepare_dynamic_batch(data, 60, dp_group=group)
+        for _ in parts:
+            torch.distributed.all_reduce(torch.ones(1), group=group)
+    except Exception as error:
+        if name == ORIGINAL:
+            time.sleep(2 * PATIENCE_S)
+        return str(error)
+    return len(parts)
+
+
+@pytest.mark.parametrize(
+    ("shards", "said"),
+    [(SHARDS, [3, 3]), ([[60, 5], [61, 5]], ["rank 1: sample 0 has 61 tokens, more than the budget of 60"] * 2)],
+    ids=["fewer-samples-than-micro-batches", "one-too-long"],
+)
+def test_where_one_rank_cannot_plan_the_original_leaves_the_other_waiting(
+    shards: list[list[int]], said: list[Any]
+) -> None:
+    """Spec: R13.4, R13.11. The import is all that differs: rank 1 raises, and rank 0 waits for it, until its group gives up."""
+    pytest.importorskip("verl.protocol")
+    for rank, result in enumerate(run_ranks(2, train_step, OURS, shards)):
+        found = result.value.partition(": raise")[0] if isinstance(result.value, str) else result.value
+        assert found == said[rank]
+        assert result.seconds < PATIENCE_S
+    first, second = run_ranks(2, train_step, ORIGINAL, shards)
+    assert re.search("k_partitions|max_token_len", second.value)
+    assert re.search("(?i)timed out", first.value)
 
 
 def make_arguments(**changes: Any) -> SimpleNamespace:

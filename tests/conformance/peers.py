@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from odb_ref.conformance.asking import Exchange
+from odb_ref.conformance.asking import LIMIT_S, Exchange, StuckError
 from odb_ref.conformance.vectors import decode
 
 Question = Mapping[str, Any]
@@ -202,3 +202,64 @@ def plan_prtpy(question: Question) -> Plan:
     lengths = dict(enumerate(_join(question)))
     packs = pack(algorithm=decreasing, binsize=question["terms"]["budget"], items=lengths)
     return _deal(packs, len(question["lengths"]))
+
+
+# Online: the released peer -------------------------------------------------------------------------------------------------
+
+
+class _Rows:
+    """A rank's samples: so many tokens each, and where they are."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = lengths
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        import torch
+
+        row = torch.ones(self._lengths[index], dtype=torch.long)
+        return {"input_ids": row, "attention_mask": row, "labels": row, "place": torch.tensor([index])}
+
+
+def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    from torch.nn.utils.rnn import pad_sequence
+
+    names = ("input_ids", "attention_mask", "labels", "place")
+    return {name: pad_sequence([sample[name] for sample in samples], batch_first=True) for name in names}
+
+
+def _take_all(rank: int, question: Question) -> list[list[int]]:
+    """What one rank of an epoch is given, step by step; it leaves when all have been given all."""
+    import odb
+    from torch import distributed
+
+    loader = odb.ODBDataLoader(
+        _Rows(question["lengths"][rank]),
+        token_budget=question["terms"]["budget"],
+        batch_size=1,
+        num_workers=1,
+        prefetch_factor=question["settings"]["window_samples"],
+        collate_fn=_collate,
+    )
+    steps = []
+    for batch in loader:
+        info = odb.pop_step_info(batch)
+        steps.append([] if getattr(info, "is_idle", False) else batch["place"].flatten().tolist())
+    distributed.barrier()
+    return steps
+
+
+def plan_odb(question: Question) -> Plan:
+    """An epoch, as its README begins one: a process for each rank, which has samples of its own."""
+    from tests.torch.ranks import run_ranks
+
+    try:
+        results = run_ranks(len(question["lengths"]), _take_all, question, timeout_s=0.8 * LIMIT_S)
+    except AssertionError as error:
+        raise StuckError(str(error)) from error
+    for result in results:
+        if result.error or result.is_gone:
+            raise RuntimeError(f"{result.error or 'a rank is gone'}: {result.text}")
+    return [result.value for result in results]

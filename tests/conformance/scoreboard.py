@@ -62,6 +62,8 @@ EMPTY = "no-samples,one-rank-empty,many-ranks"
 """A rank without samples: verl has no such batch."""
 ALONE = "failing,one-beyond-the-budget,openrlhf-1280,dealt-beyond,trl-4554"
 """Where a sample is longer than the budget: of planners that say they let it travel alone."""
+PACKED = "epoch-2,epoch-4,epoch-6,epoch-7,epoch-10,epoch-11"
+"""Epochs of packed rows."""
 PEERS = (
     Peer(
         name="odb-ref, one place",
@@ -129,6 +131,13 @@ PEERS = (
         without=f"{TERMS_ALL},plan_ranks,{NONSENSE}",
         note="`first_fit.decreasing`, packs dealt out",
     ),
+    Peer(
+        name="online-dynamic-batching-0.1.2",
+        planner="tests.conformance.peers:plan_odb",
+        requirements=("online-dynamic-batching==0.1.2",),
+        without=f"{TERMS_ALL.replace('epoch,', '').replace('layout,', '')},plan_all,plan_ranks,{PACKED}",
+        note="padded epochs of its loader, a process for each rank; the first group of a round is one sample",
+    ),
 )
 
 
@@ -155,7 +164,7 @@ def install(peer: Peer) -> Path | None:
 def list_paths(folder: Path | None) -> dict[str, str]:
     """The environment in which what was installed is found."""
     paths = [str(ROOT), *([str(folder)] if folder else [])]
-    return {"PYTHONPATH": os.pathsep.join(paths), "TQDM_DISABLE": "1"}
+    return {"PYTHONPATH": os.pathsep.join(paths), "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def ask(peer: Peer, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:

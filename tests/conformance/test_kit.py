@@ -59,6 +59,7 @@ def test_what_is_said_to_be_best_is_the_best() -> None:
             "count": compute_least(case.problem)
         }  # a lower bound that is met is the best
         assert best == {name: case.exact[name] for name in ("count", "wait") if name in case.exact}
+        assert case.exact.get("least_wait", best.get("wait")) == best.get("wait"), case.id  # a bound that is met
 
 
 def run_all(ask: Any, *, has_ranks: bool = False, is_exact: bool = False) -> list[CaseVerdict]:

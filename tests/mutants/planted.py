@@ -48,8 +48,6 @@ class Planted:
     path: str
     old: str
     new: str
-    unseen: str = ""
-    """Why no case of the vectors can show it, where that is so."""
 
     @property
     def tests(self) -> tuple[str, ...]:
@@ -70,8 +68,8 @@ def _core(name: str, module: str, old: str, new: str) -> Planted:
     return Planted(name=name, path=f"odb_ref/core/{module.replace('.', '/')}.py", old=old, new=new)
 
 
-def _plan(name: str, module: str, old: str, new: str, unseen: str = "") -> Planted:
-    return Planted(name=name, path=f"odb_ref/plan/{module}.py", old=old, new=new, unseen=unseen)
+def _plan(name: str, module: str, old: str, new: str) -> Planted:
+    return Planted(name=name, path=f"odb_ref/plan/{module}.py", old=old, new=new)
 
 
 def _torch(name: str, module: str, old: str, new: str) -> Planted:
@@ -528,11 +526,10 @@ PLANTED = (
     ),
     _plan("steps have levels beside units alone", "division", "if ranks > 1 and not self.alone:", "if ranks > 1:"),
     _plan(
-        "one that is empty is asked for its cheapest",
+        "an exchange raises the other by all that there is",
         "settling",
-        "least = costs[0] if costs and not self._has_exchange else 1",
-        "least = 1 if self._has_exchange or is_one else costs[0]",
-        unseen="shows with more than 32,768 samples",
+        "least = 1 if self._has_exchange else sum(costs)",
+        "least = sum(costs)",
     ),
     _plan("nothing is evened out", "division", "    if bounds or len(numbers) > EXCHANGED:", "    if numbers:"),
     _plan(
@@ -547,6 +544,15 @@ PLANTED = (
         "division",
         "sum([2 * column[unit] > bound for",
         "sum([2 * column[unit] >= bound for",
+    ),
+    _plan(
+        "a run is halved by its units",
+        "padding",
+        "middle = min(max(bisect_left(self._rows, half, begin, end), begin + 1), end - 1)",
+        "middle = min(max((begin + end + 1) // 2, begin + 1), end - 1)",
+    ),
+    _plan(
+        "the runs found when setting apart are forgotten", "padding", "apart, ends = middle, found", "apart = middle"
     ),
     _plan("small ones at one end", "division", "return batches[::2][::-1] + batches[1::2]", "return batches[::-1]"),
     _plan(

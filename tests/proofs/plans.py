@@ -34,6 +34,13 @@ _LAST: Final = Problem(
     terms={"budget": 60, "limits": {"patches": 8}, "at_least": 2},
 )
 """Settled, one micro-batch would give away its last sample: to one that costs less, and had no room for it before."""
+_STEPS: Final = Problem(
+    lengths=[[2, 1, 3, 4], [3, 1, 4, 4]],
+    is_dealt=True,
+    uses={"patches": [[2, 5, 0, 0], [3, 0, 1, 3]]},
+    terms={"budget": 8, "limits": {"patches": 5, "samples": 4}},
+)
+"""Three micro-batches would do, and are not sought: two ranks need four."""
 
 
 class Thresholds(NamedTuple):
@@ -152,7 +159,7 @@ def _draw_tight(rng: Random, budget: int, most: int) -> list[int]:
 
 def make_cases(model: Model) -> str:
     """The text of `EXACT`: problems, and what the model plans."""
-    problems = {seed: draw_problem(Random(int(seed))) for seed in _SEEDS.split()} | {"last": _LAST}
+    problems = {seed: draw_problem(Random(int(seed))) for seed in _SEEDS.split()} | {"last": _LAST, "steps": _STEPS}
     problems |= {f"padded-{seed}": draw_padded(Random(int(seed))) for seed in _PADDED_SEEDS.split()}
     said = model(" ".join(map(write_problem, problems.values())))
     records: list[dict[str, object]] = []

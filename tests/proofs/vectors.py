@@ -259,6 +259,14 @@ def draw_epoch(kind: str, rng: Random) -> Question:
     return question
 
 
+def draw_padded_epoch(sizes: Sequence[int], rng: Random) -> Question:
+    """An epoch as the released peer has them: padded, without a cost."""
+    lengths = [[rng.randint(1, 30) for _ in range(size)] for size in sizes]
+    settings = {"window_samples": 8, "ramp_rounds": 1, "max_age_rounds": 2, "rule": "odb", "order": "fullest"}
+    question: Question = {"lengths": lengths, "supervised": [[n // 2 for n in own] for own in lengths]}
+    return question | {"terms": {"budget": 60, "layout": "padded"}, "settings": settings}
+
+
 def main() -> None:
     """Writes the files."""
     rng = Random(1)
@@ -268,6 +276,7 @@ def main() -> None:
     cases.append(("align", {"groups": many, **terms}))
     odd = {"ranks": 2, "total": 60, "drawn": 54, "window": 9}  # an odd window, of which half is enough
     cases.append(("want", {**odd, "layout": "packed", "held": [3], "carried": []}))
+    cases += [("epoch", draw_padded_epoch(sizes, rng)) for sizes in SHARDS]
     rows: dict[str, list[str]] = {}
     numbers: dict[str, int] = {}
     for (kind, question), exact in zip(cases, ask(cases), strict=True):
@@ -291,6 +300,8 @@ NUMBERS = {
     **{"groups": 60, "align": 59, "want": 30, "target": 24, "agreement": 16, "shares": 20},
     **{"weights": 12, "rest": 12, "epoch": 12, "run": 30},
 }
+SHARDS = ((12, 12), (24, 24), (8, 8, 8), (24, 9), (16, 0))
+"""How many samples ranks have in further epochs: as many, or not."""
 
 if __name__ == "__main__":
     main()
