@@ -52,7 +52,7 @@ DEPTHS: Final = (2, 4, 8, 16)
 RAMPS: Final = tuple(range(RAMP_ROUNDS + 2))
 AGES: Final = (1, 2, 4, 8, 16)
 PADDING_SHARES: Final = (1, 2, 4, 8, 16)
-"""Of padded updates (R16.3): the more a step costs, the more padding a group may hold."""
+"""For padded updates (R16.3): the more a step costs, the more padding a group may hold."""
 START_DEPTH: Final = 8
 UNTOUCHED: Final = ("depth_steps", "max_age_rounds")
 """What stays as it is recommended where a choice of the user's changes the rest."""
