@@ -35,7 +35,7 @@ def test_a_sample_that_goes_to_another_rank_is_noticed(model: Model) -> None:
 
 
 def deal_update(loads: list[list[int]], begin: int, end: int) -> list[tuple[int, list[int]]]:
-    """Returns of each portion of an update from which place on it is drawn, and how many places each rank draws: the Python's."""
+    """Returns of each portion of an update its first place and how many places each rank draws, as the Python has it."""
     portions, drawn = [], begin
     for k, told in enumerate(loads):
         draws = [
