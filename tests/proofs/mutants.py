@@ -143,7 +143,7 @@ MUTANTS = (
     _edit("no agreement is sane", "Local.v", "Record sane (a : offer) : Prop := {",
           "Record sane (a : offer) : Prop := {\n  sane_never : o_round_max a < o_round_min a;", "sane_agreement"),
     _edit("one sample a window", "Local.v", "ok_window : forall r k, 1 <= c_window c r k;",
-          "ok_window : forall r k, 1 = c_window c r k;", "the_shipped_configuration_meets"),
+          "ok_window : forall r k, 1 = c_window c r k;", "wide_ok"),
     # Definitions that mean something else.
     _edit("nothing ever happens", "System.v", "reachable s -> step s l t -> reachable t.",
           "reachable s -> step s l t -> reachable s.", "leads_reachable"),
