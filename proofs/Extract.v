@@ -10,7 +10,7 @@ Extract Inlined Constant PeanoNat.Nat.max => "Stdlib.max".
 Extract Inlined Constant PeanoNat.Nat.min => "Stdlib.min".
 Extract Inlined Constant PeanoNat.Nat.div => "(fun n m -> if m = 0 then 0 else n / m)".
 Extraction "extracted/model.ml" shipped offered accepting compute_groups compute_rows gauge_of tokens_cost attention_cost form_in align_in odb_rule paper_rule target initial transition handle has_posted
-  combine_offers reduce start perform rest_of save load zero_counts shares shared_window wish_for
+  combine_offers reduce start perform rest_of save load zero_counts shares portions shared_window wish_for
   friendly_in compute_sized_groups sized_gauge
   handle_shared draws draw sum post wish_of
   plan_of loaded q_of mean_scale sum_scale.

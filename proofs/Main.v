@@ -209,17 +209,17 @@ Theorem REPLAY : forall W c src input, setting_ok W (fun _ => c) ->
   one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r)).
 Proof. exact with_losses_the_steps_planned_do_not_depend_on_the_schedule. Qed.
 
-(** With N samples in an update, W or more, and each rank reading every W-th place of the common order: update u holds only samples at the
-    places from u N up to (u + 1) N; once a rank is past it, all that it has there; and once all are, each of its places once. *)
-Theorem UPDATE : forall W N shape C whole limits first accepts max_age times print o depth input,
-  1 <= W -> W <= N -> cost_ok C -> 1 <= max_age -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
-  let cfg := fun _ : nat => in_updates W N (shipped shape C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false)) in
+(** With n samples in an update, W or more, and each rank reading every W-th place of the common order: update u holds only samples at the
+    places from u n up to (u + 1) n; once a rank is past it, all that it has there; and once all are, each of its places once. *)
+Theorem UPDATE : forall W n shape C whole limits first accepts max_age times print o depth input,
+  1 <= W -> W <= n -> cost_ok C -> 1 <= max_age -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
+  let cfg := fun _ : nat => in_updates W n (shipped shape C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false)) in
   forall s, lossy_reachable W cfg depth input s ->
-  (forall r x y, r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * N <= r + W * pos y < S (s_round x) * N) /\
-  (forall r y u, r < W -> is_past u (rank_of s r) -> In y (input r) -> u * N <= r + W * pos y < S u * N ->
+  (forall r x y, r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * n <= r + W * pos y < S (s_round x) * n) /\
+  (forall r y u, r < W -> is_past u (rank_of s r) -> In y (input r) -> u * n <= r + W * pos y < S u * n ->
     exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u) /\
   (forall total u, (forall r i, r < W -> (i < length (input r) <-> r + W * i < total)) -> (forall r, r < W -> is_past u (rank_of s r)) ->
-    Permutation (concat (map (places_in W s u) (seq 0 W))) (seq (u * N) (Nat.min total (S u * N) - u * N))).
+    Permutation (concat (map (places_in W s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))).
 Proof. exact the_shipped_machine_trains_on_updates. Qed.
 
 (** So they are where a job is loaded from what its ranks saved, any number of times. And where the number of ranks changes, what was

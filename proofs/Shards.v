@@ -264,3 +264,45 @@ Proof.
   intros W total rounds emitted F D E. apply (a_job_emits_each_sample_of_the_order_once W total shares); try assumption.
   apply shares_are_one_for_each_rank.
 Qed.
+
+(** ** An update dealt by load (R16.4): drawn in a few portions, the later ones by what each rank holds *)
+
+(** What each rank draws of a portion: of [loads], the tokens that each holds of the [p] places of the update that are drawn. *)
+Definition portion_shares (loads : list nat) (p portion : nat) : list nat :=
+  let held := map (fun l => Nat.div (l * p) (sum loads)) loads in
+  shares (map (fun h => top held - h + portion) held) portion.
+
+(** The portions of the update from [begin] to [last], of which all below [d] is drawn, with the loads that all ranks were told before each:
+    from which place on, and how many each rank draws. A portion leaves one place in [kept], the last none. *)
+Fixpoint portions (kept begin d last : nat) (told : list (list nat)) : list (nat * list nat) :=
+  match told with
+  | [] => []
+  | loads :: later =>
+      let portion := last - d - match later with [] => 0 | _ => Nat.div (last - d) kept end in
+      (d, portion_shares loads (d - begin) portion) :: portions kept begin (d + portion) last later
+  end.
+
+(** What rank [i] draws in them. *)
+Definition drawn_in (ps : list (nat * list nat)) (i : nat) : list nat := flat_map (fun p => draw (fst p) (snd p) i) ps.
+
+Theorem a_portion_is_dealt_out : forall loads p portion, loads <> [] ->
+  length (portion_shares loads p portion) = length loads /\ sum (portion_shares loads p portion) = portion.
+Proof.
+  intros loads p portion Nn. unfold portion_shares. set (held := map _ loads). rewrite shares_are_one_for_each_rank, map_length. unfold held at 1. rewrite map_length.
+  split; [reflexivity|]. rewrite shares_are_all_that_is_wanted_or_all_that_is_left. apply Nat.min_r.
+  assert (Hn : held <> []) by (unfold held; destruct loads; easy). generalize (top held). intros m. destruct held as [|h hs]; [easy|]. simpl. lia.
+Qed.
+
+(** UPDATE, DEAL: whatever the ranks hold, what they draw of an update is, together, each of its places once. *)
+Theorem what_ranks_draw_of_an_update_is_each_of_its_places_once : forall W kept begin last told, 1 <= W -> told <> [] -> Forall (fun loads => length loads = W) told ->
+  forall d, d <= last -> Permutation (concat (map (drawn_in (portions kept begin d last told)) (ranks W))) (seq d (last - d)).
+Proof.
+  intros W kept begin last told Hw Nn F. induction F as [|loads later L F IH]; intros d Hd; [easy|]. cbn [portions]. set (portion := last - d - _).
+  assert (Le : portion <= last - d) by (unfold portion; lia).
+  destruct (a_portion_is_dealt_out loads (d - begin) portion) as [Ls S]; [intros ->; simpl in L; lia|]. rewrite L in Ls. set (ds := portion_shares _ _ _) in *.
+  transitivity (concat (map (draw d ds) (ranks W)) ++ concat (map (drawn_in (portions kept begin (d + portion) last later)) (ranks W))); [exact (concat_map_app _ (draw d ds) (drawn_in (portions kept begin (d + portion) last later)) (ranks W))|].
+  replace (seq d (last - d)) with (seq d portion ++ seq (d + portion) (last - (d + portion))) by (rewrite <- seq_app; f_equal; lia).
+  apply Permutation_app; [rewrite <- Ls, draws_of_a_round_are_neighbours_in_the_order_of_the_ranks, S; reflexivity|].
+  destruct later as [|x later]; [|apply IH; [easy|lia]]. replace (last - (d + portion)) with 0 by (unfold portion; lia). simpl.
+  clear. induction (ranks W) as [|i l IH]; simpl; [reflexivity|exact IH].
+Qed.

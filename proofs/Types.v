@@ -89,7 +89,7 @@ Qed.
 (** ** Lists without repetitions *)
 
 Lemma NoDup_first : forall (A : Type) (a b : list A), NoDup (a ++ b) -> NoDup a.
-Proof. induction a as [|x a IH]; intros b N; [constructor|]. simpl in N. inversion N; subst. constructor; [|eapply IH; eauto]. intros I. apply H1, in_or_app. left. exact I. Qed.
+Proof. induction a as [|x a IH]; intros b D; [constructor|]. simpl in D. inversion D; subst. constructor; [|eapply IH; eauto]. intros I. apply H1, in_or_app. left. exact I. Qed.
 
 Lemma NoDup_app_of : forall (A : Type) (a b : list A), NoDup a -> NoDup b -> (forall x, In x a -> ~ In x b) -> NoDup (a ++ b).
 Proof.

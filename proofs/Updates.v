@@ -19,14 +19,14 @@ Proof.
   destruct m as [|m]; simpl in I; [easy|]. destruct I as [<-|I]; [rewrite (P 0 a eq_refl); lia|]. specialize (IH _ P' 0 m x I). lia.
 Qed.
 
-(** How many places of rank [r]'s own, every W-th of the common order, lie before update [u] of N; and how many it gives to [u] (R16.2). *)
-Definition places_before (W N r u : nat) : nat := Nat.div (u * N + (W - 1 - r)) W.
-Definition share (W N r u : nat) : nat := places_before W N r (S u) - places_before W N r u.
+(** How many places of rank [r]'s own, every W-th of the common order, lie before update [u] of n; and how many it gives to [u] (R16.2). *)
+Definition places_before (W n r u : nat) : nat := Nat.div (u * n + (W - 1 - r)) W.
+Definition share (W n r u : nat) : nat := places_before W n r (S u) - places_before W n r u.
 
-Lemma a_place_is_before : forall W N r u i, r < W -> (i < places_before W N r u <-> r + W * i < u * N).
+Lemma a_place_is_before : forall W n r u i, r < W -> (i < places_before W n r u <-> r + W * i < u * n).
 Proof.
-  intros W N r u i H. unfold places_before. split; intros L.
-  - pose proof (Nat.mul_div_le (u * N + (W - 1 - r)) W ltac:(lia)) as D. pose proof (Nat.mul_le_mono_l _ _ W L) as M. rewrite Nat.mul_succ_r in M. lia.
+  intros W n r u i H. unfold places_before. split; intros L.
+  - pose proof (Nat.mul_div_le (u * n + (W - 1 - r)) W ltac:(lia)) as D. pose proof (Nat.mul_le_mono_l _ _ W L) as M. rewrite Nat.mul_succ_r in M. lia.
   - apply Nat.div_le_lower_bound; [lia|]. rewrite Nat.mul_succ_r. lia.
 Qed.
 
@@ -152,21 +152,21 @@ Proof.
   - pose proof (begin_of_rises (c_window (cfg r) r) (S k) (s_round x) L). lia.
 Qed.
 
-(** ** Shares: rank [r] reads the places r, r + W, r + 2 W and so on of the common order, of update [u] those from u N up to (u + 1) N *)
+(** ** Shares: rank [r] reads the places r, r + W, r + 2 W and so on of the common order, of update [u] those from u n up to (u + 1) n *)
 
-Variable N : nat.
-Hypothesis shares : forall r u, r < W -> c_window (cfg r) r u = share W N r u.
+Variable n : nat.
+Hypothesis shares : forall r u, r < W -> c_window (cfg r) r u = share W n r u.
 
-Lemma shares_follow_each_other : forall r u, r < W -> begin_of (c_window (cfg r) r) u = places_before W N r u.
+Lemma shares_follow_each_other : forall r u, r < W -> begin_of (c_window (cfg r) r) u = places_before W n r u.
 Proof.
   intros r u H. induction u as [|u IH]; simpl; [symmetry; apply Nat.div_small; lia|]. rewrite IH, (shares r u H). unfold share.
-  assert (L : places_before W N r u <= places_before W N r (S u)) by (apply Nat.div_le_mono; simpl; lia). lia.
+  assert (L : places_before W n r u <= places_before W n r (S u)) by (apply Nat.div_le_mono; simpl; lia). lia.
 Qed.
 
 Lemma a_place_is_of_its_update : forall r u i, r < W ->
-  (begin_of (c_window (cfg r) r) u <= i < begin_of (c_window (cfg r) r) (S u) <-> u * N <= r + W * i < S u * N).
+  (begin_of (c_window (cfg r) r) u <= i < begin_of (c_window (cfg r) r) (S u) <-> u * n <= r + W * i < S u * n).
 Proof.
-  intros r u i H. rewrite !shares_follow_each_other by exact H. pose proof (a_place_is_before W N r u i H). pose proof (a_place_is_before W N r (S u) i H). lia.
+  intros r u i H. rewrite !shares_follow_each_other by exact H. pose proof (a_place_is_before W n r u i H). pose proof (a_place_is_before W n r (S u) i H). lia.
 Qed.
 
 (** With losses, too, whatever ranks are told: the same steps, of ranks that are past as much. *)
@@ -178,9 +178,9 @@ Proof.
   destruct (f_rank _ _ _ _ F r H) as [[_ [X _]]|[L _]]; [rewrite X in *; auto|]. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite Co, andb_false_r in X. discriminate.
 Qed.
 
-(** UPDATE: a step of round [u] holds only samples at the places from u N up to (u + 1) N of the common order. *)
+(** UPDATE: a step of round [u] holds only samples at the places from u n up to (u + 1) n of the common order. *)
 Theorem an_update_holds_only_samples_at_its_places : forall s r x y, lossy_reachable W cfg depth input s -> r < W ->
-  In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * N <= r + W * pos y < S (s_round x) * N.
+  In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * n <= r + W * pos y < S (s_round x) * n.
 Proof.
   intros s r x y R H Ix Iy. destruct (as_without_losses s r R H) as [v [Rv [E _]]]. rewrite E in Ix.
   apply a_place_is_of_its_update; [exact H|]. exact (a_round_holds_only_samples_of_its_own_window v r x y Rv H Ix Iy).
@@ -188,7 +188,7 @@ Qed.
 
 (** UPDATE, COVER: and once its rank is past round [u], each sample at these places is in a step of that round. *)
 Theorem each_sample_at_the_places_of_an_update_is_in_it : forall s r y u, lossy_reachable W cfg depth input s -> r < W ->
-  is_past u (rank_of s r) -> In y (input r) -> u * N <= r + W * pos y < S u * N -> exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u.
+  is_past u (rank_of s r) -> In y (input r) -> u * n <= r + W * pos y < S u * n -> exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u.
 Proof.
   intros s r y u R H Pa Iy P. destruct (as_without_losses s r R H) as [v [Rv [-> Pv]]].
   apply a_rank_past_a_round_has_planned_each_sample_of_its_window_in_it; auto. apply a_place_is_of_its_update; assumption.
@@ -217,10 +217,10 @@ Qed.
 Variable total : nat.
 Hypothesis whole_order : forall r i, r < W -> (i < length (input r) <-> r + W * i < total).
 
-(** UPDATE: once all ranks are past round [u], their steps of it hold exactly the samples at the places from u N up to (u + 1) N, as far
+(** UPDATE: once all ranks are past round [u], their steps of it hold exactly the samples at the places from u n up to (u + 1) n, as far
     as the order goes, each once. *)
 Theorem an_update_holds_exactly_what_lies_at_its_places : forall s u, lossy_reachable W cfg depth input s -> (forall r, r < W -> is_past u (rank_of s r)) ->
-  Permutation (concat (map (places_in s u) (seq 0 W))) (seq (u * N) (Nat.min total (S u * N) - u * N)).
+  Permutation (concat (map (places_in s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n)).
 Proof.
   intros s u R Pa. pose proof (some_rank _ _ ok) as W1.
   assert (Mod : forall r i, r < W -> (r + W * i) mod W = r) by (intros r i H; rewrite (Nat.mul_comm W), Nat.mod_add by lia; apply Nat.mod_small, H).
@@ -250,29 +250,29 @@ Theorem the_rules_of_updates_lie_within_the_bounds : forall times, within_bounds
 Proof. intros times a [S G D M]. unfold update_rule. lia. Qed.
 
 (** A configuration of updates: but for its windows, any. *)
-Definition in_updates (W N : nat) (c : config) : config :=
-  mkConfig (c_group c) (c_align c) (share W N) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_bounded c) (c_keeps c).
+Definition in_updates (W n : nat) (c : config) : config :=
+  mkConfig (c_group c) (c_align c) (share W n) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_bounded c) (c_keeps c).
 
-Lemma in_updates_ok : forall W N c, 1 <= W -> W <= N -> config_ok c -> config_ok (in_updates W N c).
+Lemma in_updates_ok : forall W n c, 1 <= W -> W <= n -> config_ok c -> config_ok (in_updates W n c).
 Proof.
-  intros W N c Hw Hn K. destruct K. constructor; simpl; auto. intros r u. unfold share, places_before. set (a := W - 1 - r).
-  pose proof (Nat.div_add (u * N + a) 1 W ltac:(lia)) as D. pose proof (Nat.div_le_mono (u * N + a + 1 * W) (S u * N + a) W ltac:(lia) ltac:(simpl; lia)). simpl in *. lia.
+  intros W n c Hw Hn K. destruct K. constructor; simpl; auto. intros r u. unfold share, places_before. set (a := W - 1 - r).
+  pose proof (Nat.div_add (u * n + a) 1 W ltac:(lia)) as D. pose proof (Nat.div_le_mono (u * n + a + 1 * W) (S u * n + a) W ltac:(lia) ltac:(simpl; lia)). simpl in *. lia.
 Qed.
 
 (** UPDATE: the shipped machine, in either layout and any order, by any cost, under budgets that change as they may, on any number of ranks,
-    whether it divides N or not, with losses and without: an update holds nothing but what lies at its places; once a rank is past it, all
+    whether it divides n or not, with losses and without: an update holds nothing but what lies at its places; once a rank is past it, all
     that it has there; and once all are, each of its places once. *)
-Theorem the_shipped_machine_trains_on_updates : forall W N l C whole limits first accepts max_age times print o depth input,
-  1 <= W -> W <= N -> cost_ok C -> 1 <= max_age -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
-  let cfg := fun _ : nat => in_updates W N (shipped l C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false)) in
+Theorem the_shipped_machine_trains_on_updates : forall W n l C whole limits first accepts max_age times print o depth input,
+  1 <= W -> W <= n -> cost_ok C -> 1 <= max_age -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
+  let cfg := fun _ : nat => in_updates W n (shipped l C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false)) in
   forall s, lossy_reachable W cfg depth input s ->
-  (forall r x y, r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * N <= r + W * pos y < S (s_round x) * N) /\
-  (forall r y u, r < W -> is_past u (rank_of s r) -> In y (input r) -> u * N <= r + W * pos y < S u * N ->
+  (forall r x y, r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * n <= r + W * pos y < S (s_round x) * n) /\
+  (forall r y u, r < W -> is_past u (rank_of s r) -> In y (input r) -> u * n <= r + W * pos y < S u * n ->
     exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u) /\
   (forall total u, (forall r i, r < W -> (i < length (input r) <-> r + W * i < total)) -> (forall r, r < W -> is_past u (rank_of s r)) ->
-    Permutation (concat (map (places_in W s u) (seq 0 W))) (seq (u * N) (Nat.min total (S u * N) - u * N))).
+    Permutation (concat (map (places_in W s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))).
 Proof.
-  intros W N l C whole limits first accepts max_age times print o depth input Hw Hn Co Ha Nu cfg s R.
+  intros W n l C whole limits first accepts max_age times print o depth input Hw Hn Co Ha Nu cfg s R.
   assert (Ok : setting_ok W cfg).
   { constructor; [exact Hw| |reflexivity]. intros q _. apply in_updates_ok; [exact Hw|exact Hn|].
     apply the_shipped_configuration_meets_every_assumption; [exact Co|exact Ha|apply the_rules_of_updates_lie_within_the_bounds]. }
@@ -281,8 +281,8 @@ Proof.
   { intros q k gs t d _ L. simpl. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L. }
   assert (Em : forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a) by (intros q a _; simpl; unfold ramped, update_rule; destruct (o_groups_min a); simpl; lia).
   assert (Nf : forall r, r < W -> c_bounded (cfg r) r = false) by (intros; reflexivity).
-  assert (Sh : forall r u, r < W -> c_window (cfg r) r u = share W N r u) by (intros; reflexivity). split; [|split].
-  - intros r x y. exact (an_update_holds_only_samples_at_its_places W cfg depth input Ok Jm Su Em Nf Nu N Sh s r x y R).
-  - intros r y u. exact (each_sample_at_the_places_of_an_update_is_in_it W cfg depth input Ok Jm Su Em Nf Nu N Sh s r y u R).
-  - intros total u T. exact (an_update_holds_exactly_what_lies_at_its_places W cfg depth input Ok Jm Su Em Nf Nu N Sh total T s u R).
+  assert (Sh : forall r u, r < W -> c_window (cfg r) r u = share W n r u) by (intros; reflexivity). split; [|split].
+  - intros r x y. exact (an_update_holds_only_samples_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh s r x y R).
+  - intros r y u. exact (each_sample_at_the_places_of_an_update_is_in_it W cfg depth input Ok Jm Su Em Nf Nu n Sh s r y u R).
+  - intros total u T. exact (an_update_holds_exactly_what_lies_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh total T s u R).
 Qed.

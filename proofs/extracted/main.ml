@@ -350,6 +350,9 @@ let answer = function
       let emitted, carried = align_in order gauge 0 (list (fun () -> list sample)) target due in
       print_endline (show_list show_group emitted ^ " " ^ show_group carried)
   | "shares" -> let wants = list int in print_endline (show_list show_int (shares wants (int ())))
+  | "portions" ->
+      let kept = int () in let begins = int () in let ends = int () in
+      List.iter (fun (d, ds) -> print_endline (show_int d ^ " " ^ show_list show_int ds)) (portions kept begins begins ends (list (fun () -> list int)))
   | "groups" ->
       let budget = int () in let limits = list int in
       print_endline (show_list show_group (compute_groups budget limits (list sample)))

@@ -78,8 +78,8 @@ DEEP = (
     _mutant(
         "padded tokens of 17 bits fit",
         "batching.grouping",
-        "(size + 1) * sample.length > budget_tokens",
-        "((size + 1) * sample.length) & 0x1FFFF > budget_tokens",
+        "padded + sample.length > budget_tokens",
+        "(padded + sample.length) & 0x1FFFF > budget_tokens",
         "BUDGET",
     ),
     _mutant(

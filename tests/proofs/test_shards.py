@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from odb_ref.core.batching.shards import compute_shares
+from odb_ref.core.batching.updates import KEPT_SHARE, compute_portion
 from tests.proofs.conftest import Model
 from tests.proofs.wire import write_integers
 
@@ -31,3 +32,42 @@ def test_the_model_shares_out_as_the_python_does(model: Model, wants: list[int],
 def test_a_sample_that_goes_to_another_rank_is_noticed(model: Model) -> None:
     """The comparison can fail: of two ranks that want alike, the lower one draws the odd sample."""
     assert ask(model, [2, 2], 3) == ["[2 1]"] != ["[1 2]"]
+
+
+def deal_update(loads: list[list[int]], begin: int, end: int) -> list[tuple[int, list[int]]]:
+    """Returns of each portion of an update its first place and how many places each rank draws, as the Python has it."""
+    portions, drawn = [], begin
+    for k, told in enumerate(loads):
+        draws = [
+            compute_portion(rank, told, drawn, begin=begin, end=end, is_last=k == len(loads) - 1)
+            for rank in range(len(told))
+        ]
+        firsts = [drawn + sum(draw.count for draw in draws[:rank]) for rank in range(len(told))]
+        assert [draw.first for draw in draws] == firsts
+        assert len({draw.end for draw in draws}) == 1
+        portions.append((drawn, [draw.count for draw in draws]))
+        drawn = draws[0].end
+    return portions
+
+
+@SETTINGS
+@given(
+    st.integers(1, 5).flatmap(
+        lambda ranks: st.lists(st.lists(st.integers(0, 99), min_size=ranks, max_size=ranks), min_size=1, max_size=6)
+    ),
+    st.integers(0, 50),
+    st.integers(0, 80),
+)
+def test_the_model_deals_an_update_as_the_python_does(
+    model: Model, loads: list[list[int]], begin: int, size: int
+) -> None:
+    """Spec: R16.4. Checks: UPDATE, DEAL (the link from proof to code)."""
+    told = " ".join(write_integers(load) for load in loads)
+    portions = [f"{drawn} [{' '.join(map(str, counts))}]" for drawn, counts in deal_update(loads, begin, begin + size)]
+    assert model(f"portions {KEPT_SHARE} {begin} {begin + size} {len(loads)} {told}") == portions
+
+
+def test_a_portion_by_other_loads_is_noticed(model: Model) -> None:
+    """The comparison can fail: the heavier rank draws less of what is left."""
+    assert model("portions 3 0 8 2 2 0 0 2 30 10") == ["0 [3 3]", "6 [0 2]"]
+    assert model("portions 3 0 8 2 2 0 0 2 10 30") == ["0 [3 3]", "6 [2 0]"]
