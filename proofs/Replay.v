@@ -8,9 +8,6 @@ Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt.
 Import ListNotations.
 
-Lemma firstn_more : forall (A : Type) (l : list A) n m, firstn n l ++ firstn m (skipn n l) = firstn (n + m) l.
-Proof. induction l as [|x l IH]; intros [|n] m; simpl; try reflexivity; [rewrite firstn_nil; reflexivity|]. f_equal. apply IH. Qed.
-
 Lemma skipn_more : forall (A : Type) n m (l : list A), skipn (n + m) l = skipn m (skipn n l).
 Proof. induction n as [|n IH]; intros m l; simpl; [reflexivity|]. destruct l as [|x l]; [rewrite skipn_nil; reflexivity|apply IH]. Qed.
 
@@ -368,7 +365,7 @@ Proof.
     destruct C as [[C|[C _]] D]; [|contradiction]. pose proof (room_after (src r) (length x) (unread (input r) v) (v_window v) ltac:(unfold asked in Lx; lia)) as Ra.
     rewrite <- Fx, <- Wx in Ra. unfold unread in Ra at 2. rewrite <- skipn_more, <- Rx in Ra.
     exists (x ++ xs). simpl. rewrite app_length. split; [rewrite Wx, app_assoc; reflexivity|]. split; [lia|]. split.
-    { rewrite <- firstn_more, <- Fx. f_equal. rewrite M1 at 1. rewrite Rx. unfold unread. rewrite skipn_more. reflexivity. }
+    { rewrite firstn_add, <- Fx. f_equal. rewrite M1 at 1. rewrite Rx. unfold unread. rewrite skipn_more. reflexivity. }
     assert (La : asked (src r) (input r) v = Nat.min (wanted u + length x) (length x + room (src r) (window u) (skipn (read u) (input r)))) by (unfold asked; rewrite Ra, C; reflexivity).
     split; [lia|]. rewrite Ve. destruct en.
     + split; [reflexivity|]. split; [apply M2; reflexivity|]. destruct (is_eager (src r)); [lia|]. destruct full; [discriminate|]. symmetry in Al. apply Nat.ltb_lt in Al. lia.

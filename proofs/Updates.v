@@ -253,9 +253,10 @@ Proof. intros times a [S G D M]. unfold update_rule. lia. Qed.
 Definition in_updates (W n : nat) (c : config) : config :=
   mkConfig (c_group c) (c_align c) (share W n) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_bounded c) (c_keeps c).
 
-Lemma in_updates_ok : forall W n c, 1 <= W -> W <= n -> config_ok c -> config_ok (in_updates W n c).
+(** So ranks that read so meet what all of ALIGN, CONSERVE, COVER, ONCE and TERM asks. *)
+Theorem ranks_in_updates_meet_every_assumption : forall W n c, 1 <= W -> W <= n -> config_ok c -> setting_ok W (fun _ => in_updates W n c).
 Proof.
-  intros W n c Hw Hn K. destruct K. constructor; simpl; auto. intros r u. unfold share, places_before. set (a := W - 1 - r).
+  intros W n c Hw Hn K. constructor; [exact Hw| |reflexivity]. intros _ _. destruct K. constructor; simpl; auto. intros r u. unfold share, places_before. set (a := W - 1 - r).
   pose proof (Nat.div_add (u * n + a) 1 W ltac:(lia)) as D. pose proof (Nat.div_le_mono (u * n + a + 1 * W) (S u * n + a) W ltac:(lia) ltac:(simpl; lia)). simpl in *. lia.
 Qed.
 
@@ -274,7 +275,7 @@ Theorem the_shipped_machine_trains_on_updates : forall W n l C whole limits firs
 Proof.
   intros W n l C whole limits first accepts max_age times print o depth input Hw Hn Co Ha Nu cfg s R.
   assert (Ok : setting_ok W cfg).
-  { constructor; [exact Hw| |reflexivity]. intros q _. apply in_updates_ok; [exact Hw|exact Hn|].
+  { apply ranks_in_updates_meet_every_assumption; [exact Hw|exact Hn|].
     apply the_shipped_configuration_meets_every_assumption; [exact Co|exact Ha|apply the_rules_of_updates_lie_within_the_bounds]. }
   assert (Jm : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) by (intros; split; reflexivity).
   assert (Su : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = []).

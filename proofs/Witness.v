@@ -118,7 +118,7 @@ Theorem a_run_of_uneven_updates_completes : setting_ok 2 (fun _ => uneven) /\ ex
             (DONE, Some Complete, [(0, [2]); (0, []); (1, [2; 2]); (2, []); (2, []); (3, []); (4, [])])].
 Proof.
   split.
-  - constructor; [lia| |auto]. intros r _. apply in_updates_ok; [lia|lia|]. apply the_shipped_configuration_meets_every_assumption;
+  - apply ranks_in_updates_meet_every_assumption; [lia|lia|]. apply the_shipped_configuration_meets_every_assumption;
       [apply the_shipped_costs_meet_every_assumption|lia|apply the_rules_of_updates_lie_within_the_bounds].
   - exists (run (fun _ => uneven) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity].
 Qed.
