@@ -64,7 +64,7 @@ def _list_friendly(sizes: Sizes, most: int) -> Integers:
 
 @lru_cache(maxsize=8)
 def _list_middles(sizes: Sizes, most: int) -> Integers:
-    """Returns where `Sizes.find_middle` splits a group of each number of samples up to ``most``; 0 where no group is so large."""
+    """Returns where `Sizes.find_middle` splits a group of each number of samples up to ``most``; 0 where there is none."""
     return np.array([sizes.find_middle(size) if sizes.is_friendly(size) else 0 for size in range(most + 1)])
 
 
