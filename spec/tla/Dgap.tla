@@ -66,7 +66,7 @@ IsUpdate == UpdateSamples > 0
 RECURSIVE Digits(_)
 Digits(n) == IF n = 0 THEN 0 ELSE 1 + Digits(n \div 3)
 UpdateRounds ==
-    IF ~IsUpdate THEN 1 ELSE 1 + IF IsDrawn THEN Min({4, Digits(UpdateSamples \div Cardinality(Ranks))}) ELSE 1
+    IF ~IsUpdate THEN 1 ELSE 1 + IF IsDrawn THEN Min({5, Digits(UpdateSamples \div Cardinality(Ranks))}) ELSE 1
 HasSteps(k) == (k + 1) % UpdateRounds = 0
 \* R16.2: how many places of a rank's own source lie before an update.
 FirstPlace(r, update) == Ceil(update * UpdateSamples - (r - 1), Cardinality(Ranks))

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 import pytest
 from odb_sim.cli.main import main
@@ -80,6 +81,28 @@ def test_a_killed_worker_costs_a_try_of_its_cell_and_twice_the_cell(tmp_path: Pa
     assert "signal 9" in str(found[2])
     assert [len((tmp_path / f"{window}.tries").read_text()) for window in (8, 16, 32, 64)] == [1, 2, 2, 1]
     assert heard[-1] == 4
+
+
+class Blaming(Executor):
+    """When a worker dies, lays the blame on all that is under way, as a cluster does on all that the worker had."""
+
+    def __init__(self) -> None:
+        self.pending: list[Future[Any]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.pending.append(future)
+        if fn.args[-1].window_samples == 32:
+            for other in self.pending:
+                if not other.done():
+                    other.set_exception(WorkerDied("signal 9"))
+        else:
+            Timer(0.1, lambda: future.done() or future.set_result(fn())).start()
+        return future
+
+
+def test_a_cell_that_kills_its_workers_takes_no_other_with_it(tmp_path: Path) -> None:
+    check_survivors(run_cells(make_cells(tmp_path, {}), Blaming()), 32)
 
 
 @pytest.fixture(params=["dask", "ray"])

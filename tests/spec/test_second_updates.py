@@ -23,7 +23,7 @@ def _list_draws(config: Config, update: int, lengths: list[int], bad: set[int]) 
     places = [place for place in range(update * size, (update + 1) * size) if place < len(lengths)]
     if config.shared_samples is None:
         return [[[] for _ in ranks], [[place for place in places if place % config.world_size == r] for r in ranks]]
-    portions = next(digits for digits in range(1, 5) if digits == 4 or 3**digits > size // config.world_size)
+    portions = next(digits for digits in range(1, 6) if digits == 5 or 3**digits > size // config.world_size)
     draws: list[list[list[int]]] = [[[] for _ in ranks]]
     drawn = 0
     for portion in range(portions):

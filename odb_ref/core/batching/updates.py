@@ -19,7 +19,7 @@ from odb_ref.core.batching.shards import Draw, compute_shares
 KEPT_SHARE: Final = 3
 """A portion leaves this part of what was left, one in three, for the portions behind it."""
 
-MOST_PORTIONS: Final = 4
+MOST_PORTIONS: Final = 5
 """In how many portions an update is drawn, at most: what is left uneven then is about a long sample."""
 
 PADDING_SHARE: Final = 16

@@ -304,7 +304,7 @@ class Settings:
         if self.shared_samples is None:
             return 2
         own = self.update_samples // self.world_size
-        return 2 + sum(own >= least for least in (3, 9, 27))
+        return 2 + sum(own >= least for least in (3, 9, 27, 81))
 
     @property
     def most_padding(self) -> int:

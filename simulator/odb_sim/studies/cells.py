@@ -225,9 +225,13 @@ def run_cells(
             answers[place] = answer
     todo = deque(place for place in range(len(cells)) if place not in answers)
     tries = dict.fromkeys(todo, 0)
+    again = deque[int]()
+    """Cells whose worker died: run alone, since a cluster lays the blame on all that a worker had when it died."""
     waiting: dict[Future[CellAnswer], int] = {}
     try:
-        while todo or waiting:
+        while todo or waiting or again:
+            if not todo and not waiting:
+                todo.append(again.popleft())
             if todo:
                 place = todo.popleft()
                 tries[place] += 1
@@ -250,7 +254,7 @@ def run_cells(
                     if watched is not None:
                         watched.check()
                     if tries[place] < _TRIES:
-                        todo.append(place)
+                        again.append(place)
                         continue
                     answers[place] = CellFailure(cells[place].point, " ".join(str(error).split())[:200] or repr(error))
                 if on_done is not None:
