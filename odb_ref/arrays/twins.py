@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise, repeat
 from typing import Final
 
@@ -46,13 +47,25 @@ def compute_group_bounds(
     Spec: R2.1, R2.2, R2.8.
     """
     budget_tokens = min(budget_tokens, HUGE)
-    friendly = np.array([0, *map(sizes.round_down, range(1, int(windows.counts.max(initial=0)) + 1))])
+    friendly = _list_friendly(sizes, windows.samples.shape[1])
     begins = np.zeros_like(windows.counts)
     columns = [begins]
     while (begins < windows.counts).any():
         begins = begins + friendly[_find_ends(windows, begins, budget_tokens, limits) - begins]
         columns.append(begins)
     return np.stack(columns, axis=1)
+
+
+@lru_cache(maxsize=8)
+def _list_friendly(sizes: Sizes, most: int) -> Integers:
+    """Returns what `Sizes.round_down` makes of each number of samples up to ``most``; of none, 0."""
+    return np.array([0, *map(sizes.round_down, range(1, most + 1))])
+
+
+@lru_cache(maxsize=8)
+def _list_middles(sizes: Sizes, most: int) -> Integers:
+    """Returns where `Sizes.find_middle` splits a group of each number of samples up to ``most``; 0 where there is none."""
+    return np.array([sizes.find_middle(size) if sizes.is_friendly(size) else 0 for size in range(most + 1)])
 
 
 def _find_ends(windows: Windows, begins: Integers, budget_tokens: int, limits: tuple[int, ...]) -> Integers:
@@ -361,9 +374,7 @@ def _halve(
     """
     lengths = windows.lengths[rows]
     prices = lengths if cost == TOKENS else price(lengths, cost)
-    middles = np.array(
-        [sizes.find_middle(size) if sizes.is_friendly(size) else 0 for size in range(lengths.shape[1] + 1)]
-    )
+    middles = _list_middles(sizes, lengths.shape[1])
     begins, ends = (np.pad(places[rows], ((0, 0), (0, target))) for places in (groups.begins, groups.ends))
     every = np.arange(len(rows))
 

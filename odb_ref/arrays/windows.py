@@ -45,7 +45,9 @@ def compute_ragged(begins: Integers, counts: Integers) -> Integers:
     """``begins[0], begins[0] + 1 ...``, so many as ``counts[0]``; then those of the next, and so on; flat."""
     steps = np.cumsum(counts)
     total = int(steps[-1]) if len(steps) else 0
-    return np.repeat(begins - steps + counts, counts) + np.arange(total)
+    flat = np.repeat(begins - steps + counts, counts)
+    flat += np.arange(total)
+    return flat
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,6 +282,7 @@ class Block:
         emitted = self._keep_others(runs, sizes)
         if fill is not None:
             fill.add(self._first_rank, sizes, real, padded, self._workload.tokens[emitted])
+        del emitted  # as large as the window
         self.rank_tokens += real.sum(axis=1)
         pairs = runs.compute_squares(windows) if self._is_packed else real
         compute_s = self._costs.compute_layout_s(self._config.layout, padded, runs.compute_longest(windows), pairs)
@@ -310,8 +311,8 @@ class Block:
         """Returns the positions of samples, each in its rank's own input: so many of each rank, rank by rank."""
         positions = np.zeros_like(ids)
         for firsts, numbers in self._runs_read:
-            first = np.repeat(firsts, counts)
-            positions = np.where(ids >= first, ids - first + np.repeat(numbers, counts), positions)
+            is_later = ids >= np.repeat(firsts, counts)
+            np.add(ids, np.repeat(numbers - firsts, counts), out=positions, where=is_later)
         return positions
 
     def _keep_others(self, runs: Runs, sizes: Integers) -> Integers:

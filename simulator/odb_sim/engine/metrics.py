@@ -339,9 +339,13 @@ def sum_moves(emitted: Integers, counts: Integers, positions: Integers) -> int:
     Before batch b its rank has emitted ``emitted[b]`` samples; it holds ``counts[b]`` of ``positions``, which are those of all
     batches, one after the other. Inside a batch samples have no order, so they count as in the sampler's.
     """
-    batches = np.repeat(np.arange(len(counts)), counts)
-    ordered = np.sort(batches << _POSITION_BITS | positions) & ((1 << _POSITION_BITS) - 1)
-    return int(np.abs(ordered - compute_ragged(emitted, counts)).sum())
+    # In place: this is where a large simulation needs the most memory.
+    moves = np.repeat(np.arange(len(counts)) << _POSITION_BITS, counts)
+    moves |= positions
+    moves.sort()
+    moves &= (1 << _POSITION_BITS) - 1
+    moves -= compute_ragged(emitted, counts)
+    return int(np.abs(moves, out=moves).sum())
 
 
 def compute_autocorrelation(values: Sequence[float]) -> float:

@@ -111,7 +111,7 @@ class Clock:
             take_s = np.maximum(self._free_s, self._agreed_s[-1])
             ready_s[:, step] = computed_s = take_s + lanes_s
             self.starts_s.append(compute_mean(self._free_s))
-            self.waits_s.append(float((take_s - self._free_s).mean()))
+            self.waits_s.append(compute_mean(take_s - self._free_s))
             self._takes_s.append(take_s)
             self._free_s = computed_s
             self.slowest_s.append(compute_mean(computed_s))

@@ -81,4 +81,4 @@ class Accumulation:
 def compute_mean(values: Seconds) -> float:
     """Returns the mean, and exactly the value where all are equal."""
     first = float(values[0])
-    return first + float((values - first).mean())
+    return first + float((values - first).mean()) if len(values) > 1 else first
