@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from odb_ref.torch import ODBDataLoader, UsageError, arguments  # noqa: E402
 from odb_ref.torch.exchange import process_table  # noqa: E402
-from odb_ref.torch.reading import collate_workers, serialization  # noqa: E402
+from odb_ref.torch.reading import serialization  # noqa: E402
 from odb_ref.torch.reading.serialization import LARGE_BYTES  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers  # noqa: E402
@@ -56,7 +56,6 @@ def hide(monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Path) -> None:
         case "all of Linux":
             for part in ("files of memory", "descriptors", "processes"):
                 hide(monkeypatch, part, tmp_path)
-            monkeypatch.setattr(collate_workers, "_SCHEDULED", tmp_path / "schedstat")
             monkeypatch.setattr(sys, "platform", "darwin")
 
 

@@ -19,8 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.reading.collate_workers import Made  # noqa: E402
-from odb_ref.torch.reading.collator import OwnMemory  # noqa: E402
+from odb_ref.torch.reading.collator import Made, OwnMemory  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
