@@ -19,7 +19,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset  # noqa: E402
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.exchange.facts import list_facts  # noqa: E402
+from odb_ref.torch.exchange.identity import list_facts  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
 from tests.torch.ranks import Result, run_ranks  # noqa: E402
