@@ -18,22 +18,22 @@ from tests.integrations import require
 require("transformers")
 require("accelerate")
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from accelerate import Accelerator  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.algorithms.join import Join  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-from transformers import Trainer, TrainingArguments  # noqa: E402
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
 
-import odb_ref.compat as odb  # noqa: E402
-from odb_ref.compat.callbacks import setup_odb_training  # noqa: E402
-from odb_ref.compat.integrations.accelerate import configure_accelerator  # noqa: E402
-from odb_ref.compat.integrations.hf import ODBTrainerMixin, configure_trainer, enable_odb  # noqa: E402
-from odb_ref.compat.integrations.llamafactory import enable_odb as enable_llamafactory  # noqa: E402
-from odb_ref.torch import UsageError  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+import odb_ref.compat as odb
+from odb_ref.compat.callbacks import setup_odb_training
+from odb_ref.compat.integrations.accelerate import configure_accelerator
+from odb_ref.compat.integrations.hf import ODBTrainerMixin, configure_trainer, enable_odb
+from odb_ref.compat.integrations.llamafactory import enable_odb as enable_llamafactory
+from odb_ref.torch import UsageError
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     SIZES,
@@ -46,9 +46,7 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from tests.torch.ranks import run_ranks
 
 ALL = Samples(range(sum(SIZES)))
 

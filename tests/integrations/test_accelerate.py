@@ -16,15 +16,15 @@ from tests.integrations import require
 
 require("accelerate")
 
-import torch  # noqa: E402
-from accelerate import Accelerator, DataLoaderConfiguration  # noqa: E402
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
 
-from odb_ref.integrations.accelerate import accumulate  # noqa: E402
-from odb_ref.integrations.progress import Intervals, Progress  # noqa: E402
-from odb_ref.torch import JobState, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.loop import StepGuard  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.accelerate import accumulate
+from odb_ref.integrations.progress import Intervals, Progress
+from odb_ref.torch import JobState, ODBDataLoader, UsageError
+from odb_ref.torch.loop import StepGuard
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
@@ -39,9 +39,7 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from tests.torch.ranks import run_ranks
 
 
 def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = False) -> Any:

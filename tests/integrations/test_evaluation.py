@@ -16,21 +16,21 @@ require("transformers")
 require("accelerate")
 require("lightning")
 
-import lightning.pytorch as pl  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from accelerate import Accelerator  # noqa: E402
-from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torchmetrics import CatMetric  # noqa: E402
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from accelerate import Accelerator
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torchmetrics import CatMetric
 
-from odb_ref import ODBDataLoader, UsageError, gather_samples  # noqa: E402
-from odb_ref.integrations.hf import ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
-from odb_ref.integrations.lightning_evaluation import EvaluationLoader, get_step_info  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref import ODBDataLoader, UsageError, gather_samples
+from odb_ref.integrations.hf import ODBOptions, ODBTrainer
+from odb_ref.integrations.lightning import LightningLoader, scale_loss
+from odb_ref.integrations.lightning_evaluation import EvaluationLoader, get_step_info
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
@@ -42,10 +42,10 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.integrations.test_hf import make_trainer  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
+from tests.integrations.test_hf import make_trainer
+from tests.torch.ranks import run_ranks
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 ALL = list(range(sum(SIZES)))
 READ = {**OPTIONS, "token_budget": BUDGET_TOKENS, "collate_fn": collate}

@@ -11,13 +11,13 @@ from tests.integrations import require
 
 require("transformers")
 
-import torch  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments  # noqa: E402
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.torch import JobError, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
+from odb_ref.torch import JobError, UsageError
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
@@ -32,9 +32,7 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from tests.torch.ranks import run_ranks
 
 GIVEN = ODBOptions(
     update_samples=None,

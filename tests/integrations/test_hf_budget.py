@@ -18,16 +18,16 @@ from tests.integrations import require
 require("transformers")
 require("accelerate")
 
-import torch  # noqa: E402
+import torch
 
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.integrations.progress import Intervals  # noqa: E402
-from odb_ref.torch import UsageError  # noqa: E402
-from odb_ref.torch.loop import MemoryFit  # noqa: E402
-from odb_ref.torch.loop import guard as guard_module  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
+from odb_ref.integrations.progress import Intervals
+from odb_ref.torch import UsageError
+from odb_ref.torch.loop import MemoryFit
+from odb_ref.torch.loop import guard as guard_module
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     OPTIONS,
     SIZES,
@@ -38,12 +38,12 @@ from tests.integrations.common import (  # noqa: E402
     get_weights,
     set_environment,
 )
-from tests.integrations.test_hf import make_llama, make_trainer  # noqa: E402
-from tests.integrations.test_sharded import train_trainer  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-from tests.torch.test_step_guard import FailingBackward  # noqa: E402
+from tests.integrations.test_hf import make_llama, make_trainer
+from tests.integrations.test_sharded import train_trainer
+from tests.torch.ranks import run_ranks
+from tests.torch.test_step_guard import FailingBackward
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 MOST = 40
 """Tokens, of several samples, that a rank can hold."""

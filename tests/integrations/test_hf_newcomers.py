@@ -15,15 +15,15 @@ from tests.integrations import require
 require("transformers")
 require("accelerate")
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch.utils.data import IterableDataset  # noqa: E402
-from transformers import Trainer  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch.utils.data import IterableDataset
+from transformers import Trainer
 
-from odb_ref.integrations.hf import STEP_INFO, ODBTrainer, enable  # noqa: E402
-from odb_ref.torch import UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.hf import STEP_INFO, ODBTrainer, enable
+from odb_ref.torch import UsageError
+from tests.helpers.options import nested
+from tests.integrations.common import (
     OPTIONS,
     SIZES,
     Model,
@@ -34,10 +34,8 @@ from tests.integrations.common import (  # noqa: E402
     get_sample,
     set_environment,
 )
-from tests.integrations.test_hf import AUTO, Recorder, make_llama, make_trainer, train  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from tests.integrations.test_hf import AUTO, Recorder, make_llama, make_trainer, train
+from tests.torch.ranks import run_ranks
 
 
 def without_numbers(samples: list[dict[str, Any]]) -> dict[str, Any]:

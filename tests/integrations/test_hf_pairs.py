@@ -13,18 +13,16 @@ from tests.integrations import require
 require("transformers")
 require("accelerate")
 
-import torch  # noqa: E402
+import torch
 
-from odb_ref.integrations.hf import ODBOptions  # noqa: E402
-from odb_ref.torch.loop import count_pairs, split_pairs  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import LEARNING_RATE, OPTIONS, SIZES, get_weights, join, set_environment  # noqa: E402
-from tests.integrations.test_hf import make_trainer  # noqa: E402
-from tests.integrations.test_hf_budget import Failing, Unlucky, get_largest  # noqa: E402
-from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.integrations.hf import ODBOptions
+from odb_ref.torch.loop import count_pairs, split_pairs
+from tests.helpers.options import nested
+from tests.integrations.common import LEARNING_RATE, OPTIONS, SIZES, get_weights, join, set_environment
+from tests.integrations.test_hf import make_trainer
+from tests.integrations.test_hf_budget import Failing, Unlucky, get_largest
+from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss
+from tests.torch.ranks import run_ranks
 
 PAIRED = ODBOptions(
     update_samples=None,

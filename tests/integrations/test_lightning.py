@@ -13,17 +13,17 @@ from tests.integrations import require
 
 require("lightning")
 
-import lightning.pytorch as pl  # noqa: E402
-import torch  # noqa: E402
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar  # noqa: E402
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
 
-from odb_ref.integrations.lightning import IntervalCheckpoint, LightningLoader, scale_loss  # noqa: E402
-from odb_ref.integrations.progress import Intervals  # noqa: E402
-from odb_ref.torch import ODBDataLoader, StepInfo, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.lightning import IntervalCheckpoint, LightningLoader, scale_loss
+from odb_ref.integrations.progress import Intervals
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
@@ -39,9 +39,7 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import CAN_SHARD, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from tests.torch.ranks import CAN_SHARD, run_ranks
 
 
 class Module(pl.LightningModule):

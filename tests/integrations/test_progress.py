@@ -14,20 +14,18 @@ from tests.integrations import require
 
 require("transformers")
 
-import torch  # noqa: E402
-from odb_sim.inputs.lengths import load_lengths  # noqa: E402
-from torch.utils.data import Dataset  # noqa: E402
+import torch
+from odb_sim.inputs.lengths import load_lengths
+from torch.utils.data import Dataset
 
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable  # noqa: E402
-from odb_ref.integrations.progress import Intervals, Progress  # noqa: E402
-from odb_ref.torch import ODBDataLoader, StepInfo, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, find_due, set_environment  # noqa: E402
-from tests.integrations.test_hf import GIVEN, Recorder, make_trainer  # noqa: E402
-from tests.torch.data import Numbers, Stream  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable
+from odb_ref.integrations.progress import Intervals, Progress
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from tests.helpers.options import nested
+from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, find_due, set_environment
+from tests.integrations.test_hf import GIVEN, Recorder, make_trainer
+from tests.torch.data import Numbers, Stream
+from tests.torch.ranks import run_ranks
 
 
 class Lengths(Dataset[Any]):

@@ -115,7 +115,6 @@ def train_and_go_on(rank: int, limit: int, folder: Path) -> None:
         read(loader)
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize("limit", [4, 9])
 def test_a_real_job_that_was_resumed_replays_equal(limit: int, tmp_path: Path) -> None:
     pytest.importorskip("torch")

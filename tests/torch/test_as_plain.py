@@ -10,18 +10,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from torch.utils.data import Dataset, get_worker_info
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.data import Dataset, get_worker_info  # noqa: E402
-
-from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading.collator import pin  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
-from tests.torch.ranks import Result, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobError, ODBDataLoader
+from odb_ref.torch.reading.collator import pin
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.ranks import Result, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
 COUNT = 20

@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import run_ranks
-
-pytestmark = pytest.mark.torch
 
 COUNT = 60
 

@@ -7,17 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.torch import JobError, ODBDataLoader, UsageError, count_patches  # noqa: E402
-from odb_ref.torch.reading.tasks import SampleError  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobError, ODBDataLoader, UsageError, count_patches
+from odb_ref.torch.reading.tasks import SampleError
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 120, "window": 16, "collate_fn": collate, "timeout_s": 20}
 COUNT = 60

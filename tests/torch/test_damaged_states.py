@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch import JobState, ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, read  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import UsageError
+from odb_ref.torch import JobState, ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, read
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 9, "collate_fn": collate, "shuffle": True, "timeout_s": 20}
 VALUES: list[Any] = [None, True, False, -1, 0, 1, 2**40, 2**70, 1.0, float("nan"), "", "0", [], [0], [[]], {}, {"a": 1}]

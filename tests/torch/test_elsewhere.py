@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.torch import ODBDataLoader, UsageError, arguments  # noqa: E402
-from odb_ref.torch.exchange import process_table  # noqa: E402
-from odb_ref.torch.reading import collate_workers, serialization  # noqa: E402
-from odb_ref.torch.reading.serialization import LARGE_BYTES  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-from tests.torch.test_stuck import SETTINGS, check_blamed, read_raising  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader, UsageError, arguments
+from odb_ref.torch.exchange import process_table
+from odb_ref.torch.reading import collate_workers, serialization
+from odb_ref.torch.reading.serialization import LARGE_BYTES
+from tests.helpers.options import nested
+from tests.torch.data import Numbers
+from tests.torch.ranks import run_ranks
+from tests.torch.test_stuck import SETTINGS, check_blamed, read_raising
 
 
 class Images(Numbers):

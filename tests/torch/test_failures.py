@@ -11,20 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading.pipeline import find_failed  # noqa: E402
-from odb_ref.torch.reading.tasks import get_length  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import Result, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobError, ODBDataLoader
+from odb_ref.torch.reading.pipeline import find_failed
+from odb_ref.torch.reading.tasks import get_length
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import Result, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "shard": "given", "timeout_s": 5}
 SIZES = [40, 30, 20]

@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.ranks import run_ranks
 
 # Counting devices leaves the driver alone where it can: what this process starts by fork could not use a GPU afterwards.
 HAS_GPU = torch.cuda.device_count() > 0

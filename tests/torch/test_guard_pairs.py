@@ -7,24 +7,20 @@ from itertools import chain
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from odb_ref.torch.loop import StepGuard, count_pairs, split_pairs  # noqa: E402
-from odb_ref.torch.loop.splitting import split_batch  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss, make_pair  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-from tests.torch.test_step_guard import FIT, FailingBackward, get_gradient, limited_memory  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import UsageError
+from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.loop import StepGuard, count_pairs, split_pairs
+from odb_ref.torch.loop.splitting import split_batch
+from tests.helpers.options import nested
+from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss, make_pair
+from tests.torch.ranks import run_ranks
+from tests.torch.test_step_guard import FIT, FailingBackward, get_gradient, limited_memory
 
 SIZES = (30, 9)
 OPTIONS: dict[str, Any] = {"token_budget": 150, "window": 12, "collate_fn": collate, "shard": "given", "timeout_s": 30}

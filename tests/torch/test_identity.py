@@ -12,19 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset  # noqa: E402
-
-from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.exchange.facts import list_facts  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
-from tests.torch.ranks import Result, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobError, ODBDataLoader, UsageError
+from odb_ref.torch.exchange.facts import list_facts
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.ranks import Result, run_ranks
 
 TIMEOUT_S = 6.0
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": TIMEOUT_S}

@@ -9,20 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
-torch = pytest.importorskip("torch")
-
-from torch.distributed import HashStore, PrefixStore, TCPStore  # noqa: E402
-
-from odb_ref import Batching, Faults, ODBDataLoader  # noqa: E402
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch.exchange import interface  # noqa: E402
-from odb_ref.torch.exchange.interface import choose_address, find_master, list_ports  # noqa: E402
-from odb_ref.torch.exchange.listener import Listener  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref import Batching, Faults, ODBDataLoader
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.exchange import interface
+from odb_ref.torch.exchange.interface import choose_address, find_master, list_ports
+from odb_ref.torch.exchange.listener import Listener
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
 
 SECRET = bytes(16)
 

@@ -10,14 +10,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader, UsageError
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate}
 

@@ -11,17 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.data import DataLoader  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate, "timeout_s": 20}
 

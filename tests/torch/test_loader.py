@@ -14,17 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import Sampler
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.data import Sampler  # noqa: E402
-
-from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Stream, collate, make_sample
+from tests.torch.ranks import run_ranks
 
 SETTINGS = {"token_budget": 60, "window": 16, "collate_fn": collate}
 

@@ -8,20 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.checkpoint import JobState  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
-from tests.torch.ranks import Result, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.torch.checkpoint import JobState
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Stream, collate, make_sample
+from tests.torch.ranks import Result, run_ranks
 
 COUNT = 61
 SETTINGS: dict[str, Any] = {

@@ -5,19 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.plan import plan_ranks  # noqa: E402
-from odb_ref.torch.micro_batches import plan_micro_batches  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import UsageError
+from odb_ref.plan import plan_ranks
+from odb_ref.torch.micro_batches import plan_micro_batches
+from tests.torch.ranks import run_ranks
 
 SHARDS = [[9, 4, 30, 17, 2], [12], [25, 26, 27, 28, 5, 5, 6]]
 """Unequal, and one rank has fewer samples than there are micro-batches."""

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
@@ -24,8 +22,6 @@ from tests.trace.test_lineage import (
     go_on_after_another_step,
     tell,
 )
-
-pytestmark = pytest.mark.torch
 
 SETTINGS: dict[str, Any] = {
     "token_budget": 40,

@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
 
-torch = pytest.importorskip("torch")
-
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.utils.data import Dataset  # noqa: E402
-
-from odb_ref.torch import FlattenSamples, JobError, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.reading.tasks import SampleError  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import FlattenSamples, JobError, ODBDataLoader, UsageError
+from odb_ref.torch.reading.tasks import SampleError
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.torch.data import make_sample
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "layout": "packed", "window": 12, "timeout_s": 20}
 SIZES = [23, 8]

@@ -14,24 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
+from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError
+from odb_ref.torch.exchange.collectives import Transport
+from odb_ref.torch.exchange.exchange_thread import Exchange
+from odb_ref.torch.plan.order import compute_order
+from odb_ref.torch.reading.datasets import SeededDataset
+from odb_ref.torch.reading.quarantine import BadSample, Quarantine
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Stream, collate, make_sample, read
+from tests.torch.ranks import run_ranks
 
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.exchange.collectives import Transport  # noqa: E402
-from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
-from odb_ref.torch.plan.order import compute_order  # noqa: E402
-from odb_ref.torch.reading.datasets import SeededDataset  # noqa: E402
-from odb_ref.torch.reading.quarantine import BadSample, Quarantine  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate, make_sample, read  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
 
 SETTINGS: dict[str, Any] = {
     "token_budget": 60,

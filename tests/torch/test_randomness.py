@@ -8,17 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Stream, collate, make_sample
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 10, "shuffle": True, "timeout_s": 20}
 COUNT = 40

@@ -11,14 +11,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
 
 WORLDS = (1, 2, 3, 4)
 COUNT = 53

@@ -11,22 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.core.batching.shards import Draw  # noqa: E402
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.core.resume import RoundStart  # noqa: E402
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading.datasets import DataSetError  # noqa: E402
-from odb_ref.torch.reading.quarantine import Places, Quarantine  # noqa: E402
-from odb_ref.torch.reading.service import ReadPlan  # noqa: E402
-from odb_ref.torch.reading.source import KeyFeed  # noqa: E402
-from odb_ref.trace.check import Property, Status, check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.batching.shards import Draw
+from odb_ref.core.errors import UsageError
+from odb_ref.core.resume import RoundStart
+from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.reading.datasets import DataSetError
+from odb_ref.torch.reading.quarantine import Places, Quarantine
+from odb_ref.torch.reading.service import ReadPlan
+from odb_ref.torch.reading.source import KeyFeed
+from odb_ref.trace.check import Property, Status, check_traces
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Stream, collate
+from tests.torch.ranks import run_ranks
 
 COUNT = 101
 SETTINGS: dict[str, Any] = {

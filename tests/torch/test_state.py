@@ -8,18 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Dataset, Sampler
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.data import Dataset, Sampler  # noqa: E402
-
-from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate, make_sample, read  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-from tests.torch.states import change  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobError, ODBDataLoader, UsageError
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Stream, collate, make_sample, read
+from tests.torch.ranks import run_ranks
+from tests.torch.states import change
 
 SETTINGS: dict[str, Any] = {
     "token_budget": 60,

@@ -10,25 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
+from odb_ref.core.errors import UsageError
+from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.loop import MemoryFit, StepGuard
+from odb_ref.torch.loop import guard as guard_module
+from odb_ref.torch.loop.splitting import split_batch
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
+from tests.torch.test_training import compute_loss, compute_union_gradient, get_gradient, make_model
 
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from odb_ref.torch.loop import MemoryFit, StepGuard  # noqa: E402
-from odb_ref.torch.loop import guard as guard_module  # noqa: E402
-from odb_ref.torch.loop.splitting import split_batch  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-from tests.torch.test_training import compute_loss, compute_union_gradient, get_gradient, make_model  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 torch.set_num_threads(1)
 SIZES = [30, 9]

@@ -15,18 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading.description import describe  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import Result, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import Batching, ODBDataLoader
+from odb_ref.torch.reading.description import describe
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import Result, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "shard": "given", "timeout_s": 5}
 

@@ -7,23 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 12, "collate_fn": collate, "shard": "given", "timeout_s": 20}
 

@@ -6,18 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import IterableDataset, get_worker_info
 
-torch = pytest.importorskip("torch")
-
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import collate, make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import collate, make_sample
+from tests.torch.ranks import run_ranks
 
 COUNT, RANKS = 60, 3
 KEPT = {0: 1, 1: 4, 2: 100}

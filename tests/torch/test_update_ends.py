@@ -6,20 +6,16 @@ import time
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-
-from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.loop import StepGuard  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-from tests.torch.test_training import compute_loss, get_gradient, make_model  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobError, ODBDataLoader, UsageError
+from odb_ref.torch.loop import StepGuard
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
+from tests.torch.test_training import compute_loss, get_gradient, make_model
 
 STEPS = 3
 OPTIONS: dict[str, Any] = {

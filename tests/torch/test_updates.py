@@ -9,19 +9,15 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler
 
-torch = pytest.importorskip("torch")
-
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.utils.data import Dataset, DistributedSampler, RandomSampler  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.reading.source import CHUNK_SAMPLES  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import CAN_SHARD, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.torch.reading.source import CHUNK_SAMPLES
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import CAN_SHARD, run_ranks
 
 SAMPLES = 103
 UPDATE = 16
