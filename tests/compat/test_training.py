@@ -46,7 +46,7 @@ from tests.integrations.common import (
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import run_ranks
+from tests.torch.ranks import get_values, run_ranks
 
 ALL = Samples(range(sum(SIZES)))
 
@@ -179,15 +179,14 @@ def train_all(rank: int, folder: Path) -> Any:
 
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. What the release's guides set up, over two ranks and a batch without a label."""
-    results = run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200)
-    assert not any(result.error for result in results), results
-    enabled, native, handed, accelerated, looped = zip(*(result.value[0] for result in results), strict=True)
+    values = get_values(run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200))
+    enabled, native, handed, accelerated, looped = zip(*(value[0] for value in values), strict=True)
     for runs in (enabled, handed, accelerated, looped):
         check_coverage(runs)
         check_weights(runs, Model())
     check_weights(native, Model())
-    for result in results:
-        assert result.value[1] == (len(ALL), len(enabled[0][0]), True)
+    for value in values:
+        assert value[1] == (len(ALL), len(enabled[0][0]), True)
 
 
 # The release's README -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from odb_ref.torch import JobState, ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.integrations.common import Model, get_weights, set_environment
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import run_ranks
+from tests.torch.ranks import get_values, run_ranks
 
 RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 40, 4, 2, 3
 UPDATE = RANKS * PER_RANK * ACCUMULATED
@@ -108,9 +108,8 @@ def train_both(rank: int, folder: Path) -> Any:
 def test_weights_and_rates_are_those_of_plain_accelerate(tmp_path: Path) -> None:
     """Checks: UPDATE, WEIGHT, RESUME. After every update, to 1e-9; the last of an epoch is smaller; from a checkpoint inside
     an epoch, under another budget."""
-    results = run_ranks(RANKS, train_both, tmp_path, timeout_s=200)
-    assert not any(result.error for result in results), results
-    for plain, ours, resumed in (result.value for result in results):
+    values = get_values(run_ranks(RANKS, train_both, tmp_path, timeout_s=200))
+    for plain, ours, resumed in values:
         assert len(plain) == UPDATES
         for found, expected in ((ours, plain), (resumed, plain[4:])):
             assert len(found) == len(expected)

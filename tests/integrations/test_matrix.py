@@ -54,7 +54,7 @@ from tests.integrations.common import (
     set_environment,
 )
 from tests.integrations.test_sharded import get_whole, is_sharded, pretend
-from tests.torch.ranks import run_ranks
+from tests.torch.ranks import get_values, run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
@@ -312,9 +312,8 @@ def test_the_losses_of_one_process_each_sample_once_the_same_after_a_checkpoint_
     tmp_path: Path, train: Train, strategy: str, world_size: int
 ) -> None:
     """Checks: WEIGHT, COVER, RESUME, REPLAY. Two epochs over shards of 23 and 8, with momentum."""
-    results = run_ranks(world_size, run_cell, world_size, tmp_path / "saved", train, strategy, timeout_s=40)
-    assert not any(result.error for result in results), results
-    wholes, parts, said = zip(*(result.value for result in results), strict=True)
+    values = get_values(run_ranks(world_size, run_cell, world_size, tmp_path / "saved", train, strategy, timeout_s=40))
+    wholes, parts, said = zip(*values, strict=True)
     check_coverage([(whole.updates, whole.weights) for whole in wholes], epochs=2)
     updates = [join(numbers) for numbers in zip(*(whole.updates for whole in wholes), strict=True)]
     # With FSDP 1 Accelerate restores no momentum in an optimizer that has made no step yet.

@@ -201,6 +201,7 @@ def test_a_trace_has_a_name_for_each_rank_and_epoch() -> None:
     assert compute_trace_path("a/run.ndjson.gz", 1, 2, 0) == Path("a/run-rank1.ndjson.gz")
     assert compute_trace_path("run-{epoch}-{rank}.ndjson", 1, 2, 3) == Path("run-3-1.ndjson")
     assert compute_trace_path("run.ndjson", 0, 1, 3) == Path("run-epoch3.ndjson")
+    assert compute_trace_path("run.ndjson", 1, 2, 3) == Path("run-rank1-epoch3.ndjson")
     assert compute_trace_path("run.ndjson", 1, 2, 0, 36) == Path("run-rank1-step36.ndjson")
 
 

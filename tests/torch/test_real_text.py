@@ -11,7 +11,7 @@ from demo_train import collate
 
 from odb_ref.torch import ODBDataLoader
 from tests.helpers.options import nested
-from tests.torch.ranks import run_ranks
+from tests.torch.ranks import get_values, run_ranks
 
 SHARES = (61, 23, 40, 8)
 EPOCHS = 3
@@ -36,9 +36,7 @@ def read_epochs(rank: int, texts: list[Text], options: dict[str, Any]) -> list[l
 
 
 def run(texts: list[Text], options: dict[str, Any]) -> list[list[list[str]]]:
-    results = run_ranks(len(SHARES), read_epochs, texts, options, timeout_s=200)
-    assert not any(result.error for result in results), results
-    return [result.value for result in results]
+    return get_values(run_ranks(len(SHARES), read_epochs, texts, options, timeout_s=200))
 
 
 @pytest.fixture(scope="module")
