@@ -2,8 +2,8 @@
 
 ``python -m tests.mutants.planted`` prints the table; ``--only TEXT`` takes those whose name holds it, ``--by-vectors`` asks the
 conformance kit alone, of the planner and of the pure rules of the core. ``protocol.txt`` has the defects of a protocol and
-``deep.txt`` those that show deep in a run only; ``slips.txt`` has slips of the hand: a sign, a bound, a wrong name in a message, a
-number cut to so many bits, one field of several forgotten.
+``deep.txt`` those that show deep in a run only; ``slips.txt`` has slips of the hand: a sign, a bound, a wrong name in a
+message, a number cut to so many bits, one field of several forgotten.
 """
 
 from __future__ import annotations
