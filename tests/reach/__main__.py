@@ -8,7 +8,7 @@
 
 Run by hand, before a release and when a bound is changed; not by CI. What cannot be had (a Python that is not here as
 ``python3.12``, a version that the index lacks) is said in the environment's row, and the others are run. What a run has found
-stays in .make/reach/found.json; the page is made of that. Of tests with many cases a slice is run, as by ``make test``.
+stays in .make/reach/found.json; the page is made of that. Like ``make test``, it runs a slice of tests with many cases.
 """
 
 from __future__ import annotations
