@@ -52,7 +52,7 @@ Qed.
 
 Definition makes_steps (c : config) (a : offer) : Prop := is_bad a = false /\ o_stop_rank a = None /\ o_ready a = true /\ target c a <> 0.
 
-(** and with every answer, where it makes as many steps as it has groups, or more. *)
+(** and with every answer, where it makes no fewer steps than it has groups. *)
 Lemma what_is_held_stays_in_place_with_an_answer : forall begins c r d u y t, config_ok c ->
   (forall k gs t d, length gs <= t -> snd (c_align c k gs t d) = []) -> c_quota c = None ->
   (at_phase u <> COUNT -> aligned u = []) -> (at_phase u = COUNT -> plan u = []) ->
