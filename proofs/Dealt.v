@@ -147,7 +147,7 @@ Definition of_part (u r : nat) (y : sample) : bool := (begins r u <=? pos y) && 
 Lemma of_part_spec : forall u r y, of_part u r y = true <-> begins r u <= pos y < begins r (S u).
 Proof. intros u r y. unfold of_part. rewrite andb_true_iff, Nat.leb_le, Nat.ltb_lt. reflexivity. Qed.
 
-(** Of what a rank has drawn, the samples of update [u] lie at the places of its part, in order. *)
+(** In what a rank has drawn, the samples of update [u] lie at the places of its part, in order. *)
 Lemma samples_of_a_part : forall s r u, shared_reachable s -> r < W -> begun s r = true -> u <= round (rank_of (base s) r) ->
   map (place_of s r) (filter (of_part u r) (content (places s r))) = part_of u r.
 Proof.
