@@ -12,7 +12,7 @@ import torch
 
 from odb_ref.torch import ODBDataLoader, UsageError, arguments
 from odb_ref.torch.exchange import process_table
-from odb_ref.torch.reading import collate_workers, serialization
+from odb_ref.torch.reading import serialization
 from odb_ref.torch.reading.serialization import LARGE_BYTES
 from tests.helpers.options import nested
 from tests.torch.data import Numbers
@@ -53,7 +53,6 @@ def hide(monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Path) -> None:
         case "all of Linux":
             for part in ("files of memory", "descriptors", "processes"):
                 hide(monkeypatch, part, tmp_path)
-            monkeypatch.setattr(collate_workers, "_SCHEDULED", tmp_path / "schedstat")
             monkeypatch.setattr(sys, "platform", "darwin")
 
 

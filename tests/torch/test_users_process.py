@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from odb_ref.torch import ODBDataLoader, UsageError
-from odb_ref.torch.reading.collate_workers import Made
-from odb_ref.torch.reading.collator import OwnMemory
+from odb_ref.torch.reading.collator import Made, OwnMemory
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import run_ranks
