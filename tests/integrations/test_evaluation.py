@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from accelerate import Accelerator
-from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torchmetrics import CatMetric
@@ -43,6 +41,8 @@ from tests.integrations.common import (
     set_environment,
 )
 from tests.integrations.test_hf import make_trainer
+from tests.integrations.test_lightning import be_quiet
+from tests.integrations.test_lightning import make_trainer as make_lightning
 from tests.torch.ranks import get_values, run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -259,8 +259,7 @@ class Judged(pl.LightningModule):
 
 
 def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    be_quiet()
     set_environment(rank, world_size)
     module = Judged()
     dataset = make_shard(rank) if world_size > 1 else Samples(ALL)
@@ -268,11 +267,7 @@ def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
         EvaluationLoader(dataset, **nested(**GIVEN)) as loader,
         LightningLoader(dataset, **nested(**GIVEN)) as training,
     ):
-        trainer = pl.Trainer(
-            default_root_dir=folder, accelerator="cpu", devices=world_size, logger=False, enable_progress_bar=False,
-            strategy=DDPStrategy(process_group_backend="gloo"), enable_model_summary=False, enable_checkpointing=False,
-            callbacks=[training.callback], max_epochs=2, use_distributed_sampler=True,
-        )  # fmt: skip
+        trainer = make_lightning(folder, world_size, callbacks=[training.callback], max_epochs=2)
         found = []
         for evaluate in (trainer.validate, trainer.test):
             (metrics,) = evaluate(module, loader, verbose=False)
@@ -311,8 +306,7 @@ class Careless(Judged):
 
 
 def evaluate_carelessly(rank: int, world_size: int, folder: Path) -> dict[str, str]:
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    be_quiet()
     set_environment(rank, world_size)
     found = {}
     for kind in (ODBDataLoader, EvaluationLoader, LightningLoader):
@@ -321,11 +315,7 @@ def evaluate_carelessly(rank: int, world_size: int, folder: Path) -> dict[str, s
                 kind(Samples(ALL), **nested(**READ)) as loader,
                 LightningLoader(Samples(ALL), **nested(**READ)) as training,
             ):
-                trainer = pl.Trainer(
-                    default_root_dir=folder, accelerator="cpu", devices=world_size, logger=False, max_epochs=1,
-                    strategy=DDPStrategy(process_group_backend="gloo"), enable_progress_bar=False,
-                    enable_model_summary=False, enable_checkpointing=False, callbacks=[training.callback],
-                )  # fmt: skip
+                trainer = make_lightning(folder, world_size, callbacks=[training.callback], max_epochs=1)
                 loaders = (training, [training if kind is LightningLoader else loader]) if entry == "fit" else (loader,)
                 try:
                     getattr(trainer, entry)(Careless(), *loaders)
@@ -358,8 +348,7 @@ def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.model(batch["input_ids"], batch["labels"])["loss"]
 
-    settings: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, enable_model_summary=False, **settings)
+    trainer = make_lightning(tmp_path, 1, callbacks=[], max_epochs=1, strategy="auto")
     with (
         EvaluationLoader(Samples(ALL), **nested(**READ)) as loader,
         pytest.raises(UsageError, match="to train: LightningLoader"),

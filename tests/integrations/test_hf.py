@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,10 @@ class Recorder(ODBTrainer):
         return super().compute_loss(model, inputs, **kwargs)
 
 
-def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: Any) -> Any:
+def make_trainer(
+    rank: int, folder: Path, *, kind: Any = Recorder, pretend: Callable[[], None] | None = None, **settings: Any
+) -> Any:
+    """A trainer on this rank's samples; ``pretend`` is called once its arguments have looked for devices."""
     names = ("odb", "model", "data_collator", "train_dataset", "eval_dataset")
     arguments = {name: settings.pop(name) for name in names if name in settings}
     odb = arguments.setdefault("odb", GIVEN)
@@ -79,6 +83,8 @@ def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: A
         remove_unused_columns=False,
         **(defaults | settings),
     )
+    if pretend is not None:
+        pretend()
     dataset = make_shard(rank) if odb.loader.get("shard") == "given" else Samples(range(sum(SIZES)))
     return kind(**{"model": Model(), "args": args, "train_dataset": dataset, "data_collator": collate} | arguments)
 

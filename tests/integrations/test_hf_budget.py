@@ -39,7 +39,7 @@ from tests.integrations.common import (
     set_environment,
 )
 from tests.integrations.test_hf import make_llama, make_trainer
-from tests.integrations.test_sharded import train_trainer
+from tests.integrations.test_sharded import get_whole, make_sharded_trainer, pretend
 from tests.torch.ranks import get_values, run_ranks
 from tests.torch.test_step_guard import FailingBackward
 
@@ -210,7 +210,7 @@ def train_sharded(rank: int, folder: Path) -> Any:
     said = []
     for version in (1, 2):
         with pytest.raises(UsageError) as caught:
-            train_trainer(rank, folder, version, odb=GUARDED)
+            make_sharded_trainer(rank, folder, version, odb=GUARDED, pretend=pretend).train()
         said.append(str(caught.value))
     odb = replace(GUARDED, memory=FIT)
 
@@ -219,8 +219,12 @@ def train_sharded(rank: int, folder: Path) -> Any:
             assert not (self.args.process_index == 1 and samples > 1 and tokens > 30)
             return False
 
+    trainer = make_sharded_trainer(
+        rank, folder, 2, kind=Splitting, odb=odb, pretend=pretend, gradient_accumulation_steps=2
+    )
     with limited_memory(rank):
-        return said, train_trainer(rank, folder, 2, kind=Splitting, odb=odb)
+        trainer.train()
+    return said, (trainer.updates, get_whole(trainer.model_wrapped))
 
 
 def test_a_sharded_model_is_refused_by_name_or_tries_beforehand(tmp_path: Path) -> None:
