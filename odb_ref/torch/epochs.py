@@ -363,5 +363,6 @@ class Epochs(Generic[Batch]):
             start,
             schedule=self._budget_schedule,
             accumulation_steps=self._weighting.accumulation_steps,
+            is_pinned=self._spec.options.is_pinned,
         )
         return Delivery(config, driver, started_s=start.started_s, log_wait_s=self._timeout_s / 2)

@@ -35,12 +35,7 @@ from odb_ref.torch.batches import Batch
 from odb_ref.torch.epochs import Epochs
 from odb_ref.torch.exchange.roster import choose_ranks
 from odb_ref.torch.flattening import FlattenSamples
-from odb_ref.torch.options import (
-    check_len_bound,
-    check_skipping,
-    check_updates,
-    make_order,
-)
+from odb_ref.torch.options import check_len_bound, check_skipping, check_updates, make_order
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.reading.collator import CollateFn, OnIdle
 from odb_ref.torch.reading.costs import CostFn, make_resources

@@ -13,17 +13,17 @@ from tests.integrations import require
 
 require("lightning")
 
-import lightning.pytorch as pl  # noqa: E402
-import torch  # noqa: E402
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar  # noqa: E402
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
 
-from odb_ref.integrations.lightning import IntervalCheckpoint, LightningLoader, scale_loss  # noqa: E402
-from odb_ref.integrations.progress import Intervals  # noqa: E402
-from odb_ref.torch import ODBDataLoader, StepInfo, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.lightning import IntervalCheckpoint, LightningLoader, scale_loss
+from odb_ref.integrations.progress import Intervals
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
@@ -39,9 +39,7 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import CAN_SHARD, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from tests.torch.ranks import CAN_SHARD, get_values, run_ranks
 
 
 class Module(pl.LightningModule):
@@ -124,9 +122,8 @@ def train_all(rank: int, folder: Path) -> Any:
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
     # https://github.com/Lightning-AI/pytorch-lightning/issues/20404
-    results = run_ranks(len(SIZES), train_all, tmp_path, timeout_s=120)
-    assert not any(result.error for result in results), results
-    for epochs, variant in zip((1, 2), zip(*(result.value for result in results), strict=True), strict=True):
+    values = get_values(run_ranks(len(SIZES), train_all, tmp_path, timeout_s=120))
+    for epochs, variant in zip((1, 2), zip(*values, strict=True), strict=True):
         runs = [run for run, _ in variant]
         check_coverage(runs, epochs)
         check_weights(runs, Model())
@@ -161,9 +158,7 @@ def train_sharded(rank: int, folder: Path) -> Any:
 @pytest.mark.skipif(not CAN_SHARD, reason="fully_shard of torch 2.6 does not run on processors")
 def test_sharded_by_fsdp_2_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. Lightning's own strategy for it, whose meshes are of processors, too."""
-    results = run_ranks(len(SIZES), train_sharded, tmp_path, timeout_s=120)
-    assert not any(result.error for result in results), results
-    runs = [result.value for result in results]
+    runs = get_values(run_ranks(len(SIZES), train_sharded, tmp_path, timeout_s=120))
     check_coverage(runs, epochs=2)
     check_weights(runs, Model())
 
@@ -202,12 +197,11 @@ def resume_alone(rank: int, folder: Path) -> Any:
 
 def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     """Checks: RESUME, ONCE, COVER, REPLAY. Though Lightning has read ahead; and on one rank instead of two."""
-    results = run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=120)
-    assert not any(result.error for result in results), results
-    for ((updates, weights), steps), parts, _ in (result.value for result in results):
+    values = get_values(run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=120))
+    for ((updates, weights), steps), parts, _ in values:
         for saved, part in zip(SAVED.values(), parts, strict=True):
             assert part == ((updates[saved:], weights), steps)
-    first = [result.value[-1][0] for result in results]
+    first = [value[-1][0] for value in values]
     (alone,) = run_ranks(1, resume_alone, tmp_path, timeout_s=60)
     assert not alone.error, alone
     check_coverage([*first, alone.value[0]])
@@ -272,11 +266,8 @@ def watch(rank: int, folder: Path) -> Any:
 
 def test_it_evaluates_and_saves_by_samples_and_shows_how_far_it_is(tmp_path: Path) -> None:
     """On all ranks with the same update, after a checkpoint, too; the bar's end is the epoch's in the end."""
-    results = run_ranks(len(SIZES), watch, tmp_path, timeout_s=120)
-    assert not any(result.error for result in results), results
-    for rank, ((infos, evaluated, shown, samples, _), (rest, again, shown_again, *ends)) in enumerate(
-        result.value for result in results
-    ):
+    values = get_values(run_ranks(len(SIZES), watch, tmp_path, timeout_s=120))
+    for rank, ((infos, evaluated, shown, samples, _), (rest, again, shown_again, *ends)) in enumerate(values):
         wanted, kept = find_due(infos, samples=10, tokens=150)
         per_epoch = -(-sum(info.epoch == 0 for info in infos) // 2)
         assert evaluated == sorted({*wanted, per_epoch, -(-len(infos) // 2)})

@@ -21,24 +21,24 @@ require("transformers")
 require("accelerate")
 require("lightning")
 
-import lightning.pytorch as pl  # noqa: E402
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import torch.distributed.checkpoint as dcp  # noqa: E402
-from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState  # noqa: E402
-from accelerate.state import AcceleratorState  # noqa: E402
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy  # noqa: E402
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict  # noqa: E402
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from transformers import TrainingArguments  # noqa: E402
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+from accelerate.state import AcceleratorState
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from transformers import TrainingArguments
 
-from odb_ref.integrations.accelerate import accumulate  # noqa: E402
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
-from odb_ref.torch import JobState, ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.accelerate import accumulate
+from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
+from odb_ref.integrations.lightning import LightningLoader, scale_loss
+from odb_ref.torch import JobState, ODBDataLoader
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
@@ -53,10 +53,10 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.integrations.test_sharded import get_whole, is_sharded, pretend  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
+from tests.integrations.test_sharded import get_whole, is_sharded, pretend
+from tests.torch.ranks import get_values, run_ranks
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 AT = 4
 """Updates before the checkpoint: in the middle of the first of two epochs."""
@@ -312,9 +312,8 @@ def test_the_losses_of_one_process_each_sample_once_the_same_after_a_checkpoint_
     tmp_path: Path, train: Train, strategy: str, world_size: int
 ) -> None:
     """Checks: WEIGHT, COVER, RESUME, REPLAY. Two epochs over shards of 23 and 8, with momentum."""
-    results = run_ranks(world_size, run_cell, world_size, tmp_path / "saved", train, strategy, timeout_s=40)
-    assert not any(result.error for result in results), results
-    wholes, parts, said = zip(*(result.value for result in results), strict=True)
+    values = get_values(run_ranks(world_size, run_cell, world_size, tmp_path / "saved", train, strategy, timeout_s=40))
+    wholes, parts, said = zip(*values, strict=True)
     check_coverage([(whole.updates, whole.weights) for whole in wholes], epochs=2)
     updates = [join(numbers) for numbers in zip(*(whole.updates for whole in wholes), strict=True)]
     # With FSDP 1 Accelerate restores no momentum in an optimizer that has made no step yet.

@@ -16,18 +16,18 @@ from tests.integrations import require
 require("transformers")
 require("accelerate")
 
-import torch  # noqa: E402
-from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState  # noqa: E402
-from accelerate.state import AcceleratorState  # noqa: E402
-from accelerate.utils import DistributedType  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa: E402
-from transformers import TrainingArguments  # noqa: E402
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from transformers import TrainingArguments
 
-from odb_ref.integrations.accelerate import accumulate  # noqa: E402
-from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.accelerate import accumulate
+from odb_ref.torch import ODBDataLoader, UsageError
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
@@ -41,10 +41,10 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.integrations.test_hf import GIVEN, Recorder  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
+from tests.integrations.test_hf import GIVEN, Recorder
+from tests.torch.ranks import run_ranks
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 CPU = torch.device("cpu")
 

@@ -36,6 +36,15 @@ class Result:
     is_gone: bool = False
 
 
+def get_values(results: list[Result]) -> list[Any]:
+    """Returns what each rank returned.
+
+    Raises: AssertionError when one of them failed.
+    """
+    assert not any(result.error or result.is_gone for result in results), results
+    return [result.value for result in results]
+
+
 def _forget_fork_server() -> None:
     """A fork server of the process that forked this one is not this one's: it cannot be waited for."""
     server = multiprocessing.forkserver._forkserver

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.reading.collate_workers import CollateTask, Made
 from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.measure import Measured
@@ -34,6 +33,24 @@ _PADDED: Final = (
 )
 
 CollateFn = Callable[[list[object]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class CollateTask:
+    """What a batch is made of, and the seed of what is drawn meanwhile."""
+
+    seed: int
+    samples: tuple[object, ...]
+    supervised: int | None
+    """Supervised tokens that were counted; None where nothing depends on them (idle batches)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A batch, and what to warn of."""
+
+    batch: object
+    warnings: tuple[str, ...] = ()
 
 
 class OnIdle(StrEnum):

@@ -21,20 +21,17 @@ from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from operator import methodcaller
-from typing import Concatenate, Final, ParamSpec, assert_never
+from typing import Concatenate, Final, ParamSpec
 
 import torch.multiprocessing
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.exchange.process_table import kill_with_children
 from odb_ref.torch.reading.collate_workers import Pipe
-from odb_ref.torch.reading.collator import pin
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.pipeline import PipelineSpec
-from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
-from odb_ref.torch.workers import wire
-from odb_ref.torch.workers.serving import WATCH_S, LoaderProcessError, LoaderServer, LoaderTask, serve
+from odb_ref.torch.workers.serving import WATCH_S, Failure, LoaderProcessError, LoaderServer, LoaderTask, Notice, serve
 from odb_ref.torch.workers.watching import Silence
 
 P = ParamSpec("P")
@@ -57,7 +54,6 @@ class LoaderProcess:
         self._context = (
             context if isinstance(context, BaseContext) else torch.multiprocessing.get_context(_name(context))
         )
-        self._is_pinned = spec.options.is_pinned
         start_method = self._context.get_start_method(allow_none=False)
         wanted = spec.options.persistent_workers
         self._is_persistent = start_method != "fork" if wanted is None else wanted
@@ -65,13 +61,8 @@ class LoaderProcess:
         """True when the process stays only as long as another one would read the same."""
         self._sent = b""
         """A digest of what the process was started with, where that is watched."""
-        # Pages are locked in the training process, and the process is already of the kind asked for.
-        options = replace(
-            spec.options,
-            is_pinned=False,
-            multiprocessing_context=start_method,
-            persistent_workers=self._is_persistent,
-        )
+        # The process is already of the kind asked for.
+        options = replace(spec.options, multiprocessing_context=start_method, persistent_workers=self._is_persistent)
         self._spec = replace(spec, options=options)
         self._silence_s = spec.options.silence_s
         self._process: BaseProcess | None = None
@@ -224,30 +215,18 @@ class LoaderProcess:
             listener.on_error(cause, error)
 
     def _dispatch(self, message: object) -> None:
+        listener = self._listener
         match message:
-            case wire.Heartbeat(doing):
-                self._doing = doing
-            case wire.EpochNotice(epoch, notice):
-                if self._listener is not None and epoch == self._epoch:
-                    self._report(notice, self._listener)
-            case _:
-                raise OdbError(f"unexpected message of the loader process: {message!r}")
-
-    def _report(self, notice: wire.Notice, listener: SampleListener) -> None:
-        match notice:
-            case wire.SamplesMeasured(_, _, is_ended, is_full):
-                listener.on_read(list(notice.unpack()), is_ended=is_ended, is_full=is_full)
-            case wire.BatchMade(number, packed):
-                batch = unpack(packed)
-                listener.on_batch(number, pin(batch) if self._is_pinned else batch)
-            case wire.SetAside(place, cause):
-                listener.on_bad(place, cause)
-            case wire.WarningText(text):
-                listener.on_warning(text)
-            case wire.Failed(cause, text):
+            case str():
+                self._doing = message
+            case Notice(epoch) | Failure(epoch) if listener is None or epoch != self._epoch:
+                pass  # that one is over
+            case Notice(_, call):
+                call(listener)
+            case Failure(_, cause, text):
                 self._lose(cause, LoaderProcessError(text))
             case _:
-                assert_never(notice)
+                raise OdbError(f"unexpected message of the loader process: {message!r}")
 
 
 def send(pipe: Pipe, request: object) -> None:
