@@ -14,21 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading import collate_workers  # noqa: E402
-from odb_ref.torch.reading.collate_workers import SLOW_S, CollateWorkerError, CollateWorkers  # noqa: E402
-from odb_ref.torch.reading.collator import BatchMaker, CollateTask, Collator, OnIdle  # noqa: E402
-from odb_ref.torch.reading.measure import Measured  # noqa: E402
-from odb_ref.torch.reading.pipeline import _Maker  # noqa: E402
-from odb_ref.torch.reading.serialization import Packed, pack, unpack  # noqa: E402
-from odb_ref.torch.reading.service import BatchRequest, SampleListener  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobError, ODBDataLoader
+from odb_ref.torch.reading import collate_workers
+from odb_ref.torch.reading.collate_workers import SLOW_S, CollateWorkerError, CollateWorkers
+from odb_ref.torch.reading.collator import BatchMaker, CollateTask, Collator, OnIdle
+from odb_ref.torch.reading.measure import Measured
+from odb_ref.torch.reading.pipeline import _Maker
+from odb_ref.torch.reading.serialization import Packed, pack, unpack
+from odb_ref.torch.reading.service import BatchRequest, SampleListener
+from tests.helpers.options import nested
+from tests.torch.data import Numbers
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 64, "timeout_s": 20}
 SAMPLES = 200

@@ -16,34 +16,30 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.core.config import Config  # noqa: E402
-from odb_ref.core.effects import OutcomeKind, PostCounts, PostOffer  # noqa: E402
-from odb_ref.core.events import Agreed, Counted, PeerLost, Reported, Urged  # noqa: E402
-from odb_ref.core.offer import NONE, Offer  # noqa: E402
-from odb_ref.core.types import StepCounts  # noqa: E402
-from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
-from odb_ref.torch.epoch import driver as epoch_driver  # noqa: E402
-from odb_ref.torch.epoch.delivery import Delivery  # noqa: E402
-from odb_ref.torch.epoch.driver import EpochDriver  # noqa: E402
-from odb_ref.torch.exchange.collectives import Transport  # noqa: E402
-from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
-from odb_ref.torch.exchange.identity import LoaderIdentity  # noqa: E402
-from odb_ref.torch.exchange.links import Links  # noqa: E402
-from odb_ref.torch.exchange.process_table import find_children, read_status  # noqa: E402
-from odb_ref.torch.exchange.roster import Roster  # noqa: E402
-from odb_ref.torch.plan.start import EpochStart  # noqa: E402
-from odb_ref.torch.reading.collate_workers import Pipe  # noqa: E402
-from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener  # noqa: E402
-from odb_ref.torch.workers import process as loader_process  # noqa: E402
-from odb_ref.torch.workers import serving  # noqa: E402
-from odb_ref.trace.reading import read_trace  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.config import Config
+from odb_ref.core.effects import OutcomeKind, PostCounts, PostOffer
+from odb_ref.core.events import Agreed, Counted, PeerLost, Reported, Urged
+from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.types import StepCounts
+from odb_ref.torch import JobError, ODBDataLoader
+from odb_ref.torch.epoch import driver as epoch_driver
+from odb_ref.torch.epoch.delivery import Delivery
+from odb_ref.torch.epoch.driver import EpochDriver
+from odb_ref.torch.exchange.collectives import Transport
+from odb_ref.torch.exchange.exchange_thread import Exchange
+from odb_ref.torch.exchange.identity import LoaderIdentity
+from odb_ref.torch.exchange.links import Links
+from odb_ref.torch.exchange.process_table import find_children, read_status
+from odb_ref.torch.exchange.roster import Roster
+from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.reading.collate_workers import Pipe
+from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
+from odb_ref.torch.workers import process as loader_process
+from odb_ref.torch.workers import serving
+from odb_ref.trace.reading import read_trace
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate}
 CONFIG = Config(rank=0, world_size=2, budget_tokens=60, window_samples=16, ramp_rounds=0)

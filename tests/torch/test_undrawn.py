@@ -9,21 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import Dataset
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.data import Dataset  # noqa: E402
-
-from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading import datasets  # noqa: E402
-from odb_ref.torch.reading.datasets import KeyChunk, SeededDataset  # noqa: E402
-from odb_ref.torch.reading.quarantine import BadSample  # noqa: E402
-from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate, seed_generators  # noqa: E402
-from tests.torch.data import make_sample  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import Batching, ODBDataLoader
+from odb_ref.torch.reading import datasets
+from odb_ref.torch.reading.datasets import KeyChunk, SeededDataset
+from odb_ref.torch.reading.quarantine import BadSample
+from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate, seed_generators
+from tests.torch.data import make_sample
 
 COUNT = 40
 SEED = 77
