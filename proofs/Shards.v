@@ -336,7 +336,7 @@ Proof.
     apply (IH (fun j => A (S j)) (fun k => B (S k)) i); lia.
 Qed.
 
-(** Of a first portion of W places or more each rank draws some. *)
+(** Each rank draws some of a first portion of W places or more. *)
 Lemma a_first_portion_feeds_all : forall loads portion i, i < length loads -> length loads <= portion -> 1 <= nth i (portion_shares loads 0 portion) 0.
 Proof.
   intros loads portion i H L. destruct (a_portion_is_dealt_out loads 0 portion) as [Ls S]; [intros ->; simpl in H; lia|]. unfold portion_shares in *.
