@@ -37,14 +37,14 @@ Record shared_sys := mkShared {
   places : nat -> list nat;
   upto : nat -> nat;
   wants : nat -> nat;
-  told : list (option (list nat)) }.
+  told : list (option (nat -> nat)) }.
 
 Section Shared.
 Variables (W total : nat).
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable order : nat -> sample.
-Variable deal : list nat -> nat -> list nat.
+Variable deal : (nat -> nat) -> nat -> nat -> list nat.
 (** What a rank wants: of its number, the round, how many places are drawn, what its window held and what is carried. *)
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 
@@ -56,8 +56,10 @@ Fixpoint content_from (q : nat) (l : list nat) : list sample :=
   end.
 Definition content (l : list nat) : list sample := content_from 0 l.
 
-Definition first_wants : list nat := repeat (c_window (cfg 0) 0 0) W.
-Definition dealt (s : shared_sys) (r : nat) (ws : list nat) : list nat := deal ws (total - upto s r).
+Definition first_wants (r : nat) : nat := c_window (cfg 0) 0 0.
+(** What a rank draws of what all want, and how far the order is then drawn. *)
+Definition share_of (s : shared_sys) (r : nat) (ws : nat -> nat) : list nat := deal ws (upto s r) r.
+Definition far_of (s : shared_sys) (r : nat) (ws : nat -> nat) : nat := upto s r + length (dealt_out W deal ws (upto s r)).
 
 Definition shared_start : shared_sys := mkShared (start cfg) (fun _ => false) (fun _ => []) (fun _ => 0) (fun _ => 0) [].
 
@@ -79,26 +81,26 @@ Definition with_rank (s : sys) (r : nat) (t : state) (e : event) : sys :=
 
 Inductive shared_step : shared_sys -> shared_sys -> Prop :=
 | SharedBegins : forall s r t, r < W -> begun s r = false ->
-    let ds := dealt s r first_wants in
-    let far := upto s r + sum ds in
-    t = post (cfg r) r (draws (nth r ds 0) (far =? total) (rank_of (base s) r)) ->
+    let mine := share_of s r first_wants in
+    let far := far_of s r first_wants in
+    t = post (cfg r) r (draws (length mine) (far =? total) (rank_of (base s) r)) ->
     shared_step s (mkShared (with_rank (base s) r t Urged) (update (begun s) r true)
-      (update (places s) r (places s r ++ draw (upto s r) ds r)) (update (upto s) r far) (wants s) (told s))
+      (update (places s) r (places s r ++ mine)) (update (upto s) r far) (wants s) (told s))
 | SharedRank : forall s r e t, r < W -> begun s r = true -> may_shared s r e ->
     handle_shared (cfg r) r (depth r) (rank_of (base s) r) e = Some t ->
     shared_step s (mkShared (with_rank (base s) r t e) (begun s) (places s) (upto s)
       (match e with Got (Agreed _) => update (wants s) r (wish_of r (upto s r) (rank_of (base s) r) t) | _ => wants s end) (told s))
 | SharedCounted : forall s r cs ws t, r < W -> begun s r = true -> may_shared s r (Got (Counted cs)) ->
     nth_error (told s) (got (base s) r) = Some (Some ws) ->
-    let ds := dealt s r ws in
-    let far := upto s r + sum ds in
-    transition (cfg r) r (depth r) (draws (nth r ds 0) (far =? total) (rank_of (base s) r)) (Got (Counted cs)) = Some t ->
+    let mine := share_of s r ws in
+    let far := far_of s r ws in
+    transition (cfg r) r (depth r) (draws (length mine) (far =? total) (rank_of (base s) r)) (Got (Counted cs)) = Some t ->
     shared_step s (mkShared (with_rank (base s) r t (Got (Counted cs))) (begun s)
-      (update (places s) r (places s r ++ draw (upto s r) ds r)) (update (upto s) r far) (wants s) (told s))
+      (update (places s) r (places s r ++ mine)) (update (upto s) r far) (wants s) (told s))
 | SharedExchange : forall s x, (forall r, r < W -> pending (base s) r = true) -> reduce (messages W (base s)) = Some x ->
     shared_step s (mkShared (mkSys (rank_of (base s)) (got (base s)) (fun _ => false) (log (base s) ++ [(messages W (base s), x)])
       (running (base s))) (begun s) (places s) (upto s) (wants s)
-      (told s ++ [if is_counted x then Some (map (wants s) (seq 0 W)) else None]))
+      (told s ++ [if is_counted x then Some (wants s) else None]))
 | SharedTrained : forall s r, r < W -> running (base s) r = true ->
     (forall q, q < W -> length (taken (rank_of (base s) r)) <= length (taken (rank_of (base s) q))) ->
     shared_step s (mkShared (mkSys (rank_of (base s)) (got (base s)) (pending (base s)) (log (base s)) (update (running (base s)) r false))

@@ -12,5 +12,5 @@ Extract Inlined Constant PeanoNat.Nat.div => "(fun n m -> if m = 0 then 0 else n
 Extraction "extracted/model.ml" shipped offered accepting compute_groups compute_rows gauge_of tokens_cost attention_cost form_in align_in odb_rule paper_rule target initial transition handle has_posted
   combine_offers reduce start perform rest_of save load zero_counts shares portions shared_window wish_for
   friendly_in compute_sized_groups sized_gauge
-  handle_shared draws draw sum post wish_of
+  handle_shared draws deal_in_turn dealt_out first_wants post wish_of
   plan_of loaded q_of mean_scale sum_scale.

@@ -8,19 +8,21 @@ Variables (W total : nat).
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable order : nat -> sample.
-Variable deal : list nat -> nat -> list nat.
+Variable deal : (nat -> nat) -> nat -> nat -> list nat.
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 Hypothesis ok : setting_ok W cfg.
-Hypothesis deal_length : forall ws left, length (deal ws left) = length ws.
-Hypothesis deal_sum : forall ws left, sum (deal ws left) = Nat.min (sum ws) left.
-Hypothesis deal_full : forall ws left, sum ws <= left -> deal ws left = ws.
+Hypothesis deal_next : forall ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal ws d) (seq d n).
+Hypothesis deal_feeds : forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal ws d r) \/ total <= d + length (dealt_out W deal ws d).
 Hypothesis wish_some : forall r k d w, r < W -> 1 <= wish r k d w [].
 
 Notation shared_reachable := (shared_reachable W total cfg depth order deal wish).
 Notation shared_step := (shared_step W total cfg depth order deal wish).
 Notation content := (content order).
-Notation dealt := (dealt total deal).
-Notation first_wants := (first_wants W cfg).
+Notation share_of := (share_of deal).
+Notation far_of := (far_of W deal).
+Notation first_wants := (first_wants cfg).
+Notation drawn := (drawn W deal).
+Notation drawn_by := (drawn_by W deal).
 
 (** ** Inputs *)
 
@@ -74,27 +76,26 @@ Proof. intros input r H. unfold big. apply le_n_S, (sum_nat_in (fun r => length 
 
 (** ** What each rank has heard and drawn *)
 
-Definition heard (s : shared_sys) (r : nat) : list (list nat) :=
+Definition heard (s : shared_sys) (r : nat) : list (nat -> nat) :=
   flat_map (fun x => match x with Some w => [w] | None => [] end) (firstn (got (base s) r) (told s)).
-Definition rounds_of (s : shared_sys) (r : nat) : list (list nat) := rev (heard s r) ++ [first_wants].
+Definition rounds_of (s : shared_sys) (r : nat) : list (nat -> nat) := rev (heard s r) ++ [first_wants].
 
 Record book (s : shared_sys) (r : nat) : Prop := {
   b_fresh : begun s r = false -> rank_of (base s) r = initial (cfg r) r /\ got (base s) r = 0 /\ places s r = [] /\ upto s r = 0 /\
     pending (base s) r = false;
-  b_places : begun s r = true -> places s r = drawn_by total deal r (rounds_of s r);
-  b_upto : begun s r = true -> upto s r = drawn total deal (rounds_of s r);
+  b_places : begun s r = true -> places s r = drawn_by r (rounds_of s r);
+  b_upto : begun s r = true -> upto s r = drawn (rounds_of s r);
   b_ended : begun s r = true -> ended (rank_of (base s) r) = (upto s r =? total);
   b_round : begun s r = true -> length (heard s r) = round (rank_of (base s) r);
   b_read : begun s r = true -> read (rank_of (base s) r) + wanted (rank_of (base s) r) = length (places s r);
   b_want : at_phase (rank_of (base s) r) = COUNT -> ended (rank_of (base s) r) = false ->
     (window (rank_of (base s) r) = [] -> 1 <= wants s r) /\
-    (forall ws, nth_error (told s) (got (base s) r) = Some (Some ws) -> nth r ws 0 = wants s r) }.
+    (forall ws, nth_error (told s) (got (base s) r) = Some (Some ws) -> ws r = wants s r) }.
 
 Record books (s : shared_sys) : Prop := {
   b_rank : forall r, r < W -> book s r;
   b_told : length (told s) = length (log (base s));
-  b_kind : forall k x, nth_error (results (base s)) k = Some x -> is_counted x = false -> nth_error (told s) k = Some None;
-  b_fits : forall ws, In (Some ws) (told s) -> length ws = W }.
+  b_kind : forall k x, nth_error (results (base s)) k = Some x -> is_counted x = false -> nth_error (told s) k = Some None }.
 
 Definition extends (input : nat -> list sample) (s : shared_sys) : Prop :=
   forall r, r < W -> exists ext, input r = content (places s r ++ ext) /\ (begun s r = true -> ended (rank_of (base s) r) = true -> ext = []).
@@ -148,16 +149,6 @@ Proof.
   pose proof (g_core _ _ _ _ _ I r Hr) as K. split; [exact (k_read _ _ _ _ _ _ K)|]. split; [|exact (g_sync _ _ _ _ _ I r Hr)].
   pose proof (Permutation_length (k_cons _ _ _ _ _ _ K)) as L. rewrite !app_length, firstn_length in L. lia.
 Qed.
-
-(** What is drawn when not all is drawn is what was wanted. *)
-Lemma not_the_last : forall ws left, sum (deal ws left) <> left -> deal ws left = ws.
-Proof. intros ws left Hn. apply deal_full. rewrite deal_sum in Hn. lia. Qed.
-
-Lemma nth_repeat_below : forall (x n i : nat), i < n -> nth i (repeat x n) 0 = x.
-Proof. intros x. induction n as [|n IH]; intros [|i] L; simpl; try lia. apply IH. lia. Qed.
-
-Lemma share_within : forall l i, nth i l 0 <= sum l.
-Proof. induction l as [|x l IH]; intros [|i]; simpl; try lia. specialize (IH i). lia. Qed.
 
 Lemma nth_told : forall input s t r x, following input s t -> r < W -> nth_error (results (base s)) (got (base s) r) = Some x ->
   exists y, nth_error (results t) (got t r) = Some y /\ alike_result x y.
@@ -251,29 +242,29 @@ Qed.
 
 Lemma counted_step_followed : forall input s t r cs ws u, reachable input t -> following input s t -> books s -> r < W -> begun s r = true ->
   may_shared cfg order s r (Got (Counted cs)) -> nth_error (told s) (got (base s) r) = Some (Some ws) ->
-  let ds := dealt s r ws in
-  let far := upto s r + sum ds in
-  transition (cfg r) r (depth r) (draws (nth r ds 0) (far =? total) (rank_of (base s) r)) (Got (Counted cs)) = Some u ->
-  (far = total -> length (input r) = length (places s r) + nth r ds 0) ->
+  let mine := share_of s r ws in
+  let far := far_of s r ws in
+  transition (cfg r) r (depth r) (draws (length mine) (far =? total) (rank_of (base s) r)) (Got (Counted cs)) = Some u ->
+  (far = total -> length (input r) = length (places s r) + length mine) ->
   (forall s', base s' = with_rank (base s) r u (Got (Counted cs)) -> begun s' = begun s -> exists t', leads input 1 t t' /\ following input s' t') /\
-  ended u = (far =? total) /\ read u + wanted u = length (places s r) + nth r ds 0 /\ round u = S (round (rank_of (base s) r)) /\ at_phase u <> COUNT /\
-  (ended (rank_of (base s) r) = true -> nth r ds 0 = 0 /\ far = total).
+  ended u = (far =? total) /\ read u + wanted u = length (places s r) + length mine /\ round u = S (round (rank_of (base s) r)) /\ at_phase u <> COUNT /\
+  (ended (rank_of (base s) r) = true -> length mine = 0 /\ far = total).
 Proof.
-  intros input s t r cs ws u R F B Hr Bg M To ds far E Li. destruct (F r Hr) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T.
+  intros input s t r cs ws u R F B Hr Bg M To mine far E Li. destruct (F r Hr) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T.
   destruct (followed_invariant input t r R Hr) as [I1 _]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na]. rewrite Nr in I1.
   change (read (dress w en m (rank_of (base s) r))) with (read (rank_of (base s) r)) in I1.
   pose proof (b_rank _ B r Hr) as Bk. pose proof (b_read _ _ Bk Bg) as Rd. pose proof (b_ended _ _ Bk Bg) as En. pose proof (b_want _ _ Bk) as Wa.
-  assert (Ut : upto s r <= total) by (rewrite (b_upto _ _ Bk Bg); apply no_more_is_drawn_than_there_is; exact deal_sum).
+  assert (Ut : upto s r <= total) by (rewrite (b_upto _ _ Bk Bg); apply (no_more_is_drawn_than_there_is W total), deal_next).
   set (v := rank_of (base s) r) in *.
-  assert (Pv : at_phase v = COUNT) by (simpl in E; change (at_phase (draws (nth r ds 0) (far =? total) v)) with (at_phase v) in E; destruct (at_phase v); try discriminate; reflexivity).
+  assert (Pv : at_phase v = COUNT) by (simpl in E; change (at_phase (draws (length mine) (far =? total) v)) with (at_phase v) in E; destruct (at_phase v); try discriminate; reflexivity).
   unfold tied in T. rewrite Pv in T. destruct T as [Wz T]. rewrite Wz, Nat.add_0_r in Rd.
   destruct M as [M1 M2]. destruct (nth_told input s t r _ F Hr M2) as [y [Y1 Y2]]. assert (y = Counted cs) as -> by (destruct Y2 as [->|[? [? [Y2 _]]]]; [reflexivity|discriminate]).
-  assert (Ended : ended v = true -> nth r ds 0 = 0 /\ far = total).
-  { intros Ev. rewrite Ev in En. symmetry in En. apply Nat.eqb_eq in En. assert (Z : sum ds = 0) by (unfold ds, Drawing.dealt; rewrite deal_sum; lia).
-    pose proof (share_within ds r). unfold far. lia. }
-  assert (Go : forall t1 w1 e1, (forall k v, leads input k t1 v -> leads input k t v) -> near input s t1 r w1 e1 m -> (if nth r ds 0 =? 0 then w1 = 0 /\ e1 = (far =? total) else is_open (length (input r)) v w1 e1) ->
+  assert (Ended : ended v = true -> length mine = 0 /\ far = total).
+  { intros Ev. rewrite Ev in En. symmetry in En. apply Nat.eqb_eq in En. pose proof (dealt_within W total deal deal_next ws (upto s r)).
+    pose proof (share_within W deal ws (upto s r) r Hr). unfold far, Drawing.far_of, mine, Drawing.share_of. lia. }
+  assert (Go : forall t1 w1 e1, (forall k v, leads input k t1 v -> leads input k t v) -> near input s t1 r w1 e1 m -> (if length mine =? 0 then w1 = 0 /\ e1 = (far =? total) else is_open (length (input r)) v w1 e1) ->
     (forall s', base s' = with_rank (base s) r u (Got (Counted cs)) -> begun s' = begun s -> exists t', leads input 1 t t' /\ following input s' t') /\
-    ended u = (far =? total) /\ read u + wanted u = length (places s r) + nth r ds 0 /\ round u = S (round v) /\ at_phase u <> COUNT).
+    ended u = (far =? total) /\ read u + wanted u = length (places s r) + length mine /\ round u = S (round v) /\ at_phase u <> COUNT).
   { intros t1 w1 e1 On N1 Op. destruct (counted_followed _ (big input) (cfg r) r (depth r) v w1 e1 m cs _ _ u I1 Na Op E) as [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 [T8 T9]]]]]]]]].
     split.
     - intros s' Bs Bb. exists (with_rank t1 r (dress w1 e1 m' u) (Got (Counted cs))). destruct (n_rank _ _ _ _ _ _ _ N1) as [Nr1 _]. split.
@@ -286,11 +277,12 @@ Proof.
   - destruct (Ended eq_refl) as [Z1 Z2]. destruct T as [-> ->]. destruct (Go t 0 true (fun _ _ L => L) Hn) as [G1 [G2 [G3 [G4 G5]]]].
     + rewrite Z1, Z2. simpl. rewrite Nat.eqb_refl. auto.
     + auto 10.
-  - destruct T as [-> Op]. destruct (nth r ds 0 =? 0) eqn:Zs.
+  - destruct T as [-> Op]. destruct (length mine =? 0) eqn:Zs.
     + apply Nat.eqb_eq in Zs. set (la := far =? total) in *.
       assert (Fu : negb la = true -> la = false /\ window v <> []).
       { intros H. apply negb_true_iff in H. split; [exact H|]. intros Wn. destruct (Wa Pv eq_refl) as [W1 W2]. specialize (W1 Wn). specialize (W2 ws To).
-        unfold la, far in H. apply Nat.eqb_neq in H. assert (D : ds = ws). { unfold ds, Drawing.dealt in *. apply not_the_last. lia. } rewrite D in Zs. lia. }
+        unfold la, far, Drawing.far_of in H. apply Nat.eqb_neq in H. pose proof (dealt_within W total deal deal_next ws (upto s r)).
+        destruct (deal_feeds ws (upto s r) r Hr ltac:(lia)); [unfold mine, Drawing.share_of in Zs|]; lia. }
       pose proof (nothing_read (big input) (cfg r) r (depth r) v w m la (negb la) Pv ltac:(lia) ltac:(destruct la; reflexivity) Fu) as Nt.
       assert (St : System.step W (own input) depth input t (LRank r (SamplesRead [] la (negb la))) (with_rank t r (dress 0 la m v) (SamplesRead [] la (negb la)))).
       { apply step_with_rank; [exact Hr| |rewrite Nr; exact Nt]. unfold may. rewrite Nr. change (read (dress w false m v)) with (read v). change (at_phase (dress w false m v)) with (at_phase v).
@@ -310,26 +302,25 @@ Proof.
 Qed.
 
 Lemma begin_followed : forall input s t r, reachable input t -> following input s t -> books s -> r < W -> begun s r = false ->
-  let ds := dealt s r first_wants in
-  let far := upto s r + sum ds in
-  let u := post (cfg r) r (draws (nth r ds 0) (far =? total) (rank_of (base s) r)) in
-  (far = total -> length (input r) = nth r ds 0) ->
+  let mine := share_of s r first_wants in
+  let far := far_of s r first_wants in
+  let u := post (cfg r) r (draws (length mine) (far =? total) (rank_of (base s) r)) in
+  (far = total -> length (input r) = length mine) ->
   (forall s', base s' = with_rank (base s) r u Urged -> begun s' = update (begun s) r true -> exists t', leads input 0 t t' /\ following input s' t') /\
-  ended u = (far =? total) /\ read u + wanted u = nth r ds 0 /\ round u = 0 /\ at_phase u <> COUNT.
+  ended u = (far =? total) /\ read u + wanted u = length mine /\ round u = 0 /\ at_phase u <> COUNT.
 Proof.
-  intros input s t r R F B Hr Bg ds far u Li. destruct (F r Hr) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T. destruct T as [-> ->].
+  intros input s t r R F B Hr Bg mine far u Li. destruct (F r Hr) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T. destruct T as [-> ->].
   destruct (b_fresh _ _ (b_rank _ B r Hr) Bg) as [Fr [_ [_ [Up _]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na].
-  assert (Eu : u = post (cfg r) r (draws (nth r ds 0) (far =? total) (initial (cfg r) r))) by (unfold u; rewrite Fr; reflexivity).
+  assert (Eu : u = post (cfg r) r (draws (length mine) (far =? total) (initial (cfg r) r))) by (unfold u; rewrite Fr; reflexivity).
   clearbody u. rewrite Fr in Nr, Na.
   assert (m = None) as -> by (destruct Na as [Na|[? [? [Na _]]]]; [exact Na|discriminate]).
-  set (v := initial (cfg r) r) in *. set (sh := nth r ds 0) in *. set (la := far =? total) in *.
+  set (v := initial (cfg r) r) in *. set (sh := length mine) in *. set (la := far =? total) in *.
   assert (Bb : forall s', begun s' = update (begun s) r true -> begun s' r = true /\ forall q, q <> r -> begun s' q = begun s q).
   { intros s' E. rewrite E, update_same. split; [reflexivity|]. intros q Hq. apply update_other, Hq. }
   pose proof (big_above input r Hr) as Bi. destruct (Nat.eq_dec sh 0) as [Zs|Zs].
   - assert (La : la = true).
-    { destruct la eqn:L; [reflexivity|exfalso]. unfold la, far in L. apply Nat.eqb_neq in L. rewrite Up in L. simpl in L.
-      assert (D : ds = first_wants) by (unfold ds, Drawing.dealt in *; apply not_the_last; lia). unfold sh in Zs. rewrite D in Zs. unfold Drawing.first_wants in Zs.
-      rewrite nth_repeat_below in Zs by exact Hr. pose proof (ok_window _ (configs_ok _ _ ok 0 ltac:(lia)) 0 0). lia. }
+    { destruct la eqn:L; [reflexivity|exfalso]. unfold la, far, Drawing.far_of in L. apply Nat.eqb_neq in L. pose proof (dealt_within W total deal deal_next first_wants (upto s r)).
+      destruct (deal_feeds first_wants (upto s r) r Hr (ok_window _ (configs_ok _ _ ok 0 ltac:(lia)) 0 0)); [unfold sh, mine, Drawing.share_of in Zs|]; lia. }
     assert (Ln : length (input r) = 0) by (rewrite Li; [exact Zs|apply Nat.eqb_eq; exact La]).
     destruct (post_followed 0 (big input) (cfg r) r (draws sh la v) 0 true None) as [m' [P1 [P2 P3]]].
     { change (if sh =? 0 then 0 = 0 /\ true = la else is_open 0 (draws sh la v) 0 true). rewrite Zs, La. split; reflexivity. }
@@ -400,18 +391,15 @@ Proof.
   destruct Sy as [[A [B _]]|[[A [B _]]|[A [B _]]]]; split; try lia; congruence.
 Qed.
 
-Lemma draw_length : forall d l r, length (draw d l r) = nth r l 0.
-Proof. intros. unfold draw. apply seq_length. Qed.
-
 Definition shrinks (s s' : shared_sys) : Prop := forall input, extends input s' -> extends input s.
 
-Lemma drawing_shrinks : forall s s' r ds, r < W -> places s' = update (places s) r (places s r ++ draw (upto s r) ds r) ->
+Lemma drawing_shrinks : forall s s' r mine, r < W -> places s' = update (places s) r (places s r ++ mine) ->
   (forall q, q <> r -> begun s' q = begun s q /\ rank_of (base s') q = rank_of (base s) q) ->
-  (begun s r = true -> ended (rank_of (base s) r) = true -> nth r ds 0 = 0 /\ begun s' r = true /\ ended (rank_of (base s') r) = true) -> shrinks s s'.
+  (begun s r = true -> ended (rank_of (base s) r) = true -> length mine = 0 /\ begun s' r = true /\ ended (rank_of (base s') r) = true) -> shrinks s s'.
 Proof.
-  intros s s' r ds Hr Pl Ot En input X q Hq. destruct (X q Hq) as [ext [E1 E2]]. rewrite Pl in E1. destruct (Nat.eq_dec q r) as [->|Nq].
+  intros s s' r mine Hr Pl Ot En input X q Hq. destruct (X q Hq) as [ext [E1 E2]]. rewrite Pl in E1. destruct (Nat.eq_dec q r) as [->|Nq].
   - rewrite update_same, <- app_assoc in E1. eexists. split; [exact E1|]. intros B1 B2. destruct (En B1 B2) as [Z [B3 B4]].
-    rewrite (E2 B3 B4), app_nil_r. unfold draw. rewrite Z. reflexivity.
+    rewrite (E2 B3 B4), app_nil_r. apply length_zero_iff_nil in Z. rewrite Z. reflexivity.
   - rewrite update_other in E1 by exact Nq. destruct (Ot q Nq) as [O1 O2]. rewrite O1, O2 in E2. eauto.
 Qed.
 
@@ -424,32 +412,32 @@ Qed.
 
 Lemma books_kept : forall input s t s', reachable input t -> following input s t -> extends input s -> books s -> shared_step s s' -> books s' /\ shrinks s s'.
 Proof.
-  intros input s t s' R F X B St. destruct B as [Br Bt Bk Bf] eqn:EB. pose proof B as B0. clear EB. destruct St as [s r u Hr Bg ds far Eu|s r e u Hr Bg M E|s r cs ws u Hr Bg M To ds far E|s x P Re|s r Hr Ru Tk].
+  intros input s t s' R F X B St. destruct B as [Br Bt Bk] eqn:EB. pose proof B as B0. clear EB. destruct St as [s r u Hr Bg mine far Eu|s r e u Hr Bg M E|s r cs ws u Hr Bg M To mine far E|s x P Re|s r Hr Ru Tk].
   - destruct (b_fresh _ _ (Br r Hr) Bg) as [Fr [G0 [Pl0 [Up0 Pe0]]]].
-    assert (Any : ended u = (far =? total) /\ read u + wanted u = nth r ds 0 /\ round u = 0 /\ at_phase u <> COUNT).
-    { assert (K : keeps (draws (nth r ds 0) (far =? total) (rank_of (base s) r)) u).
-      { rewrite Eu. destruct (post_followed 0 0 (cfg r) r (draws (nth r ds 0) (far =? total) (rank_of (base s) r)) (if nth r ds 0 =? 0 then 0 else 1) (if nth r ds 0 =? 0 then (far =? total) else false) None) as [_ [_ [_ K]]]; [| | |exact K].
-        - rewrite Fr. unfold tied, is_open. simpl. destruct (nth r ds 0 =? 0); auto.
+    assert (Any : ended u = (far =? total) /\ read u + wanted u = length mine /\ round u = 0 /\ at_phase u <> COUNT).
+    { assert (K : keeps (draws (length mine) (far =? total) (rank_of (base s) r)) u).
+      { rewrite Eu. destruct (post_followed 0 0 (cfg r) r (draws (length mine) (far =? total) (rank_of (base s) r)) (if length mine =? 0 then 0 else 1) (if length mine =? 0 then (far =? total) else false) None) as [_ [_ [_ K]]]; [| | |exact K].
+        - rewrite Fr. unfold tied, is_open. simpl. destruct (length mine =? 0); auto.
         - rewrite Fr. simpl. lia.
         - rewrite Fr. left. reflexivity. }
       rewrite Fr in K. destruct K as [K1 [K2 [K3 [K4 [K5 K6]]]]]. rewrite K1, K2, K3, K5. simpl. repeat split. destruct K6 as [->|[_ [_ K6]]]; [discriminate|exact K6]. }
     destruct Any as [A1 [A2 [A3 A4]]]. split.
-    + constructor; [|exact Bt|exact Bk|exact Bf]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
+    + constructor; [|exact Bt|exact Bk]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
       * constructor; cbn [begun base places upto wants told]; unfold rounds_of, heard, with_rank; cbn [begun base places upto wants told got rank_of pending]; rewrite ?update_same, ?G0, ?Pl0; simpl firstn; intros.
         -- discriminate.
-        -- simpl. rewrite Up0, Nat.sub_0_r. unfold ds, Drawing.dealt. rewrite Up0, Nat.sub_0_r. reflexivity.
-        -- simpl. unfold far. rewrite Up0. unfold ds, Drawing.dealt. rewrite Up0, Nat.sub_0_r. reflexivity.
+        -- simpl. unfold mine, Drawing.share_of. rewrite Up0. reflexivity.
+        -- simpl. unfold far, Drawing.far_of. rewrite Up0. reflexivity.
         -- exact A1.
         -- simpl. symmetry. exact A3.
-        -- rewrite A2. simpl. rewrite draw_length. reflexivity.
+        -- rewrite A2. reflexivity.
         -- contradiction.
       * apply (book_same s); cbn [begun base places upto wants told with_rank got rank_of pending]; unfold with_rank; cbn [got rank_of pending]; rewrite ?update_other by exact Nq; auto.
         intros _. destruct (has_posted _ _); [apply update_other, Nq|reflexivity].
-    + apply (drawing_shrinks _ _ r ds Hr); [reflexivity| |intros; congruence]. intros q Nq. cbn [begun base]. unfold with_rank. cbn [rank_of]. rewrite !update_other by exact Nq. auto.
+    + apply (drawing_shrinks _ _ r mine Hr); [reflexivity| |intros; congruence]. intros q Nq. cbn [begun base]. unfold with_rank. cbn [rank_of]. rewrite !update_other by exact Nq. auto.
   - destruct (rank_step_followed input s t r e u R F X B0 Hr Bg M E) as [_ [A1 [A2 [A3 A4]]]]. pose proof (Br r Hr) as Bk0.
     assert (He : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
     split.
-    + constructor; [|exact Bt|exact Bk|exact Bf]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
+    + constructor; [|exact Bt|exact Bk]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
       * assert (Hd : forall w, heard (mkShared (with_rank (base s) r u e) (begun s) (places s) (upto s) w (told s)) r = heard s r).
         { intros w. destruct He as [[y ->]|Ng].
           - assert (Ny : is_counted y = false) by (destruct y; [reflexivity|discriminate|reflexivity]). destruct M as [M1 M2].
@@ -476,13 +464,13 @@ Proof.
   - pose proof (Br r Hr) as Bk0. set (v := rank_of (base s) r) in *.
     assert (Wv : at_phase v = COUNT /\ wanted v = 0).
     { destruct (F r Hr) as [w [e [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T. assert (Pv : at_phase v = COUNT).
-      { simpl in E. change (at_phase (draws (nth r ds 0) (far =? total) v)) with (at_phase v) in E. destruct (at_phase v); try discriminate. reflexivity. }
+      { simpl in E. change (at_phase (draws (length mine) (far =? total) v)) with (at_phase v) in E. destruct (at_phase v); try discriminate. reflexivity. }
       unfold tied in T. rewrite Pv in T. tauto. }
-    destruct Wv as [Pv Wv]. destruct (counted_followed (read v) 0 (cfg r) r (depth r) v (if nth r ds 0 =? 0 then 0 else 1) (if nth r ds 0 =? 0 then far =? total else false)
-      (posted v) cs (nth r ds 0) (far =? total) u) as [_ [_ [_ [_ [A1 [A2 [A3 [A4 [_ A5]]]]]]]]]; [lia|left; reflexivity| |exact E|].
-    { unfold is_open. destruct (nth r ds 0 =? 0); split; auto; lia. }
+    destruct Wv as [Pv Wv]. destruct (counted_followed (read v) 0 (cfg r) r (depth r) v (if length mine =? 0 then 0 else 1) (if length mine =? 0 then far =? total else false)
+      (posted v) cs (length mine) (far =? total) u) as [_ [_ [_ [_ [A1 [A2 [A3 [A4 [_ A5]]]]]]]]]; [lia|left; reflexivity| |exact E|].
+    { unfold is_open. destruct (length mine =? 0); split; auto; lia. }
     split.
-    + constructor; [|exact Bt|exact Bk|exact Bf]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
+    + constructor; [|exact Bt|exact Bk]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
       * match goal with |- book ?s1 r => set (s' := s1) end.
         assert (Rs : rounds_of s' r = ws :: rounds_of s r) by (apply drawn_grows; auto; unfold s', with_rank; cbn [base got]; apply update_same).
         assert (Hd : heard s' r = heard s r ++ [ws]) by (apply (heard_more s s' r (Some ws) To); [reflexivity|unfold s', with_rank; cbn [base got]; apply update_same]).
@@ -492,21 +480,22 @@ Proof.
         -- cbn [drawn]. rewrite <- (b_upto _ _ Bk0 H). reflexivity.
         -- exact A1.
         -- rewrite app_length, (b_round _ _ Bk0 H), A4. fold v. simpl. lia.
-        -- rewrite A2, A3, app_length, draw_length, <- (b_read _ _ Bk0 H). fold v. lia.
+        -- rewrite A2, A3, app_length, <- (b_read _ _ Bk0 H). fold v. lia.
         -- contradiction.
       * apply (book_same s); unfold with_rank; cbn [begun base places upto wants told got rank_of pending]; rewrite ?update_other by exact Nq; auto.
         intros _. destruct (has_posted _ _); [apply update_other, Nq|reflexivity].
-    + apply (drawing_shrinks _ _ r ds Hr); [reflexivity| |].
+    + apply (drawing_shrinks _ _ r mine Hr); [reflexivity| |].
       * intros q Nq. cbn [begun base]. unfold with_rank. cbn [rank_of]. rewrite !update_other by exact Nq. auto.
       * intros _ En. rewrite (b_ended _ _ Bk0 Bg) in En. apply Nat.eqb_eq in En.
-        assert (Z : sum ds = 0) by (unfold ds, Drawing.dealt; rewrite deal_sum; lia). pose proof (share_within ds r).
-        cbn [begun base]. unfold with_rank. cbn [rank_of]. rewrite update_same, A1. repeat split; [lia|exact Bg|apply Nat.eqb_eq; unfold far; lia].
+        pose proof (dealt_within W total deal deal_next ws (upto s r)). pose proof (share_within W deal ws (upto s r) r Hr).
+        cbn [begun base]. unfold with_rank. cbn [rank_of]. rewrite update_same, A1. unfold far, mine, Drawing.far_of, Drawing.share_of.
+        repeat split; [lia|exact Bg|apply Nat.eqb_eq; lia].
   - split.
     + assert (Gt : forall q, q < W -> got (base s) q = length (told s)).
       { intros q Hq. rewrite Bt. apply (got_within input s t q R F Hq), P, Hq. }
       constructor; cbn [begun base places upto wants told log].
       * intros q Hq. pose proof (Br q Hq) as Bk0. assert (Hd : heard (mkShared (mkSys (rank_of (base s)) (got (base s)) (fun _ => false) (log (base s) ++ [(messages W (base s), x)]) (running (base s))) (begun s) (places s) (upto s) (wants s)
-          (told s ++ [if is_counted x then Some (map (wants s) (seq 0 W)) else None])) q = heard s q).
+          (told s ++ [if is_counted x then Some (wants s) else None])) q = heard s q).
         { unfold heard. cbn [base told got]. rewrite firstn_app, (Gt q Hq), Nat.sub_diag. simpl. rewrite app_nil_r. reflexivity. }
         constructor; unfold rounds_of; rewrite ?Hd; cbn [begun base places upto wants told got rank_of pending]; intros H.
         -- destruct (b_fresh _ _ Bk0 H) as [_ [_ [_ [_ Pe]]]]. rewrite (P q Hq) in Pe. discriminate.
@@ -516,16 +505,14 @@ Proof.
         -- exact (b_round _ _ Bk0 H).
         -- exact (b_read _ _ Bk0 H).
         -- intros En. destruct (b_want _ _ Bk0 H En) as [W1 _]. split; [exact W1|]. intros ws. rewrite (Gt q Hq), nth_error_app2, Nat.sub_diag by lia. simpl.
-           destruct (is_counted x); intros Hw; [|discriminate]. injection Hw as <-. rewrite (nth_indep _ 0 (wants s 0)) by (rewrite map_length, seq_length; exact Hq).
-           rewrite map_nth, seq_nth by exact Hq. reflexivity.
+           destruct (is_counted x); intros Hw; [|discriminate]. injection Hw as <-. reflexivity.
       * rewrite !app_length, Bt. reflexivity.
       * intros k y Hy Ny. unfold results in Hy. cbn [log] in Hy. rewrite map_app in Hy. destruct (Nat.lt_ge_cases k (length (told s))) as [L|L].
         -- rewrite nth_error_app1 by exact L. apply (Bk k y); [|exact Ny]. rewrite nth_error_app1 in Hy by (rewrite map_length, <- Bt; exact L). exact Hy.
         -- rewrite nth_error_app2 in Hy by (rewrite map_length, <- Bt; exact L). rewrite nth_error_app2 by exact L. rewrite map_length, <- Bt in Hy.
            destruct (k - length (told s)) as [|j]; simpl in *; [injection Hy as ->; rewrite Ny; reflexivity|destruct j; discriminate].
-      * intros ws I. apply in_app_or in I as [I|[I|[]]]; [exact (Bf ws I)|]. destruct (is_counted x); [|discriminate]. injection I as <-. rewrite map_length, seq_length. reflexivity.
     + intros input' X' q Hq. exact (X' q Hq).
-  - split; [|intros input' X' q Hq; exact (X' q Hq)]. constructor; [|exact Bt|exact Bk|exact Bf]. intros q Hq. apply (book_same s); auto.
+  - split; [|intros input' X' q Hq; exact (X' q Hq)]. constructor; [|exact Bt|exact Bk]. intros q Hq. apply (book_same s); auto.
 Qed.
 
 (** ** Every run is followed *)
@@ -538,10 +525,9 @@ Qed.
 
 Lemma start_books : books (shared_start cfg).
 Proof.
-  constructor; [|reflexivity| |].
+  constructor; [|reflexivity|].
   - intros r Hr. constructor; simpl; try discriminate. auto.
   - intros k x H. destruct k; discriminate.
-  - intros ws [].
 Qed.
 
 Definition beginners (s : shared_sys) : nat := length (filter (begun s) (seq 0 W)).
@@ -565,21 +551,21 @@ Lemma step_followed : forall input s t s', reachable input t -> following input 
   exists t' k, S (beginners s) <= beginners s' + k /\ leads input k t t' /\ following input s' t'.
 Proof.
   intros input s t s' R F B X B' X' St.
-  assert (Whole : forall r ds, r < W -> places s' r = places s r ++ draw (upto s r) ds r -> upto s' r = upto s r + sum ds -> begun s' r = true ->
-    upto s r + sum ds = total -> length (input r) = length (places s r) + nth r ds 0).
-  { intros r ds Hr P U Bg Al. destruct (X' r Hr) as [ext [E1 E2]]. pose proof (b_ended _ _ (b_rank _ B' r Hr) Bg) as En. rewrite U, Al, Nat.eqb_refl in En.
-    rewrite E1, (E2 Bg En), app_nil_r, content_length, P, app_length, draw_length. reflexivity. }
+  assert (Whole : forall r mine far, r < W -> places s' r = places s r ++ mine -> upto s' r = far -> begun s' r = true ->
+    far = total -> length (input r) = length (places s r) + length mine).
+  { intros r mine far Hr P U Bg Al. destruct (X' r Hr) as [ext [E1 E2]]. pose proof (b_ended _ _ (b_rank _ B' r Hr) Bg) as En. rewrite U, Al, Nat.eqb_refl in En.
+    rewrite E1, (E2 Bg En), app_nil_r, content_length, P, app_length. reflexivity. }
   assert (One : forall u v : shared_sys, begun v = begun u -> S (beginners u) <= beginners v + 1) by (intros u v E; unfold beginners; rewrite E; lia).
-  destruct St as [s r u Hr Bg ds far Eu|s r e u Hr Bg M E|s r cs ws u Hr Bg M To ds far E|s x P Re|s r Hr Ru Tk];
+  destruct St as [s r u Hr Bg mine far Eu|s r e u Hr Bg M E|s r cs ws u Hr Bg M To mine far E|s x P Re|s r Hr Ru Tk];
     match type of X' with extends _ ?x =>
       let b := eval cbn [base] in (base x) in assert (Bs : base x = b) by reflexivity;
       let g := eval cbn [begun] in (begun x) in assert (Bb : begun x = g) by reflexivity end.
   - subst u. destruct (b_fresh _ _ (b_rank _ B r Hr) Bg) as [_ [_ [Pl _]]]. destruct (begin_followed input s t r R F B Hr Bg) as [G _].
-    + intros Al. rewrite (Whole r ds Hr); cbn [begun base places upto]; rewrite ?update_same; auto. rewrite Pl. reflexivity.
+    + intros Al. rewrite (Whole r mine far Hr); cbn [begun base places upto]; rewrite ?update_same; auto. rewrite Pl. reflexivity.
     + destruct (G _ Bs Bb) as [t' [L F']]. exists t', 0. split; [|auto]. unfold beginners. cbn [begun]. rewrite one_more_begins by assumption. lia.
   - destruct (rank_step_followed input s t r e u R F X B Hr Bg M E) as [G _]. destruct (G _ Bs Bb) as [t' [L F']]. exists t', 1. split; [apply One|]; auto.
   - destruct (counted_step_followed input s t r cs ws u R F B Hr Bg M To E) as [G _]; [|destruct (G _ Bs Bb) as [t' [L F']]; exists t', 1; split; [apply One|]; auto].
-    intros Al. apply (Whole r ds Hr); cbn [begun base places upto]; rewrite ?update_same; auto.
+    intros Al. apply (Whole r mine far Hr); cbn [begun base places upto]; rewrite ?update_same; auto.
   - assert (Each : forall q, q < W -> alike_msg (message (rank_of (base s) q)) (message (rank_of t q)) /\ pending t q = pending (base s) q).
     { intros q Hq. destruct (F q Hq) as [w [e [m [Hn _]]]]. split; [|exact (n_pending _ _ _ _ _ _ _ Hn q)]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na]. rewrite Nr.
       unfold message. change (posted (dress w e m (rank_of (base s) q))) with m. destruct Na as [->|[o [p [-> [-> A]]]]]; [left; reflexivity|right; eauto]. }
@@ -669,20 +655,20 @@ Qed.
 
 (** DEAL: what a rank has drawn is what was dealt to it, by the wants that all ranks were told in its rounds. *)
 Theorem a_rank_has_drawn_what_was_dealt_to_it : forall s r, shared_reachable s -> r < W -> begun s r = true ->
-  places s r = drawn_by total deal r (rounds_of s r) /\ upto s r = drawn total deal (rounds_of s r) /\
+  places s r = drawn_by r (rounds_of s r) /\ upto s r = drawn (rounds_of s r) /\
   length (rounds_of s r) = S (round (rank_of (base s) r)).
 Proof.
   intros s r R Hr Bg. destruct (shared_runs s R) as [B _]. pose proof (b_rank _ B r Hr) as Bk. split; [exact (b_places _ _ Bk Bg)|]. split; [exact (b_upto _ _ Bk Bg)|].
   unfold rounds_of. rewrite app_length, rev_length, (b_round _ _ Bk Bg). simpl. lia.
 Qed.
 
-Definition every_round (s : shared_sys) : list (list nat) :=
+Definition every_round (s : shared_sys) : list (nat -> nat) :=
   rev (flat_map (fun x => match x with Some w => [w] | None => [] end) (told s)) ++ [first_wants].
 
 Lemma heard_first : forall s r, exists more, every_round s = more ++ rounds_of s r.
 Proof.
   intros s r. unfold every_round, rounds_of, heard. 
-  set (f := fun x : option (list nat) => match x with Some w => [w] | None => [] end). exists (rev (flat_map f (skipn (got (base s) r) (told s)))).
+  set (f := fun x : option (nat -> nat) => match x with Some w => [w] | None => [] end). exists (rev (flat_map f (skipn (got (base s) r) (told s)))).
   rewrite app_assoc, <- rev_app_distr, <- flat_map_app, firstn_skipn. reflexivity.
 Qed.
 
@@ -695,35 +681,26 @@ Proof.
   destruct (a_rank_has_drawn_what_was_dealt_to_it s r R Hr Br) as [_ [Ur Lr]]. destruct (a_rank_has_drawn_what_was_dealt_to_it s q R Hq Bq) as [_ [Uq Lq]].
   assert (Same : rounds_of s r = rounds_of s q).
   { destruct (heard_first s r) as [a Ea]. destruct (heard_first s q) as [b Eb]. rewrite Ea in Eb. rewrite E, <- Lq in Lr. clear - Eb Lr.
-    assert (L : length a = length b) by (apply (f_equal (@length (list nat))) in Eb; rewrite !app_length in Eb; lia).
+    assert (L : length a = length b) by (apply (f_equal (@length (nat -> nat))) in Eb; rewrite !app_length in Eb; lia).
     revert b L Eb. induction a as [|x a IH]; intros [|y b] L Eb; simpl in *; try discriminate; [exact Eb|]. injection Eb as _ Eb. injection L as L. exact (IH b L Eb). }
   assert (U : upto s r = upto s q) by (rewrite Ur, Uq, Same; reflexivity). split; [|exact U].
   rewrite (b_ended _ _ (b_rank _ B r Hr) Br), (b_ended _ _ (b_rank _ B q Hq) Bq), U. reflexivity.
 Qed.
 
-Lemma every_round_fits : forall s, books s -> Shards.fits W (every_round s).
-Proof.
-  intros s B. unfold Shards.fits, every_round. apply Forall_app. split.
-  - apply Forall_forall. intros ws I. apply in_rev in I. apply in_flat_map in I as [x [I1 I2]]. destruct x as [w|]; [|contradiction].
-    destruct I2 as [<-|[]]. exact (b_fits _ B w I1).
-  - constructor; [apply repeat_length|constructor].
-Qed.
-
-Lemma drawn_by_more : forall i new old, exists more, drawn_by total deal i (new ++ old) = drawn_by total deal i old ++ more.
+Lemma drawn_by_more : forall i new old, exists more, drawn_by i (new ++ old) = drawn_by i old ++ more.
 Proof.
   intros i. induction new as [|ws new IH]; intros old; simpl; [exists []; rewrite app_nil_r; reflexivity|].
   destruct (IH old) as [more ->]. rewrite <- app_assoc. eauto.
 Qed.
 
-Lemma nothing_after_the_end : forall i new old, drawn total deal old = total ->
-  drawn total deal (new ++ old) = total /\ drawn_by total deal i (new ++ old) = drawn_by total deal i old.
+Lemma nothing_after_the_end : forall i new old, i < W -> drawn old = total ->
+  drawn (new ++ old) = total /\ drawn_by i (new ++ old) = drawn_by i old.
 Proof.
-  intros i. induction new as [|ws new IH]; intros old D; simpl; [auto|]. destruct (IH old D) as [-> ->].
-  assert (Z : sum (deal ws (total - total)) = 0) by (rewrite deal_sum; lia). split; [lia|].
-  pose proof (share_within (deal ws (total - total)) i). unfold draw. replace (nth i (deal ws (total - total)) 0) with 0 by lia. apply app_nil_r.
+  intros i new old Hi D. induction new as [|ws new [IH1 IH2]]; simpl; [auto|]. rewrite IH1, IH2. pose proof (dealt_within W total deal deal_next ws total).
+  pose proof (share_within W deal ws total i Hi). split; [lia|]. assert (Z : length (deal ws total i) = 0) by lia. apply length_zero_iff_nil in Z. rewrite Z. apply app_nil_r.
 Qed.
 
-Lemma places_first : forall s r, books s -> r < W -> exists more, drawn_by total deal r (every_round s) = places s r ++ more.
+Lemma places_first : forall s r, books s -> r < W -> exists more, drawn_by r (every_round s) = places s r ++ more.
 Proof.
   intros s r B Hr. pose proof (b_rank _ B r Hr) as Bk. destruct (begun s r) eqn:Bg.
   - destruct (heard_first s r) as [a ->]. rewrite (b_places _ _ Bk Bg). apply drawn_by_more.
@@ -742,8 +719,8 @@ Proof.
   destruct (H input (content_of_places s)) as [t [k [Nn [[m [Lm P]] _]]]]. pose proof (beginners_within s).
   pose proof (every_schedule_ends_within_the_bound W (own input) depth input (own_ok input) m t P) as Bd.
   assert (Few : Termination.total W input <= total).
-  { pose proof (no_more_is_drawn_than_there_is total deal deal_sum (every_round s)) as D.
-    pose proof (Permutation_length (every_place_dealt_is_drawn_once_by_one_rank W total deal deal_length _ (every_round_fits s B))) as L.
+  { pose proof (no_more_is_drawn_than_there_is W total deal deal_next (every_round s)) as D.
+    pose proof (Permutation_length (every_place_dealt_is_drawn_once_by_one_rank W total deal deal_next (every_round s))) as L.
     rewrite seq_length in L. rewrite <- L in D. eapply Nat.le_trans; [|exact D]. unfold Termination.total, sum_over, ranks.
     assert (A : forall q, In q (seq 0 W) -> q < W) by (intros q I; apply in_seq in I; lia). revert A. generalize (seq 0 W). clear D L.
     induction l as [|q l IH]; intros A; simpl; [lia|]. rewrite app_length. specialize (IH (fun z I => A z (or_intror I))).
@@ -755,23 +732,24 @@ Proof.
   unfold bound in Bd. unfold exchanges in Bd at 1. assert (W * (6 * Termination.total W input + 7) <= W * (6 * total + 7)) by (apply Nat.mul_le_mono_l; lia). lia.
 Qed.
 
-Lemma place_of_content : forall s r, map (place_of s r) (content (places s r)) = places s r.
+Lemma places_of_a_part : forall l a c, map (fun x => nth (pos x) (a ++ l ++ c) 0) (content_from order (length a) l) = l.
 Proof.
-  intros s r. unfold place_of, Drawing.content. assert (H : forall l a, map (fun x => nth (pos x) (a ++ l) 0) (content_from order (length a) l) = l).
-  { induction l as [|p l IH]; intros a; simpl; [reflexivity|]. rewrite app_nth2, Nat.sub_diag by lia. simpl. f_equal.
-    specialize (IH (a ++ [p])). rewrite <- app_assoc in IH. simpl in IH. rewrite app_length in IH. simpl in IH. rewrite Nat.add_1_r in IH. exact IH. }
-  exact (H (places s r) []).
+  induction l as [|p l IH]; intros a c; simpl; [reflexivity|]. rewrite app_nth2, Nat.sub_diag by lia. simpl. f_equal.
+  specialize (IH (a ++ [p]) c). rewrite <- app_assoc in IH. simpl in IH. rewrite app_length in IH. simpl in IH. rewrite Nat.add_1_r in IH. exact IH.
 Qed.
+
+Lemma place_of_content : forall s r, map (place_of s r) (content (places s r)) = places s r.
+Proof. intros s r. pose proof (places_of_a_part (places s r) [] []) as H. rewrite app_nil_r in H. exact H. Qed.
 
 (** ONCE: no place of the order is in two steps of the job, of one rank or of two, at any moment. *)
 Theorem no_place_is_in_two_steps_of_the_job : forall s, shared_reachable s -> NoDup (concat (map (planned_places s) (seq 0 W))).
 Proof.
   intros s R. destruct (shared_runs s R) as [B _].
   set (rest := fun r => let u := rank_of (base s) r in map (place_of s r) (concat (aligned u) ++ window u ++ skipn (read u) (content (places s r))) ++
-    skipn (length (places s r)) (drawn_by total deal r (every_round s))).
+    skipn (length (places s r)) (drawn_by r (every_round s))).
   apply (NoDup_first _ _ (concat (map rest (seq 0 W)))).
-  apply (Permutation_NoDup (l := concat (map (fun r => drawn_by total deal r (every_round s)) (ranks W))));
-    [|apply no_place_is_drawn_twice; [exact deal_length|apply every_round_fits, B]].
+  apply (Permutation_NoDup (l := concat (map (fun r => drawn_by r (every_round s)) (ranks W))));
+    [|apply (no_place_is_drawn_twice W total deal deal_next)].
   eapply Permutation_trans; [|apply concat_map_app]. unfold ranks.
   assert (L : forall r, In r (seq 0 W) -> r < W) by (intros r I; apply in_seq in I; lia). revert L. generalize (seq 0 W).
   induction l as [|r l IH]; intros L; simpl; [constructor|]. apply Permutation_app; [|apply IH; intros z I; apply L; right; exact I].
@@ -781,34 +759,41 @@ Proof.
   exact (with_shared_shards_nothing_is_lost s r R Hr).
 Qed.
 
+(** A rank that is COMPLETE in join mode has planned all that it has drawn, and the order has ended. *)
+Lemma a_complete_rank_has_planned_what_it_has_drawn : forall s r, shared_reachable s -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+  is_ending (rank_of (base s) r) = true -> ended_as (rank_of (base s) r) = Some Complete ->
+  drawn (rounds_of s r) = total /\ begun s r = true /\ Permutation (samples_of (steps_of (rank_of (base s) r))) (content (places s r)).
+Proof.
+  intros s r R Hr Jm Nq En O. destruct (shared_runs s R) as [B H]. destruct (H _ (content_of_places s)) as [t [Rt F]]. set (input := fun r => content (places s r)) in *.
+  destruct (F r Hr) as [w [e [m [Hn T]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr _].
+  assert (En' : is_ending (rank_of t r) = true) by (rewrite Nr; exact En). assert (O' : ended_as (rank_of t r) = Some Complete) by (rewrite Nr; exact O).
+  pose proof (a_complete_rank_has_planned_its_whole_input W (own input) depth input (own_ok input) t r Rt Hr Jm Nq En' O') as P.
+  destruct (reachable_second W (own input) depth input (own_ok input) t Rt) as [I S]. destruct (ended_outcome W (own input) depth input (own_ok input) t r Rt Hr En') as [o [l [Hk O2]]].
+  rewrite O' in O2. injection O2 as <-. assert (D : dry t r).
+  { destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [|unfold own in Q; simpl in Q; congruence|apply Q, Hr]. unfold quota_met, is_quota_met, own in Q. simpl in Q. rewrite Nq in Q. discriminate. }
+  assert (Ee : e = true).
+  { destruct D as [D1 D2]. destruct (k_window _ _ _ _ _ _ (g_core _ _ _ _ _ I r Hr)) as [X|X]; [rewrite Nr in X; exact X|rewrite D1, D2 in X; simpl in X; lia]. }
+  subst e. unfold at_rank in T. destruct (begun s r) eqn:Bg; [|destruct T; discriminate].
+  assert (Eu : ended (rank_of (base s) r) = true).
+  { unfold tied, is_open in T. unfold is_ending in En. destruct (at_phase (rank_of (base s) r)); try discriminate; destruct (wanted (rank_of (base s) r) =? 0); try (destruct T; congruence). }
+  pose proof (b_rank _ B r Hr) as Bk. rewrite (b_ended _ _ Bk Bg) in Eu. apply Nat.eqb_eq in Eu. rewrite <- (b_upto _ _ Bk Bg). split; [exact Eu|]. split; [reflexivity|].
+  unfold has_planned_everything in P. rewrite Nr in P. exact P.
+Qed.
+
 (** COVER: when all ranks are COMPLETE in join mode, the job has planned each place of the order exactly once. *)
 Theorem a_complete_job_has_planned_each_place_once : forall s, shared_reachable s -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   (forall r, r < W -> is_ending (rank_of (base s) r) = true /\ ended_as (rank_of (base s) r) = Some Complete) ->
   Permutation (concat (map (planned_places s) (seq 0 W))) (seq 0 total).
 Proof.
-  intros s R Jm Nq Cp. destruct (shared_runs s R) as [B H]. destruct (H _ (content_of_places s)) as [t [Rt F]]. set (input := fun r => content (places s r)) in *.
-  assert (Each : forall r, r < W -> drawn total deal (rounds_of s r) = total /\ begun s r = true /\ Permutation (planned_places s r) (places s r)).
-  { intros r Hr. destruct (F r Hr) as [w [e [m [Hn T]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr _]. destruct (Cp r Hr) as [En O].
-    assert (En' : is_ending (rank_of t r) = true) by (rewrite Nr; exact En). assert (O' : ended_as (rank_of t r) = Some Complete) by (rewrite Nr; exact O).
-    pose proof (a_complete_rank_has_planned_its_whole_input W (own input) depth input (own_ok input) t r Rt Hr Jm Nq En' O') as P.
-    destruct (reachable_second W (own input) depth input (own_ok input) t Rt) as [I S]. destruct (ended_outcome W (own input) depth input (own_ok input) t r Rt Hr En') as [o [l [Hk O2]]].
-    rewrite O' in O2. injection O2 as <-. assert (D : dry t r).
-    { destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [|unfold own in Q; simpl in Q; congruence|apply Q, Hr]. unfold quota_met, is_quota_met, own in Q. simpl in Q. rewrite Nq in Q. discriminate. }
-    assert (Ee : e = true).
-    { destruct D as [D1 D2]. destruct (k_window _ _ _ _ _ _ (g_core _ _ _ _ _ I r Hr)) as [X|X]; [rewrite Nr in X; exact X|rewrite D1, D2 in X; simpl in X; lia]. }
-    subst e. unfold at_rank in T. destruct (begun s r) eqn:Bg; [|destruct T; discriminate].
-    assert (Eu : ended (rank_of (base s) r) = true).
-    { unfold tied, is_open in T. unfold is_ending in En. destruct (at_phase (rank_of (base s) r)); try discriminate; destruct (wanted (rank_of (base s) r) =? 0); try (destruct T; congruence). }
-    pose proof (b_rank _ B r Hr) as Bk. rewrite (b_ended _ _ Bk Bg) in Eu. apply Nat.eqb_eq in Eu. rewrite <- (b_upto _ _ Bk Bg). split; [exact Eu|]. split; [reflexivity|].
-    unfold planned_places. apply (Permutation_trans (l' := map (place_of s r) (content (places s r)))); [|rewrite place_of_content; reflexivity].
-    apply Permutation_map. unfold has_planned_everything in P. rewrite Nr in P. exact P. }
-  assert (Dr : drawn total deal (every_round s) = total).
-  { destruct (Each 0 (some_rank _ _ ok)) as [D _]. destruct (heard_first s 0) as [a ->]. apply (nothing_after_the_end 0 a _ D). }
-  rewrite <- Dr. eapply Permutation_trans; [|apply (every_place_dealt_is_drawn_once_by_one_rank W); [exact deal_length|apply every_round_fits, B]].
+  intros s R Jm Nq Cp. destruct (shared_runs s R) as [B _].
+  pose proof (fun r Hr => a_complete_rank_has_planned_what_it_has_drawn s r R Hr Jm Nq (proj1 (Cp r Hr)) (proj2 (Cp r Hr))) as Each.
+  assert (Dr : drawn (every_round s) = total).
+  { destruct (Each 0 (some_rank _ _ ok)) as [D _]. destruct (heard_first s 0) as [a ->]. apply (nothing_after_the_end 0 a _ (some_rank _ _ ok) D). }
+  rewrite <- Dr. eapply Permutation_trans; [|apply (every_place_dealt_is_drawn_once_by_one_rank W total deal deal_next)].
   unfold ranks. assert (L : forall r, In r (seq 0 W) -> r < W) by (intros r I; apply in_seq in I; lia). revert L. generalize (seq 0 W).
   induction l as [|r l IH]; intros L; simpl; [constructor|]. apply Permutation_app; [|apply IH; intros z I; apply L; right; exact I].
-  destruct (Each r (L r (or_introl eq_refl))) as [D [Bg P]]. destruct (heard_first s r) as [a Ea]. rewrite Ea. destruct (nothing_after_the_end r a _ D) as [_ ->].
-  rewrite <- (b_places _ _ (b_rank _ B r (L r (or_introl eq_refl))) Bg). exact P.
+  destruct (Each r (L r (or_introl eq_refl))) as [D [Bg P]]. destruct (heard_first s r) as [a Ea]. rewrite Ea. destruct (nothing_after_the_end r a _ (L r (or_introl eq_refl)) D) as [_ ->].
+  rewrite <- (b_places _ _ (b_rank _ B r (L r (or_introl eq_refl))) Bg). unfold planned_places. rewrite P, place_of_content. reflexivity.
 Qed.
 
 End Job.
@@ -834,12 +819,9 @@ Proof.
   apply (Nat.le_trans _ (Nat.div2 (Datatypes.S size))); [destruct size; simpl; lia|apply Nat.le_max_r].
 Qed.
 
-Theorem the_shipped_deal_and_wants_meet_every_assumption : forall W total is_packed cfg, setting_ok W cfg ->
-  (forall ws left, length (shares ws left) = length ws) /\ (forall ws left, sum (shares ws left) = Nat.min (sum ws) left) /\
-  (forall ws left, sum ws <= left -> shares ws left = ws) /\ (forall r k d w, r < W -> 1 <= wish_by_tokens W total is_packed cfg r k d w []).
+Theorem the_shipped_wants_meet_every_assumption : forall W total is_packed cfg, setting_ok W cfg ->
+  forall r k d w, r < W -> 1 <= wish_by_tokens W total is_packed cfg r k d w [].
 Proof.
-  intros W total is_packed cfg ok. split; [apply shares_are_one_for_each_rank|]. split; [apply shares_are_all_that_is_wanted_or_all_that_is_left|]. split.
-  - intros ws left L. unfold shares. apply Nat.leb_le in L. rewrite L. reflexivity.
-  - intros r k d w H. unfold wish_by_tokens, wish_for. change (tokens_of [] =? 0) with true. cbn iota. rewrite Nat.sub_0_r.
-    apply a_shared_window_is_not_empty, (ok_window _ (configs_ok _ _ ok r H)).
+  intros W total is_packed cfg ok r k d w H. unfold wish_by_tokens, wish_for. change (tokens_of [] =? 0) with true. cbn iota. rewrite Nat.sub_0_r.
+  apply a_shared_window_is_not_empty, (ok_window _ (configs_ok _ _ ok r H)).
 Qed.

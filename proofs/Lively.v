@@ -62,13 +62,12 @@ Variables (W total : nat).
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable order : nat -> sample.
-Variable deal : list nat -> nat -> list nat.
+Variable deal : (nat -> nat) -> nat -> nat -> list nat.
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
-Hypothesis deal_length : forall ws left, length (deal ws left) = length ws.
-Hypothesis deal_sum : forall ws left, sum (deal ws left) = Nat.min (sum ws) left.
-Hypothesis deal_full : forall ws left, sum ws <= left -> deal ws left = ws.
+Hypothesis deal_next : forall ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal ws d) (seq d n).
+Hypothesis deal_feeds : forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal ws d r) \/ total <= d + length (dealt_out W deal ws d).
 Hypothesis wish_some : forall r k d w, r < W -> 1 <= wish r k d w [].
 
 Notation shared_reachable := (shared_reachable W total cfg depth order deal wish).
@@ -103,7 +102,7 @@ Lemma none_is_open : forall s, shared_reachable s -> has_read s ->
   let input := fun r => content order (places s r) in
   forall k, k <= W -> exists t, reachable input t /\ beside k s t.
 Proof.
-  intros s R Rd input. destruct (shared_runs W total cfg depth order deal wish ok deal_sum deal_full wish_some s R) as [B H].
+  intros s R Rd input. destruct (shared_runs W total cfg depth order deal wish ok deal_next deal_feeds wish_some s R) as [B H].
   induction k as [|k IH]; intros L.
   - destruct (H input (content_of_places W order s)) as [t [Rt F]]. exists t. split; [exact Rt|].
     assert (W0 : 0 < W) by exact (some_rank _ _ ok). destruct (F 0 W0) as [w [e [m [Hn _]]]].
@@ -169,7 +168,7 @@ Qed.
 (** Something is to be read, or the job waits for what does not hang on reading. *)
 Lemma reads_or_has_read : forall that s, shared_reachable s -> goes_on that s \/ has_read s.
 Proof.
-  intros that s R. destruct (shared_runs W total cfg depth order deal wish ok deal_sum deal_full wish_some s R) as [B _].
+  intros that s R. destruct (shared_runs W total cfg depth order deal wish ok deal_next deal_feeds wish_some s R) as [B _].
   destruct (dec_exists (fun r => negb (begun s r)) W) as [[r [Hr E]]|Bg].
   { apply negb_true_iff in E. left. eapply goes_on_unless; [eapply (SharedBegins W total cfg depth order deal wish s r); [exact Hr|exact E|reflexivity]|].
     cbn [base]. apply befallen_of. reflexivity. }
@@ -211,9 +210,8 @@ Proof.
       * destruct y as [a|cs|rs].
         -- destruct (agreed_in_any_dress _ _ _ _ _ _ _ _ a _ _ (or_introl eq_refl) E) as [v' E']. exact (a_rank_goes_on that s r (Got (Agreed a)) v' Hr Bg M Logic.I Logic.I E').
         -- destruct (all_wants_are_told s R _ _ Y1) as [ws To].
-           set (ds := dealt total deal s r ws). set (far := upto s r + sum ds).
            destruct (accepted_in_any_dress (cfg r) (big W input) r (depth r) 0 en m (rank_of (base s) r) (Got (Counted cs)) _ Logic.I E) as [v' E'].
-           assert (D : exists v2, transition (cfg r) r (depth r) (draws (nth r ds 0) (far =? total) (rank_of (base s) r)) (Got (Counted cs)) = Some v2).
+           assert (D : exists v2, transition (cfg r) r (depth r) (draws (length (share_of deal s r ws)) (far_of W deal s r ws =? total) (rank_of (base s) r)) (Got (Counted cs)) = Some v2).
            { simpl in E' |- *. destruct (at_phase (rank_of (base s) r)); try discriminate. unfold count in *. simpl. destruct (negb _); [discriminate|eauto]. }
            destruct D as [v2 E2]. eapply goes_on_unless; [eapply (SharedCounted W total cfg depth order deal wish s r cs ws v2); eauto|].
            cbn [base]. apply befallen_of. rewrite (nothing_befalls _ r _ _ (Got (Counted cs)) _ Logic.I E2). reflexivity.

@@ -6,7 +6,7 @@
 Require Import List Arith Bool Permutation Sorted QArith.
 From ODB Require Import PlanSettling PlanDivision PlanPadding Plan.
 From ODB Require Import Types Packing Grouping Alignment Layouts Runs Machine Local System Facts Protocol Ending Coupled Termination Instance Loss
-  Shards Drawing Job Gone Prompt Weight Joined Sizes Replay ReplayLoss Resume Epoch Updates.
+  Shards Drawing Job Gone Prompt Weight Joined Sizes Replay ReplayLoss Resume Epoch Updates Dealt.
 Import ListNotations.
 Open Scope nat_scope.
 
@@ -211,9 +211,8 @@ Proof. exact with_losses_the_steps_planned_do_not_depend_on_the_schedule. Qed.
 
 (** With n samples in an update, W or more, and each rank reading every W-th place of the common order: update u holds only samples at the
     places from u n up to (u + 1) n; once a rank is past it, all that it has there; and once all are, each of its places once. *)
-Theorem UPDATE : forall W n shape C whole limits first accepts max_age times print o depth input,
-  1 <= W -> W <= n -> cost_ok C -> 1 <= max_age -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
-  let cfg := fun _ : nat => in_updates W n (shipped shape C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false)) in
+Theorem UPDATE : forall W n cfg depth input, 1 <= W -> W <= n -> ships_updates W n cfg ->
+  (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall s, lossy_reachable W cfg depth input s ->
   (forall r x y, r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * n <= r + W * pos y < S (s_round x) * n) /\
   (forall r y u, r < W -> is_past u (rank_of s r) -> In y (input r) -> u * n <= r + W * pos y < S u * n ->
@@ -221,6 +220,21 @@ Theorem UPDATE : forall W n shape C whole limits first accepts max_age times pri
   (forall total u, (forall r i, r < W -> (i < length (input r) <-> r + W * i < total)) -> (forall r, r < W -> is_past u (rank_of s r)) ->
     Permutation (concat (map (places_in W s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))).
 Proof. exact the_shipped_machine_trains_on_updates. Qed.
+
+(** The same where ranks share the order and each update is dealt by load, in portions: of update u a rank holds only what it draws of it;
+    once it is past it, all of that; and once all ranks are, they hold each of its places once. Step j is the same step on all of them. *)
+Theorem UPDATE_DEALT : forall W n total cfg depth order told wish, 1 <= W -> W <= n -> ships_updates W n cfg ->
+  (forall d, Forall (fun loads => length loads = W) (told d) /\ (length (told d) = 1 \/ 1 <= length (told d) /\ 3 * W <= n)) ->
+  (forall r k d w, r < W -> 1 <= wish r k d w []) ->
+  let part := by_load n total told in
+  forall s, shared_reachable W total cfg depth order (fun _ => part) wish s ->
+  (forall r x y, r < W -> In x (steps_of (rank_of (base s) r)) -> In y (s_group x) -> In (place_of s r y) (part (Nat.min total (s_round x * n)) r)) /\
+  (forall r u, r < W -> is_past u (rank_of (base s) r) -> Permutation (dealt_places s u r) (part (Nat.min total (u * n)) r)) /\
+  (forall u, (forall r, r < W -> is_past u (rank_of (base s) r)) ->
+    Permutation (concat (map (dealt_places s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))) /\
+  (forall r q j x y, r < W -> q < W -> nth_error (steps_of (rank_of (base s) r)) j = Some x -> nth_error (steps_of (rank_of (base s) q)) j = Some y ->
+    s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y).
+Proof. exact the_shipped_machine_trains_on_updates_dealt_by_load. Qed.
 
 (** So they are where a job is loaded from what its ranks saved, any number of times. And where the number of ranks changes, what was
     trained on before and what a COMPLETE job of the last ranks plans are together the epoch, each item once. *)
@@ -238,15 +252,16 @@ Qed.
 
 (** With shared shards no place of the common order is in two steps of the job; and when all ranks are COMPLETE in join mode, each is in one. *)
 Theorem DEAL : forall W total cfg depth order is_packed s, setting_ok W cfg ->
-  shared_reachable W total cfg depth order shares (wish_by_tokens W total is_packed cfg) s ->
+  shared_reachable W total cfg depth order (deal_in_turn W total) (wish_by_tokens W total is_packed cfg) s ->
   NoDup (concat (map (planned_places s) (seq 0 W))) /\
   (c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
    (forall r, r < W -> is_ending (rank_of (base s) r) = true /\ ended_as (rank_of (base s) r) = Some Complete) ->
    Permutation (concat (map (planned_places s) (seq 0 W))) (seq 0 total)).
 Proof.
-  intros W total cfg depth order is_packed s ok R. destruct (the_shipped_deal_and_wants_meet_every_assumption W total is_packed cfg ok) as [A [B [D E]]]. split.
-  - exact (no_place_is_in_two_steps_of_the_job W total cfg depth order shares _ ok A B D E s R).
-  - exact (a_complete_job_has_planned_each_place_once W total cfg depth order shares _ ok A B D E s R).
+  intros W total cfg depth order is_packed s ok R. destruct (the_shipped_deal_meets_every_assumption W total) as [A B].
+  pose proof (the_shipped_wants_meet_every_assumption W total is_packed cfg ok) as D. split.
+  - exact (no_place_is_in_two_steps_of_the_job W total cfg depth order _ _ ok A B D s R).
+  - exact (a_complete_job_has_planned_each_place_once W total cfg depth order _ _ ok A B D s R).
 Qed.
 
 Notation is_unit T key p g := (exists k, In k (units_in_plan T key p) /\ Permutation g k).

@@ -1,7 +1,7 @@
 (** Shared shards (odb_ref/core/batching/shards.py): what ranks draw from one order. Spec: R14.
 
-    A deal is a function of what all ranks want and of how many places are left. What is proved of draws holds for every deal that
-    gives the places that are wanted, or left; the shipped one is proved to be such a deal, and to be even at the end. *)
+    A deal is a function of what all ranks want and of how many places are drawn. What is proved of draws holds for every deal that
+    gives the next places, each to one rank; the shipped one is proved to be such a deal, and to be even at the end. *)
 Require Import List Arith Lia Bool Permutation.
 Import ListNotations.
 
@@ -14,53 +14,59 @@ Definition draw (d : nat) (shares : list nat) (i : nat) : list nat := seq (d + s
 
 Definition ranks (w : nat) : list nat := seq 0 w.
 
-Lemma sum_firstn_S : forall shares n, n < length shares -> sum (firstn (S n) shares) = sum (firstn n shares) + nth n shares 0.
+Lemma sum_firstn_S : forall shares n, sum (firstn (S n) shares) = sum (firstn n shares) + nth n shares 0.
 Proof.
-  induction shares as [|x xs IH]; intros n L; [simpl in L; lia|].
-  destruct n as [|n]; [simpl; lia|]. simpl in L. change (firstn (S (S n)) (x :: xs)) with (x :: firstn (S n) xs).
-  change (firstn (S n) (x :: xs)) with (x :: firstn n xs). cbn [sum fold_right nth]. fold (sum (firstn (S n) xs)). fold (sum (firstn n xs)).
-  rewrite IH by lia. lia.
+  induction shares as [|x xs IH]; intros [|n]; try (simpl; lia).
+  change (firstn (S (S n)) (x :: xs)) with (x :: firstn (S n) xs). change (firstn (S n) (x :: xs)) with (x :: firstn n xs).
+  cbn [sum fold_right nth]. fold (sum (firstn (S n) xs)). fold (sum (firstn n xs)). rewrite IH. lia.
 Qed.
 
-Lemma draws_of_the_first : forall n shares d, n <= length shares ->
-  concat (map (draw d shares) (ranks n)) = seq d (sum (firstn n shares)).
+Lemma draws_of_the_first : forall n shares d, concat (map (draw d shares) (ranks n)) = seq d (sum (firstn n shares)).
 Proof.
-  induction n as [|n IH]; intros shares d L; [reflexivity|].
-  unfold ranks in *. rewrite seq_S, map_app, concat_app, IH by lia. rewrite sum_firstn_S by lia.
-  rewrite seq_app. cbn [map concat plus]. rewrite app_nil_r. reflexivity.
+  induction n as [|n IH]; intros shares d; [reflexivity|]. unfold ranks in *. rewrite seq_S, map_app, concat_app, IH, sum_firstn_S, seq_app.
+  cbn [map concat plus]. rewrite app_nil_r. reflexivity.
 Qed.
 
 (** DEAL: what the ranks draw in a round are neighbouring parts of the order, in the order of the ranks, and no place is left out. *)
 Theorem draws_of_a_round_are_neighbours_in_the_order_of_the_ranks : forall shares d,
   concat (map (draw d shares) (ranks (length shares))) = seq d (sum shares).
-Proof. intros shares d. rewrite draws_of_the_first by lia. rewrite firstn_all. reflexivity. Qed.
+Proof. intros shares d. rewrite draws_of_the_first, firstn_all. reflexivity. Qed.
 
 Section Epoch.
 
-(** [W] ranks, an order of [total] places, and any deal: of the wants and of what is left, a share for each rank. *)
+(** [W] ranks, an order of [total] places, and any deal: of what each rank wants and of how many places are drawn, the places that each
+    draws. They are the next ones; and a rank that wants something has some of them, or they are all that is left. *)
 Variable W total : nat.
-Variable deal : list nat -> nat -> list nat.
-Hypothesis deal_length : forall wants left, length (deal wants left) = length wants.
-Hypothesis deal_sum : forall wants left, sum (deal wants left) = Nat.min (sum wants) left.
+Variable deal : (nat -> nat) -> nat -> nat -> list nat.
+Definition dealt_out (wants : nat -> nat) (d : nat) : list nat := concat (map (deal wants d) (ranks W)).
+Hypothesis deal_next : forall wants d, exists n, n <= total - d /\ Permutation (dealt_out wants d) (seq d n).
+Hypothesis deal_feeds : forall wants d r, r < W -> 1 <= wants r -> 1 <= length (deal wants d r) \/ total <= d + length (dealt_out wants d).
 
 (** How many places are drawn after these rounds, each with what all ranks wanted in it. It does not depend on the rank. *)
-Fixpoint drawn (rounds : list (list nat)) : nat :=
+Fixpoint drawn (rounds : list (nat -> nat)) : nat :=
   match rounds with
   | [] => 0
-  | wants :: before => drawn before + sum (deal wants (total - drawn before))
+  | wants :: before => drawn before + length (dealt_out wants (drawn before))
   end.
 
 (** What rank [i] has drawn in them. The last round comes first. *)
-Fixpoint drawn_by (i : nat) (rounds : list (list nat)) : list nat :=
+Fixpoint drawn_by (i : nat) (rounds : list (nat -> nat)) : list nat :=
   match rounds with
   | [] => []
-  | wants :: before => drawn_by i before ++ draw (drawn before) (deal wants (total - drawn before)) i
+  | wants :: before => drawn_by i before ++ deal wants (drawn before) i
   end.
 
-Definition fits (rounds : list (list nat)) : Prop := Forall (fun wants => length wants = W) rounds.
+Lemma share_within : forall wants d r, r < W -> length (deal wants d r) <= length (dealt_out wants d).
+Proof.
+  intros wants d r H. unfold dealt_out. assert (I : In r (ranks W)) by (apply in_seq; lia). revert I. generalize (ranks W).
+  induction l as [|q l IH]; intros []; cbn [map concat]; rewrite app_length; [subst; lia|]. specialize (IH H0). lia.
+Qed.
+
+Lemma dealt_within : forall wants d, length (dealt_out wants d) <= total - d.
+Proof. intros wants d. destruct (deal_next wants d) as [n [L P]]. apply Permutation_length in P. rewrite seq_length in P. lia. Qed.
 
 Theorem no_more_is_drawn_than_there_is : forall rounds, drawn rounds <= total.
-Proof. induction rounds as [|wants before IH]; simpl; [lia|]. rewrite deal_sum. lia. Qed.
+Proof. induction rounds as [|wants before IH]; simpl; [lia|]. pose proof (dealt_within wants (drawn before)). lia. Qed.
 
 Lemma concat_map_app : forall (A : Type) (f g : nat -> list A) l,
   Permutation (concat (map (fun i => f i ++ g i) l)) (concat (map f l) ++ concat (map g l)).
@@ -73,43 +79,34 @@ Proof.
 Qed.
 
 (** DEAL: whatever the ranks want, what they have drawn together is what was dealt: each place once, by one rank. *)
-Theorem every_place_dealt_is_drawn_once_by_one_rank : forall rounds, fits rounds ->
+Theorem every_place_dealt_is_drawn_once_by_one_rank : forall rounds,
   Permutation (concat (map (fun i => drawn_by i rounds) (ranks W))) (seq 0 (drawn rounds)).
 Proof.
-  induction rounds as [|wants before IH]; intros F; simpl.
-  - replace (map (fun _ : nat => []) (ranks W)) with (map (fun _ : nat => @nil nat) (ranks W)) by reflexivity.
-    induction (ranks W) as [|x l IHl]; simpl; [constructor|exact IHl].
-  - inversion F as [|? ? L F']; subst. eapply Permutation_trans; [apply concat_map_app|].
-    rewrite seq_app. apply Permutation_app; [apply IH; exact F'|].
-    set (shares := deal wants (total - drawn before)).
-    assert (Ls : length shares = W) by (unfold shares; rewrite deal_length; exact L).
-    rewrite <- Ls. change (map (fun i => draw (drawn before) shares i)) with (map (draw (drawn before) shares)).
-    rewrite draws_of_a_round_are_neighbours_in_the_order_of_the_ranks. simpl. apply Permutation_refl.
+  induction rounds as [|wants before IH]; simpl.
+  - induction (ranks W) as [|x l IHl]; simpl; [constructor|exact IHl].
+  - eapply Permutation_trans; [apply concat_map_app|]. rewrite seq_app. apply Permutation_app; [exact IH|].
+    destruct (deal_next wants (drawn before)) as [n [_ P]]. fold (dealt_out wants (drawn before)).
+    rewrite (Permutation_length P), seq_length. exact P.
 Qed.
 
-Theorem no_place_is_drawn_twice : forall rounds, fits rounds ->
-  NoDup (concat (map (fun i => drawn_by i rounds) (ranks W))).
-Proof.
-  intros rounds F. eapply Permutation_NoDup; [apply Permutation_sym, every_place_dealt_is_drawn_once_by_one_rank; exact F|].
-  apply seq_NoDup.
-Qed.
+Theorem no_place_is_drawn_twice : forall rounds, NoDup (concat (map (fun i => drawn_by i rounds) (ranks W))).
+Proof. intros rounds. eapply Permutation_NoDup; [apply Permutation_sym, every_place_dealt_is_drawn_once_by_one_rank|apply seq_NoDup]. Qed.
 
 (** The order ends: in each round in which it has not, some rank wants something, and so something is drawn. *)
 Theorem the_order_ends_while_some_rank_wants : forall rounds,
-  Forall (fun wants => 0 < sum wants) rounds -> Nat.min (length rounds) total <= drawn rounds.
+  Forall (fun wants => exists r, r < W /\ 1 <= wants r) rounds -> Nat.min (length rounds) total <= drawn rounds.
 Proof.
-  induction rounds as [|wants before IH]; intros F; [cbn; lia|].
-  inversion F as [|? ? P F']; subst. specialize (IH F'). cbn [drawn length]. rewrite deal_sum. lia.
+  induction 1 as [|wants before [r [Hr Wr]] F IH]; [cbn; lia|]. cbn [drawn length]. pose proof (share_within wants (drawn before) r Hr).
+  destruct (deal_feeds wants (drawn before) r Hr Wr); lia.
 Qed.
 
 (** DEAL, with COVER and ONCE: [emitted i] are the positions that rank [i] has emitted of its own input, each once: what it has
     drawn, in order (R14). When the order has ended, the job has emitted each sample of the order exactly once. *)
-Theorem a_job_emits_each_sample_of_the_order_once : forall rounds emitted, fits rounds -> drawn rounds = total ->
+Theorem a_job_emits_each_sample_of_the_order_once : forall rounds emitted, drawn rounds = total ->
   (forall i, i < W -> Permutation (emitted i) (seq 0 (length (drawn_by i rounds)))) ->
   Permutation (concat (map (fun i => map (fun p => nth p (drawn_by i rounds) 0) (emitted i)) (ranks W))) (seq 0 total).
 Proof.
-  intros rounds emitted F D E. rewrite <- D.
-  eapply Permutation_trans; [|apply every_place_dealt_is_drawn_once_by_one_rank; exact F].
+  intros rounds emitted D E. rewrite <- D. eapply Permutation_trans; [|apply every_place_dealt_is_drawn_once_by_one_rank].
   assert (M : forall l, map (fun p => nth p l 0) (seq 0 (length l)) = l).
   { induction l as [|x l IH]; [reflexivity|]. simpl. f_equal. rewrite <- seq_shift, map_map. exact IH. }
   assert (G : forall l, (forall i, In i l -> i < W) ->
@@ -247,23 +244,35 @@ Proof.
   destruct (give_nth v wants spare i) as [Hi|[Gi [_ Hi]]]; destruct (give_nth v wants spare j) as [Hj|[Gj [_ Hj]]]; lia.
 Qed.
 
-(** The theorems on an epoch, of the shipped deal. *)
-Theorem with_the_shipped_deal_every_place_is_drawn_once_by_one_rank : forall W total rounds, fits W rounds ->
-  Permutation (concat (map (fun i => drawn_by total shares i rounds) (ranks W))) (seq 0 (drawn total shares rounds)).
+Definition deal_in_turn (W total : nat) (wants : nat -> nat) (d : nat) : nat -> list nat := draw d (shares (map wants (ranks W)) (total - d)).
+
+Lemma dealt_in_turn : forall W total wants d, dealt_out W (deal_in_turn W total) wants d = seq d (Nat.min (sum (map wants (ranks W))) (total - d)).
 Proof.
-  intros W total rounds F. apply (every_place_dealt_is_drawn_once_by_one_rank W total shares); [|exact F].
-  apply shares_are_one_for_each_rank.
+  intros W total wants d. unfold dealt_out, deal_in_turn. rewrite draws_of_the_first, firstn_all2, shares_are_all_that_is_wanted_or_all_that_is_left; [reflexivity|].
+  rewrite shares_are_one_for_each_rank, map_length. unfold ranks. rewrite seq_length. reflexivity.
 Qed.
 
-Theorem with_the_shipped_deal_a_job_emits_each_sample_of_the_order_once : forall W total rounds emitted, fits W rounds ->
-  drawn total shares rounds = total ->
-  (forall i, i < W -> Permutation (emitted i) (seq 0 (length (drawn_by total shares i rounds)))) ->
-  Permutation
-    (concat (map (fun i => map (fun p => nth p (drawn_by total shares i rounds) 0) (emitted i)) (ranks W))) (seq 0 total).
+Theorem the_shipped_deal_meets_every_assumption : forall W total,
+  (forall wants d, exists n, n <= total - d /\ Permutation (dealt_out W (deal_in_turn W total) wants d) (seq d n)) /\
+  (forall wants d r, r < W -> 1 <= wants r ->
+    1 <= length (deal_in_turn W total wants d r) \/ total <= d + length (dealt_out W (deal_in_turn W total) wants d)).
 Proof.
-  intros W total rounds emitted F D E. apply (a_job_emits_each_sample_of_the_order_once W total shares); try assumption.
-  apply shares_are_one_for_each_rank.
+  intros W total. split; intros wants d; rewrite dealt_in_turn; [eexists; split; [apply Nat.le_min_r|reflexivity]|].
+  intros r H Wr. rewrite seq_length. unfold deal_in_turn, draw, shares. rewrite seq_length. destruct (_ <=? _) eqn:E; [left|right; apply Nat.leb_gt in E; lia].
+  rewrite (nth_indep _ 0 (wants 0)) by (rewrite map_length; unfold ranks; rewrite seq_length; exact H). unfold ranks. rewrite map_nth, seq_nth by exact H. exact Wr.
 Qed.
+
+(** The theorems on an epoch, of the shipped deal. *)
+Theorem with_the_shipped_deal_every_place_is_drawn_once_by_one_rank : forall W total rounds,
+  let deal := deal_in_turn W total in
+  Permutation (concat (map (fun i => drawn_by W deal i rounds) (ranks W))) (seq 0 (drawn W deal rounds)).
+Proof. intros W total rounds deal. apply (every_place_dealt_is_drawn_once_by_one_rank W total deal), the_shipped_deal_meets_every_assumption. Qed.
+
+Theorem with_the_shipped_deal_a_job_emits_each_sample_of_the_order_once : forall W total rounds emitted,
+  let deal := deal_in_turn W total in drawn W deal rounds = total ->
+  (forall i, i < W -> Permutation (emitted i) (seq 0 (length (drawn_by W deal i rounds)))) ->
+  Permutation (concat (map (fun i => map (fun p => nth p (drawn_by W deal i rounds) 0) (emitted i)) (ranks W))) (seq 0 total).
+Proof. intros W total rounds emitted deal. apply (a_job_emits_each_sample_of_the_order_once W total deal), the_shipped_deal_meets_every_assumption. Qed.
 
 (** ** An update dealt by load (R16.4): drawn in a few portions, the later ones by what each rank holds *)
 
@@ -295,14 +304,69 @@ Qed.
 
 (** UPDATE, DEAL: whatever the ranks hold, what they draw of an update is, together, each of its places once. *)
 Theorem what_ranks_draw_of_an_update_is_each_of_its_places_once : forall W kept begin last told, 1 <= W -> told <> [] -> Forall (fun loads => length loads = W) told ->
-  forall d, d <= last -> Permutation (concat (map (drawn_in (portions kept begin d last told)) (ranks W))) (seq d (last - d)).
+  forall d, Permutation (concat (map (drawn_in (portions kept begin d last told)) (ranks W))) (seq d (last - d)).
 Proof.
-  intros W kept begin last told Hw Nn F. induction F as [|loads later L F IH]; intros d Hd; [easy|]. cbn [portions]. set (portion := last - d - _).
+  intros W kept begin last told Hw Nn F. induction F as [|loads later L F IH]; intros d; [easy|]. cbn [portions]. set (portion := last - d - _).
   assert (Le : portion <= last - d) by (unfold portion; lia).
   destruct (a_portion_is_dealt_out loads (d - begin) portion) as [Ls S]; [intros ->; simpl in L; lia|]. rewrite L in Ls. set (ds := portion_shares _ _ _) in *.
   transitivity (concat (map (draw d ds) (ranks W)) ++ concat (map (drawn_in (portions kept begin (d + portion) last later)) (ranks W))); [exact (concat_map_app _ (draw d ds) (drawn_in (portions kept begin (d + portion) last later)) (ranks W))|].
   replace (seq d (last - d)) with (seq d portion ++ seq (d + portion) (last - (d + portion))) by (rewrite <- seq_app; f_equal; lia).
   apply Permutation_app; [rewrite <- Ls, draws_of_a_round_are_neighbours_in_the_order_of_the_ranks, S; reflexivity|].
-  destruct later as [|x later]; [|apply IH; [easy|lia]]. replace (last - (d + portion)) with 0 by (unfold portion; lia). simpl.
+  destruct later as [|x later]; [|apply IH; easy]. replace (last - (d + portion)) with 0 by (unfold portion; lia). simpl.
   clear. induction (ranks W) as [|i l IH]; simpl; [reflexivity|exact IH].
+Qed.
+
+(** The deal of updates of [n] samples: from [d] on the next n places or all that are left, in portions. [told] is whatever ranks are told of
+    loads in the update that begins there. *)
+Definition by_load (n total : nat) (told : nat -> list (list nat)) (d i : nat) : list nat :=
+  drawn_in (portions 3 d d (Nat.min total (d + n)) (told d)) i.
+
+Lemma some_share_is_two : forall l i, i < length l -> nth i l 0 = 0 -> length l <= sum l -> exists j, 2 <= nth j l 0.
+Proof.
+  intros l i H Z Su. destruct (existsb (fun x => 2 <=? x) l) eqn:E.
+  - apply existsb_exists in E as [x [I L]]. apply Nat.leb_le in L. apply (In_nth l x 0) in I as [j [_ <-]]. eauto.
+  - exfalso. assert (A : forall j, nth j l 0 <= 1).
+    { intros j. destruct (Nat.le_gt_cases (length l) j); [rewrite nth_overflow by assumption; lia|]. destruct (Nat.le_gt_cases (nth j l 0) 1) as [L|L]; [exact L|].
+      exfalso. apply (Bool.eq_true_false_abs _) in E; [exact E|]. apply existsb_exists. exists (nth j l 0). split; [apply nth_In; assumption|apply Nat.leb_le; exact L]. }
+    assert (B : forall k, sum (skipn k l) <= length (skipn k l)).
+    { clear - A. induction l as [|x l IH]; intros [|k]; try (simpl; lia); [|apply IH; intros j; exact (A (S j))].
+      specialize (IH (fun j => A (S j)) 0). pose proof (A 0). cbn [skipn sum fold_right length nth] in *. fold (sum l) in *. lia. }
+    revert i H Z Su. clear E. induction l as [|x l IH]; intros i H Z Su; [simpl in H; lia|]. cbn [sum fold_right length] in *. fold (sum l) in *.
+    pose proof (A 0) as A0. pose proof (B 1) as B1. simpl in A0, B1. destruct i as [|i]; simpl in Z; [lia|].
+    apply (IH (fun j => A (S j)) (fun k => B (S k)) i); lia.
+Qed.
+
+(** Each rank draws some of a first portion of W places or more. *)
+Lemma a_first_portion_feeds_all : forall loads portion i, i < length loads -> length loads <= portion -> 1 <= nth i (portion_shares loads 0 portion) 0.
+Proof.
+  intros loads portion i H L. destruct (a_portion_is_dealt_out loads 0 portion) as [Ls S]; [intros ->; simpl in H; lia|]. unfold portion_shares in *.
+  set (held := map _ loads) in *. set (wants := map _ held) in *.
+  assert (Wn : forall j, j < length loads -> nth j wants 0 = portion).
+  { intros j Hj. assert (Z : forall h, In h held -> h = 0) by (intros h I; apply in_map_iff in I as [x [<- _]]; rewrite Nat.mul_0_r; destruct (sum loads); [reflexivity|apply Nat.div_0_l; discriminate]).
+    assert (T : top held = 0) by (clear - Z; induction held as [|h hs IH]; [reflexivity|]; simpl; rewrite (Z h (or_introl eq_refl)), IH; [reflexivity|intros x I; apply Z; right; exact I]).
+    unfold wants. rewrite (nth_indep _ 0 (top held - 0 + portion)) by (unfold held; rewrite !map_length; exact Hj). rewrite (map_nth (fun h => top held - h + portion)), T. reflexivity. }
+  destruct (nth i (shares wants portion) 0) eqn:E; [exfalso|lia].
+  destruct (some_share_is_two (shares wants portion) i) as [j J]; [rewrite Ls; exact H|exact E|rewrite Ls, S; exact L|].
+  assert (Hj : j < length loads) by (rewrite <- Ls; apply Nat.nle_gt; intros O; rewrite nth_overflow in J by exact O; lia).
+  pose proof (no_rank_draws_more_than_it_wants wants portion j) as Le. rewrite (Wn j Hj) in Le.
+  destruct (Nat.le_gt_cases (sum wants) portion) as [B|B].
+  - unfold shares in E. apply Nat.leb_le in B. rewrite B, (Wn i H) in E. lia.
+  - pose proof (the_last_places_leave_all_with_the_same_room_but_for_one wants portion i j B ltac:(lia)) as R. rewrite (Wn i H), (Wn j Hj), E in R. lia.
+Qed.
+
+(** With one portion, or three samples a rank and more (R16.4), the next places are dealt, and no rank is left out before the last update. *)
+Theorem portions_by_load_meet_every_assumption : forall W n total told, 1 <= W -> W <= n ->
+  (forall d, Forall (fun loads => length loads = W) (told d) /\ (length (told d) = 1 \/ 1 <= length (told d) /\ 3 * W <= n)) ->
+  (forall d, Permutation (concat (map (by_load n total told d) (ranks W))) (seq d (Nat.min n (total - d)))) /\
+  (forall d i, i < W -> 1 <= length (by_load n total told d i) \/ total <= d + n).
+Proof.
+  intros W n total told Hw Hn T. split; intros d; destruct (T d) as [F C]; unfold by_load.
+  - replace (Nat.min n (total - d)) with (Nat.min total (d + n) - d) by lia.
+    apply what_ranks_draw_of_an_update_is_each_of_its_places_once; [exact Hw|intros Z; rewrite Z in C; simpl in C; lia|exact F].
+  - intros i Hi. destruct (Nat.le_gt_cases total (d + n)) as [L|L]; [right; exact L|left]. rewrite Nat.min_r by lia.
+    destruct (told d) as [|loads later]; [simpl in C; lia|]. inversion F as [|? ? Ln _]; subst. cbn [portions drawn_in flat_map fst snd]. rewrite app_length. unfold draw at 1. rewrite seq_length.
+    rewrite Nat.sub_diag. replace (d + n - d) with n by lia. set (portion := n - _).
+    assert (length loads <= portion).
+    { unfold portion. destruct later as [|x later]; [lia|]. simpl in C. destruct C as [C|[_ C]]; [lia|]. pose proof (Nat.div_le_upper_bound n 3 (n - length loads)). lia. }
+    pose proof (a_first_portion_feeds_all loads portion i Hi ltac:(assumption)). lia.
 Qed.

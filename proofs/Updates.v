@@ -19,6 +19,86 @@ Proof.
   destruct m as [|m]; simpl in I; [easy|]. destruct I as [<-|I]; [rewrite (P 0 a eq_refl); lia|]. specialize (IH _ P' 0 m x I). lia.
 Qed.
 
+(** ** What a rank holds lies in the windows of its rounds *)
+
+Definition within (a b : nat) (xs : list sample) : Prop := forall x, In x xs -> a <= pos x < b.
+(** The round whose window a rank holds: in COUNT the next one's. *)
+Definition coming (u : state) : nat := round u + in_count u.
+
+(** [begins k] is where the window of round [k] begins in the rank's input. *)
+Record in_place (begins : nat -> nat) (u : state) : Prop := {
+  p_steps : forall x, In x (steps_of u) -> within (begins (s_round x)) (begins (S (s_round x))) (s_group x);
+  p_aligned : within (begins (round u)) (begins (S (round u))) (concat (aligned u));
+  p_window : within (begins (coming u)) (begins (S (coming u))) (window u) }.
+
+Lemma post_in_place : forall begins c r u, in_place begins u -> in_place begins (post c r u) /\ coming (post c r u) = coming u.
+Proof.
+  intros begins c r u P. assert (C : coming (post c r u) = coming u).
+  { unfold coming, in_count. change (round (post c r u)) with (round u). destruct (post_phase c r u) as [-> |[E ->]]; [|rewrite E]; reflexivity. }
+  split; [|exact C]. destruct P as [P1 P2 P3]. constructor; rewrite ?C; assumption.
+Qed.
+
+(** It stays so whatever a rank does by itself, where it reads of its window, *)
+Lemma what_is_held_stays_in_place : forall begins c r d u e t, (forall y, e <> Got y) -> transition c r d u e = Some t -> in_place begins u ->
+  within (begins (coming u)) (begins (S (coming u))) (reads e) -> in_place begins t /\ coming t = coming u.
+Proof.
+  intros begins c r d u e t NG E [P1 P2 P3] Re. pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag.
+  unfold aged in Ag. injection Ag as _ _ Aw Ao. assert (C : coming t = coming u).
+  { unfold coming, in_count. rewrite Ao. destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [|reflexivity].
+    destruct (post_phase c r (moved d u e)) as [-> |[X ->]]; destruct (moved_phase d u e) as [Y|[Y Z]]; try rewrite Z in *; try rewrite Y in *; try rewrite X in *; reflexivity. }
+  split; [|exact C]. constructor; rewrite ?(sa_steps _ _ Sm), ?(sa_aligned _ _ Sm), ?Ao, ?C; [exact P1|exact P2|].
+  rewrite Aw. intros x Ix. apply in_app_iff in Ix as [Ix|Ix]; [exact (P3 x Ix)|exact (Re x Ix)].
+Qed.
+
+Definition makes_steps (c : config) (a : offer) : Prop := is_bad a = false /\ o_stop_rank a = None /\ o_ready a = true /\ target c a <> 0.
+
+(** and with every answer, where it makes no fewer steps than it has groups. *)
+Lemma what_is_held_stays_in_place_with_an_answer : forall begins c r d u y t, config_ok c ->
+  (forall k gs t d, length gs <= t -> snd (c_align c k gs t d) = []) -> c_quota c = None ->
+  (at_phase u <> COUNT -> aligned u = []) -> (at_phase u = COUNT -> plan u = []) ->
+  (forall a, y = Agreed a -> at_phase u = OFFER -> makes_steps c a -> groups u = c_group c (budget u) (window u) /\ length (groups u) <= target c a) ->
+  transition c r d u (Got y) = Some t -> in_place begins u -> in_place begins t /\ (at_phase t = COUNT -> window t = []).
+Proof.
+  intros begins c r d u y t Co surplus Nq Ka Kp Enough E [P1 P2 P3]. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
+  - destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. pose proof (held_agree _ _ _ _ _ _ E) as He. pose proof (agree_round _ _ _ _ _ _ E) as Hr.
+    assert (Au : aligned u = []) by (apply Ka; discriminate). assert (Cu : coming u = round u) by (unfold coming, in_count; rewrite Ph; lia). rewrite Cu in *.
+    destruct He as [[Pt _]|[Pt _]].
+    { destruct (S2 Pt) as [Sa [Sw _]]. assert (Ct : coming t = round u) by (unfold coming, in_count; destruct (at_phase t); try congruence; lia).
+      split; [|contradiction]. constructor; rewrite ?S1, ?Sa, ?Au, ?Ct, ?Sw; simpl; auto. intros x []. }
+    destruct C as [_ Q2 _ _|? _ _ [Q2|Q2] _|_ _ _ _ [Q2|Q2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
+    destruct (Enough a eq_refl eq_refl) as [Gr Ln]; [unfold makes_steps; rewrite Tg; auto|]. rewrite Tg in Ln.
+    pose proof (surplus (round u) (groups u) (S n) (due_before c u) Ln) as Sn.
+    pose proof (ok_align_perm _ Co (round u) (groups u) (S n) (due_before c u)) as Pm. rewrite Sn, app_nil_r, <- Al in Pm.
+    pose proof (ok_group_perm _ Co (budget u) (window u)) as Gp. rewrite <- Gr in Gp. assert (Wt : window t = []) by (rewrite Ca; exact Sn).
+    split; [|auto]. constructor; rewrite ?S1, ?Hr; [exact P1| |rewrite Wt; intros x []]. intros x Ix. apply P3, (Permutation_in _ Gp), (Permutation_in _ Pm), Ix.
+  - destruct (count_cases _ _ _ _ _ E) as [Lc [Al [_ [_ [Pt _]]]]]. destruct (count_rounds _ _ _ _ _ E (Kp eq_refl)) as [new [S2 [S3 Rn]]].
+    pose proof (held_count _ _ _ _ _ E) as He. assert (Cut : cut c (gsum u) cs = length cs) by (unfold cut; rewrite Nq; reflexivity).
+    cbv zeta in He. rewrite Cut in S3, He. rewrite Lc in S3, He. rewrite firstn_all in S3. rewrite skipn_all in He. simpl in He. unfold held in He. injection He as Hw _ _ Hr.
+    assert (Ct : coming t = coming u) by (unfold coming, in_count; rewrite Ph; destruct Pt as [-> | ->]; rewrite Hr; lia).
+    split; [|destruct Pt; congruence]. constructor; rewrite ?Ct, ?Hw; [|rewrite Al; intros x []|exact P3].
+    intros x Ix. rewrite S2 in Ix. apply in_app_iff in Ix as [Ix|Ix]; [exact (P1 x Ix)|].
+    assert (Rx : s_round x = round u) by (rewrite Forall_forall in Rn; exact (Rn x Ix)).
+    rewrite Rx. intros y Iy. apply P2. apply in_concat. exists (s_group x). split; [|exact Iy]. rewrite <- S3. apply in_map, Ix.
+  - destruct (failure_of rs) as [o|]; [|discriminate]. injection E as <-.
+    match goal with |- in_place _ (drain ?d ?o ?l ?v) /\ _ => assert (Ct : coming (drain d o l v) = coming u) by (unfold coming, in_count; rewrite Ph; destruct (drain_phase d o l v) as [-> | ->]; reflexivity);
+      pose proof (drain_phase d o l v) as Dp end.
+    split; [|destruct Dp; congruence]. constructor; rewrite ?drain_steps, ?Ct; assumption.
+Qed.
+
+(** A rank that agrees on steps has offered all that its window holds. *)
+Lemma all_groups_are_agreed_on : forall W cfg depth input s r a, setting_ok W cfg -> c_is_quota (cfg r) = false -> o_groups_max a <= c_rule (cfg r) a ->
+  invariant W cfg depth input s -> r < W -> may cfg input s r (Got (Agreed a)) -> let u := rank_of s r in at_phase u = OFFER -> makes_steps (cfg r) a ->
+  wanted u = 0 /\ groups u = c_group (cfg r) (budget u) (window u) /\ length (groups u) <= target (cfg r) a.
+Proof.
+  intros W cfg depth input s r a ok join emits_all I H My u Ph [_ [_ [Ra Tg]]]. pose proof (g_core _ _ _ _ _ I r H) as K. fold u in K.
+  pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s r _ I H My) as [_ Ad].
+  destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [Rw [R3 [_ [Rg _]]]]].
+  destruct (got_current W cfg depth input s r (Agreed a) I H My) as [_ [_ [_ [ms [El Em]]]]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
+  destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+  split; [exact Rw|]. split; [exact R3|]. pose proof (ag_groups _ _ A o Io) as G. rewrite Rg in G.
+  unfold target in *. rewrite join in *. simpl in *. destruct (_ || _) in *; [contradiction|lia].
+Qed.
+
 (** How many places of rank [r]'s own, every W-th of the common order, lie before update [u] of n; and how many it gives to [u] (R16.2). *)
 Definition places_before (W n r u : nat) : nat := Nat.div (u * n + (W - 1 - r)) W.
 Definition share (W n r u : nat) : nat := places_before W n r (S u) - places_before W n r u.
@@ -46,86 +126,50 @@ Notation reachable := (System.reachable W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation begin r := (begin_of (c_window (cfg r) r)).
 
-Definition within (a b : nat) (xs : list sample) : Prop := forall x, In x xs -> a <= pos x < b.
-(** The round whose window a rank holds: in COUNT the next one's. *)
-Definition coming (u : state) : nat := round u + in_count u.
-
-Record in_place (r : nat) (u : state) : Prop := {
-  p_steps : forall x, In x (steps_of u) -> within (begin r (s_round x)) (begin r (S (s_round x))) (s_group x);
-  p_aligned : within (begin r (round u)) (begin r (S (round u))) (concat (aligned u));
-  p_window : within (begin r (coming u)) (begin r (S (coming u))) (window u);
-  p_read : ended u = true \/ (read u + wanted u = begin r (S (coming u)) /\ begin r (coming u) <= read u) }.
-
-Lemma everything_is_in_place : forall s, reachable s -> forall r, r < W -> in_place r (rank_of s r).
+Lemma everything_is_in_place : forall s, reachable s -> forall r, r < W -> let u := rank_of s r in
+  in_place (begin r) u /\ (ended u = true \/ (read u + wanted u = begin r (S (coming u)) /\ begin r (coming u) <= read u)).
 Proof.
   induction 1 as [|s l t R IH St]; intros r H.
-  { constructor; unfold coming, in_count; simpl; try easy. right. lia. }
+  { split; [constructor; unfold coming, in_count; simpl; easy|]. right. unfold coming, in_count. simpl. lia. }
   pose proof (invariant_of W cfg depth input ok s R) as I.
   destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
   simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact (IH r H)].
-  specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K. pose proof (rank_step_after W cfg depth input ok s i e t I H My E) as K'.
-  pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H My) as Ad.
-  set (u := rank_of s i) in *. destruct IH as [B1 B2 B3 B4].
+  destruct (IH i H) as [B1 B4]. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *. destruct (join i H) as [_ J2].
   pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
-  - pose proof (nothing_is_read_of_an_answer _ _ _ _ _ _ E) as Re. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
-    + destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. pose proof (held_agree _ _ _ _ _ _ E) as He.
-      assert (Au : aligned u = []) by (apply (k_aligned _ _ _ _ _ _ K); fold u; rewrite Ph; discriminate).
-      assert (Cu : coming u = round u) by (unfold coming, in_count; rewrite Ph; lia). rewrite Cu in *.
-      destruct He as [[Pt He]|[Pt He]]; unfold held in He; [injection He as Hw Hn Hd Hr|injection He as Hn Hd Hr].
-      { destruct (S2 Pt) as [Sa _]. assert (Ct : coming t = round u) by (unfold coming, in_count; destruct (at_phase t); try congruence; lia).
-        constructor; rewrite ?S1, ?Sa, ?Au, ?Ct, ?Hw, ?Hn, ?Hd, ?Re, ?Nat.add_0_r; simpl; auto. intros x []. }
-      destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-      destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (proj2 Ad Ra o Po)) as [_ [Rw [R3 [_ [Rg _]]]]].
-      destruct (got_current W cfg depth input s i (Agreed a) I H My) as [_ [_ [_ [ms [El Em]]]]].
-      pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
-      destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
-      assert (Enough : length (groups u) <= S n).
-      { pose proof (ag_groups _ _ A o Io) as G. rewrite Rg in G. pose proof (emits_all i a H) as G2.
-        unfold target in Tg. destruct (join i H) as [J _]. rewrite J in Tg. simpl in Tg. destruct (_ || _) in Tg; [discriminate|lia]. }
-      pose proof (surplus i (round u) (groups u) (S n) (due_before (cfg i) u) H Enough) as Sn.
-      pose proof (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u)) as Pm. rewrite Sn, app_nil_r, <- Al in Pm.
-      pose proof (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u)) as Gp. rewrite <- R3 in Gp.
-      assert (Wt : window t = []) by (rewrite Ca; exact Sn). rewrite Wt in Hn. simpl in Hn.
-      assert (Ct : coming t = S (round u)) by (unfold coming, in_count; rewrite Pt, Hr; lia).
-      constructor; rewrite ?S1, ?Ct, ?Hr.
-      * exact B1.
-      * intros x Ix. apply B3. apply (Permutation_in _ Gp), (Permutation_in _ Pm), Ix.
-      * rewrite Wt. intros x [].
-      * rewrite Hd, Hn, Re. destruct (ended u) eqn:En; [left; reflexivity|right]. destruct B4 as [B4|[B4 B5]]; [congruence|]. rewrite Rw in B4. simpl in *. lia.
-    + destruct (count_cases _ _ _ _ _ E) as [Lc [Al [_ [_ [Pt _]]]]]. destruct (count_rounds _ _ _ _ _ E (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 Rn]]].
-      pose proof (held_count _ _ _ _ _ E) as He. destruct (join i H) as [_ J2].
-      assert (Cut : cut (cfg i) (gsum u) cs = length cs) by (unfold cut; rewrite J2; reflexivity). cbv zeta in He. rewrite Cut in S3, He. rewrite Lc in S3, He. rewrite firstn_all in S3. rewrite skipn_all in He.
-      simpl in He. unfold held in He. injection He as Hw Hn Hd Hr.
-      assert (Ct : coming t = coming u) by (unfold coming, in_count; rewrite Ph; destruct Pt as [-> | ->]; rewrite Hr; lia).
-      constructor; rewrite ?Ct, ?Hw, ?Hn, ?Hd, ?Re, ?Nat.add_0_r; [|rewrite Al; intros x []|exact B3|exact B4].
-      intros x Ix. rewrite S2 in Ix. apply in_app_iff in Ix as [Ix|Ix]; [exact (B1 x Ix)|].
-      assert (Rx : s_round x = round u) by (rewrite Forall_forall in Rn; exact (Rn x Ix)).
-      rewrite Rx. intros y Iy. apply B2. apply in_concat. exists (s_group x). split; [|exact Iy]. rewrite <- S3. apply in_map, Ix.
+  - pose proof (nothing_is_read_of_an_answer _ _ _ _ _ _ E) as Re.
+    assert (Gr : forall a, y = Agreed a -> at_phase u = OFFER -> makes_steps (cfg i) a -> wanted u = 0 /\ groups u = c_group (cfg i) (budget u) (window u) /\ length (groups u) <= target (cfg i) a)
+      by (intros a ->; exact (all_groups_are_agreed_on W cfg depth input s i a ok (proj1 (join i H)) (emits_all i a H) I H My)).
+    destruct (what_is_held_stays_in_place_with_an_answer (begin i) (cfg i) i (depth i) u y t (configs_ok _ _ ok i H) (fun k gs t d => surplus i k gs t d H) J2
+      (k_aligned _ _ _ _ _ _ K) (k_plan _ _ _ _ _ _ K) (fun a Ea Pu Ms => proj2 (Gr a Ea Pu Ms)) E B1) as [B5 B6].
+    split; [exact B5|]. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
+    + assert (Cu : coming u = round u) by (unfold coming, in_count; rewrite Ph; lia). rewrite Cu in B4.
+      destruct (held_agree _ _ _ _ _ _ E) as [[Pt He]|[Pt He]]; unfold held in He; [injection He as Hw Hn Hd Hr|injection He as Hn Hd Hr].
+      * assert (Ct : coming t = round u) by (unfold coming, in_count; destruct (at_phase t); try congruence; lia). rewrite Ct, Hn, Hd, Re. exact B4.
+      * destruct (agree_cases _ _ _ _ _ _ E) as [[_ Q2 _ _|? _ _ [Q2|Q2] _|_ _ _ _ [Q2|Q2] _|n B Sr Ra Tg _ _ _ _] _]; try congruence.
+        destruct (Gr a eq_refl eq_refl) as [Rw _]; [unfold makes_steps; rewrite Tg; auto|]. rewrite (B6 Pt) in Hn.
+        assert (Ct : coming t = S (round u)) by (unfold coming, in_count; rewrite Pt, Hr; lia).
+        rewrite Ct, Hd, Hn, Re. destruct (ended u) eqn:En; [left; reflexivity|right]. destruct B4 as [B4|[B4 _]]; [congruence|]. rewrite Rw in B4. simpl in *. lia.
+    + destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [Pt _]]]]]. pose proof (held_count _ _ _ _ _ E) as He. cbv zeta in He. unfold held in He. injection He as _ Hn Hd Hr.
+      assert (Ct : coming t = coming u) by (unfold coming, in_count; rewrite Ph; destruct Pt as [-> | ->]; rewrite Hr; lia). rewrite Ct, Hn, Hd, Re. exact B4.
     + destruct (failure_of rs) as [o|]; [|discriminate]. injection E as <-.
-      match goal with |- in_place _ (drain ?d ?o ?l ?v) => assert (Ct : coming (drain d o l v) = coming u) by (unfold coming, in_count; rewrite Ph; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
-      constructor; rewrite ?drain_steps, ?Ct; assumption.
-  - pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. pose proof (held_transition _ _ _ _ _ _ NG E) as He.
-    pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. fold u in Sm, He, Ag. unfold aged in Ag. injection Ag as _ Ar Aw Ao.
-    replace (next_hist (cfg 0) (hist_of s i) e) with (hist_of s i) in * by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-    assert (Ct : coming t = coming u).
-    { pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as P1. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K')) as P2. fold u in P1. unfold coming, in_count. rewrite Ao.
-      destruct (h_kind (hist_of s i)); [destruct P1 as [-> | ->], P2 as [-> | ->]|rewrite P1, P2|rewrite P1, P2|destruct P1 as [-> | ->], P2 as [-> | ->]]; reflexivity. }
-    constructor; rewrite ?(sa_steps _ _ Sm), ?(sa_aligned _ _ Sm), ?Ao, ?Ct; [exact B1|exact B2| |].
-    + rewrite Aw. intros x Ix. apply in_app_iff in Ix as [Ix|Ix]; [exact (B3 x Ix)|]. destruct e as [xs en full| |x'| | |cause|]; simpl in Ix; try contradiction.
-      destruct He as [Wn [Lx _]]. destruct Ad as [Xs _]. fold u in Xs. rewrite Xs in Ix.
-      apply (positions_of_a_part (input i) 0 (fun j z Ez => numbered i j z H Ez)) in Ix. destruct B4 as [En|[B4 B5]]; [|lia].
-      destruct (k_ended _ _ _ _ _ _ K En) as [_ Z]. fold u in Z. contradiction.
-    + destruct e as [xs en full| |x'| | |cause|]; simpl in Ar; try (unfold held in He; injection He as _ -> -> _; rewrite Ar, Nat.add_0_r; exact B4).
-      destruct He as [Wn [Lx He]]. unfold held in He. injection He as _ Hn Hd _. rewrite Hn, Hd, Ar. destruct en; [left; reflexivity|right].
-      assert (Nf : full = false).
-      { destruct full; [|reflexivity]. simpl in My. destruct My as [_ My]. exfalso. rewrite (never_full i H) in My. intuition discriminate. }
-      subst full. cbn [orb]. destruct B4 as [En|B4]; [|lia]. destruct (k_ended _ _ _ _ _ _ K En) as [_ Z]. fold u in Z. contradiction.
+      match goal with |- context[coming (drain ?d ?o ?l ?v)] => assert (Ct : coming (drain d o l v) = coming u) by (unfold coming, in_count; rewrite Ph; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
+      rewrite Ct. exact B4.
+  - pose proof (held_transition _ _ _ _ _ _ NG E) as He. pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. fold u in He, Ag. unfold aged in Ag. injection Ag as _ Ar _ _.
+    assert (Op : reads e <> [] -> ended u = false) by (intros N; destruct (ended u) eqn:En; [exfalso|reflexivity]; destruct (k_ended _ _ _ _ _ _ K En) as [_ Z]; fold u in Z; destruct e; try contradiction; destruct He; contradiction).
+    destruct (what_is_held_stays_in_place (begin i) (cfg i) i (depth i) u e t NG E B1) as [B5 Ct].
+    { intros x Ix. specialize (Op ltac:(intros Z; rewrite Z in Ix; exact Ix)). destruct B4 as [B4|[B3 B4]]; [congruence|]. destruct e as [xs en full| |y| | |cause|]; simpl in Ix; try contradiction.
+      destruct He as [Wn [Lx _]]. destruct My as [Xs _]. fold u in Xs. rewrite Xs in Ix. apply (positions_of_a_part (input i) 0 (fun j z Ez => numbered i j z H Ez)) in Ix. lia. }
+    split; [exact B5|]. rewrite Ct. destruct e as [xs en full| |y| | |cause|]; simpl in Ar; try (unfold held in He; injection He as _ -> -> _; rewrite Ar, Nat.add_0_r; exact B4).
+    destruct He as [Wn [Lx He]]. unfold held in He. injection He as _ Hn Hd _. rewrite Hn, Hd, Ar. destruct en; [left; reflexivity|right].
+    assert (Nf : full = false).
+    { destruct full; [|reflexivity]. simpl in My. destruct My as [_ My]. exfalso. rewrite (never_full i H) in My. intuition discriminate. }
+    subst full. cbn [orb]. destruct B4 as [En|B4]; [|simpl in B4; lia]. destruct (k_ended _ _ _ _ _ _ K En) as [_ Z]. fold u in Z. contradiction.
 Qed.
 
 (** UPDATE: nothing is carried: a step of round [k] holds samples of the window of round [k] only, on every rank. *)
 Theorem a_round_holds_only_samples_of_its_own_window : forall s r x y, reachable s -> r < W ->
   In x (steps_of (rank_of s r)) -> In y (s_group x) -> begin_of (c_window (cfg r) r) (s_round x) <= pos y < begin_of (c_window (cfg r) r) (S (s_round x)).
-Proof. intros s r x y R H Ix Iy. exact (p_steps _ _ (everything_is_in_place s R r H) x Ix y Iy). Qed.
+Proof. intros s r x y R H Ix Iy. exact (p_steps _ _ (proj1 (everything_is_in_place s R r H)) x Ix y Iy). Qed.
 
 (** A rank is past round [k]: it has begun a later one, or it is COMPLETE. *)
 Definition is_past (k : nat) (u : state) : Prop := k < round u \/ (is_ending u = true /\ ended_as u = Some Complete).
@@ -135,7 +179,7 @@ Theorem a_rank_past_a_round_has_planned_each_sample_of_its_window_in_it : forall
   is_past k (rank_of s r) -> In y (input r) -> begin_of (c_window (cfg r) r) k <= pos y < begin_of (c_window (cfg r) r) (S k) ->
   exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = k.
 Proof.
-  intros s r y k R H Pa Iy Py. destruct (everything_is_in_place s R r H) as [P1 P2 P3 P4]. set (u := rank_of s r) in *.
+  intros s r y k R H Pa Iy Py. destruct (everything_is_in_place s R r H) as [[P1 P2 P3] P4]. set (u := rank_of s r) in *.
   assert (Is : In y (samples_of (steps_of u))).
   { destruct Pa as [L|[En Co]].
     - pose proof (nothing_is_lost W cfg depth input ok s r R H) as Pm. fold u in Pm. apply (Permutation_in y (Permutation_sym Pm)) in Iy.
@@ -260,12 +304,27 @@ Proof.
   pose proof (Nat.div_add (u * n + a) 1 W ltac:(lia)) as D. pose proof (Nat.div_le_mono (u * n + a + 1 * W) (S u * n + a) W ltac:(lia) ltac:(simpl; lia)). simpl in *. lia.
 Qed.
 
+(** What is shipped does, in either layout and any order, by any cost, under budgets that change as they may, and what is asked above. *)
+Definition ships_updates (W n : nat) (cfg : nat -> config) : Prop := exists l C whole limits first accepts max_age times print o,
+  cost_ok C /\ 1 <= max_age /\ cfg = fun _ => in_updates W n (shipped l C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false)).
+
+Lemma what_ships_meets_every_assumption_of_updates : forall W n cfg, 1 <= W -> W <= n -> ships_updates W n cfg -> setting_ok W cfg /\
+  (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) /\
+  (forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = []) /\ (forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a) /\
+  (forall r, r < W -> c_bounded (cfg r) r = false) /\ (forall r u, r < W -> c_window (cfg r) r u = share W n r u).
+Proof.
+  intros W n cfg Hw Hn [l [C [whole [limits [first [accepts [max_age [times [print [o [Co [Ha ->]]]]]]]]]]]]. split; [|repeat split].
+  - apply ranks_in_updates_meet_every_assumption; [exact Hw|exact Hn|].
+    apply the_shipped_configuration_meets_every_assumption; [exact Co|exact Ha|apply the_rules_of_updates_lie_within_the_bounds].
+  - intros q k gs t d _ L. simpl. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L.
+  - intros q a _. simpl. unfold ramped, update_rule. destruct (o_groups_min a); simpl; lia.
+Qed.
+
 (** UPDATE: the shipped machine, in either layout and any order, by any cost, under budgets that change as they may, on any number of ranks,
     whether it divides n or not, with losses and without: an update holds nothing but what lies at its places; once a rank is past it, all
     that it has there; and once all are, each of its places once. *)
-Theorem the_shipped_machine_trains_on_updates : forall W n l C whole limits first accepts max_age times print o depth input,
-  1 <= W -> W <= n -> cost_ok C -> 1 <= max_age -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
-  let cfg := fun _ : nat => in_updates W n (shipped l C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false)) in
+Theorem the_shipped_machine_trains_on_updates : forall W n cfg depth input, 1 <= W -> W <= n -> ships_updates W n cfg ->
+  (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall s, lossy_reachable W cfg depth input s ->
   (forall r x y, r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * n <= r + W * pos y < S (s_round x) * n) /\
   (forall r y u, r < W -> is_past u (rank_of s r) -> In y (input r) -> u * n <= r + W * pos y < S u * n ->
@@ -273,16 +332,7 @@ Theorem the_shipped_machine_trains_on_updates : forall W n l C whole limits firs
   (forall total u, (forall r i, r < W -> (i < length (input r) <-> r + W * i < total)) -> (forall r, r < W -> is_past u (rank_of s r)) ->
     Permutation (concat (map (places_in W s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))).
 Proof.
-  intros W n l C whole limits first accepts max_age times print o depth input Hw Hn Co Ha Nu cfg s R.
-  assert (Ok : setting_ok W cfg).
-  { apply ranks_in_updates_meet_every_assumption; [exact Hw|exact Hn|].
-    apply the_shipped_configuration_meets_every_assumption; [exact Co|exact Ha|apply the_rules_of_updates_lie_within_the_bounds]. }
-  assert (Jm : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) by (intros; split; reflexivity).
-  assert (Su : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = []).
-  { intros q k gs t d _ L. simpl. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L. }
-  assert (Em : forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a) by (intros q a _; simpl; unfold ramped, update_rule; destruct (o_groups_min a); simpl; lia).
-  assert (Nf : forall r, r < W -> c_bounded (cfg r) r = false) by (intros; reflexivity).
-  assert (Sh : forall r u, r < W -> c_window (cfg r) r u = share W n r u) by (intros; reflexivity). split; [|split].
+  intros W n cfg depth input Hw Hn Sp Nu s R. destruct (what_ships_meets_every_assumption_of_updates W n cfg Hw Hn Sp) as [Ok [Jm [Su [Em [Nf Sh]]]]]. split; [|split].
   - intros r x y. exact (an_update_holds_only_samples_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh s r x y R).
   - intros r y u. exact (each_sample_at_the_places_of_an_update_is_in_it W cfg depth input Ok Jm Su Em Nf Nu n Sh s r y u R).
   - intros total u T. exact (an_update_holds_exactly_what_lies_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh total T s u R).

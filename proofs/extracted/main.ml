@@ -174,9 +174,10 @@ let run_shared () =
   let upto = ref 0 and places = ref [] in
   (* What is drawn of what all want: the state that has drawn it, and how the rank's books are then kept. *)
   let deal wants s =
-    let ds = shares wants (total - !upto) in
-    let far = !upto + sum ds in
-    draws (List.nth ds rank) (far = total) s, fun () -> places := !places @ draw !upto ds rank; upto := far in
+    let share = deal_in_turn ranks total in
+    let mine = share wants !upto rank in
+    let far = !upto + List.length (dealt_out ranks share wants !upto) in
+    draws (List.length mine) (far = total) s, fun () -> places := !places @ mine; upto := far in
   let show b t posted want =
     print_endline (String.concat " | " [ show_state b t; posted; want; show_int !upto; show_list show_int !places ]) in
   let go_on b s t name =
@@ -189,13 +190,13 @@ let run_shared () =
     | "accepted" -> let tokens = int () in if tokens < 1 then refuse b s else go_on (offer tokens) s s "accepted"
     | "counted" ->
         let cs = list counts in
-        let drawn, keep = deal (list int) s in
+        let drawn, keep = deal (List.nth (list int)) s in
         (match transition (hears b) rank depth drawn (Got (Counted cs)) with
          | None -> refuse b s
          | Some t -> keep (); go_on b s t "counted")
     | name -> (match handle_shared (hears b) rank depth s (event name) with None -> refuse b s | Some t -> go_on b s t name) in
   let s = initial c rank in
-  let drawn, keep = deal (List.init ranks (fun _ -> c.c_window 0 0)) s in
+  let drawn, keep = deal (first_wants (fun _ -> c)) s in
   keep ();
   let told = ref (go_on accepted s (post (hears accepted) rank drawn) "begins") in
   let n = int () in

@@ -214,6 +214,8 @@ def supervise_all(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return batch | {"labels": batch["input_ids"].clone()}
 
 
+HAS_STRATEGIES = "train_sampling_strategy" in TrainingArguments.__dataclass_fields__
+GROUPED = {"train_sampling_strategy": "group_by_length"} if HAS_STRATEGIES else {"group_by_length": True}
 MISTAKES: dict[str, dict[str, Any]] = {
     "normalised twice: ODBTrainer needs loss_is_scaled_for_ga": {"kind": Unscaled},
     "normalised twice: get_batch_samples": {"kind": Counting, "model": Accepting},
@@ -222,7 +224,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
         "odb": ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader={"sampler": list(range(sum(SIZES)))}),
     },
     "lower ODBOptions.token_budget": {"auto_find_batch_size": True},
-    "orders samples for fixed batches": {"train_sampling_strategy": "group_by_length"},
+    "orders samples for fixed batches": GROUPED,
     "holds no state": {"resume": "checkpoint-1"},
 }
 

@@ -45,6 +45,13 @@ def read(**options: Any) -> list[Any]:
         return list(loader)
 
 
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, it shows that one process does not keep up."""
+    monkeypatch.setattr(collate_workers, "SLOW_S", 0.0)
+
+
+@pytest.mark.usefixtures("eager")
 def test_a_slow_collate_fn_runs_in_several_processes_and_makes_the_same_batches() -> None:
     """Preserves: REPLAY, COVER."""
     one = read(num_workers=1)
@@ -61,6 +68,7 @@ def look_up_the_data_set(worker_id: int) -> None:
     assert (worker.id, len(worker.dataset)) == (worker_id, SAMPLES)
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_worker_init_fn_is_called_where_there_is_a_worker() -> None:
     batches = read(num_workers=3, worker_init_fn=look_up_the_data_set)
     assert len({pid for pid, *_ in batches}) > 1
@@ -92,6 +100,7 @@ class OpensOnce:
         return os.getpid(), self.opened_by
 
 
+@pytest.mark.usefixtures("eager")
 def test_what_a_collate_fn_opens_is_used_by_the_process_that_opened_it(tmp_path: Path) -> None:
     function = OpensOnce(str(tmp_path / "file"))
     with ODBDataLoader(Numbers(0, SAMPLES), **nested(collate_fn=function, num_workers=3, **SETTINGS)) as loader:
@@ -165,7 +174,7 @@ def test_what_an_earlier_epoch_has_left_under_way_is_not_taken_for_a_batch_of_th
     workers = CollateWorkers(BatchMaker(str, None), 2)
     try:
         workers.begin(0, CollateTask(0, (pack(7),), None))
-        maker = _Maker(Collator(OnIdle.NONE, None, print), BatchMaker(str, None), workers, Listener(), None)
+        maker = _Maker(Collator(OnIdle.NONE, None), BatchMaker(str, None), workers, Listener(), None)
         maker.prepare()
         assert maker.count_work() == 0
         maker.ask((BatchRequest(5, (), False), BatchRequest(6, (), False)))
@@ -177,8 +186,12 @@ def test_what_an_earlier_epoch_has_left_under_way_is_not_taken_for_a_batch_of_th
 
 
 def start_all(workers: CollateWorkers) -> None:
+    """Starts them, and waits until each has made a batch."""
     while len(workers.processes) < workers._count:
         workers._start()
+        workers.begin(0, CollateTask(0, (pack("trial"),), None))
+    while workers.pending:
+        workers.collect()
 
 
 def test_batches_come_with_their_numbers_in_the_order_in_which_they_are_ready() -> None:
@@ -222,7 +235,7 @@ def test_a_batch_is_handed_out_when_it_is_made_and_not_with_the_last_of_its_roun
 
     found: list[int] = []
     workers = CollateWorkers(BatchMaker(make, None), 2)
-    collator = Collator(OnIdle.NONE, None, print)
+    collator = Collator(OnIdle.NONE, None)
     try:
         start_all(workers)
         for place in range(3):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
-from odb_ref.torch.exchange.facts import list_facts
+from odb_ref.torch.exchange.identity import list_facts
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, make_sample
 from tests.torch.ranks import Result, get_values, run_ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
@@ -138,6 +139,17 @@ def test_a_batch_that_cannot_be_rebuilt_is_named(monkeypatch: pytest.MonkeyPatch
         batches = iter(loader)
         monkeypatch.setattr(epoch_driver, "unpack", fail)
         list(batches)
+
+
+@pytest.mark.parametrize("is_present", [False, True])
+def test_the_end_of_a_process_that_was_given_up_does_not_concern_the_next(*, is_present: bool) -> None:
+    """Found by the soak: it was learnt of late, on a busy machine."""
+    with ODBDataLoader(Numbers(0, 60), **nested(num_workers=1, **SETTINGS)) as loader:
+        batches = iter(loader)
+        service: Any = loader._session._service
+        service._lose("it was killed", EOFError(), service._pipe if is_present else object())
+        with pytest.raises(JobError, match="it was killed") if is_present else contextlib.nullcontext():
+            assert sum(len(batch["numbers"]) for batch in batches) == 60
 
 
 def test_a_loader_process_killed_between_two_epochs_is_replaced() -> None:
@@ -278,8 +290,9 @@ def make_agreement(round_: int, **changed: int) -> Offer:
 def begin() -> tuple[Delivery, Recorder, Wire]:
     """A rank that has offered its second round; its first, of two steps, is collated and not released."""
     service, wire = Recorder(), Wire()
-    driver = EpochDriver(CONFIG, service, wire, EpochStart(keys=range(99)))
-    delivery = Delivery(CONFIG, driver, started_s=0.0, log_wait_s=30.0)
+    start = EpochStart(keys=range(99))
+    driver = EpochDriver(CONFIG, service, wire, start)
+    delivery = Delivery(CONFIG, driver, start, log_wait_s=30.0)
     delivery.begin()
     assert service.asked == [("begin",), ("read", 16)]
     driver.on_read([(place, 20, 20, ()) for place in range(6)], is_ended=False, is_full=False)
@@ -299,7 +312,7 @@ def begin() -> tuple[Delivery, Recorder, Wire]:
 
 
 def take_two(delivery: Delivery) -> list[object]:
-    return [taken.batch for taken in (delivery.take() for _ in range(2)) if taken is not None]
+    return [taken[0] for taken in (delivery.take() for _ in range(2)) if taken is not None]
 
 
 def test_steps_are_handed_out_once_all_ranks_have_theirs() -> None:

@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 from odb_ref.core.batching.weighting import LossReduction, LossScaling, Weighting
 from odb_ref.core.types import StepCounts
 from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply
-from odb_ref.torch.options import compute_trace_path
+from odb_ref.torch.epoch.trace import compute_trace_path
 from odb_ref.torch.reading.collator import Collator, OnIdle
 from odb_ref.torch.reading.measure import Measured, SupervisedCounter
 from odb_ref.torch.reading.serialization import LARGE_BYTES, pack, unpack
@@ -356,7 +356,7 @@ def test_quick_samples_come_in_larger_chunks_unless_they_draw_together(
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_what_a_collate_fn_does_to_a_sample_no_idle_step_sees(size: int, is_packed: bool) -> None:
     sample = {"input_ids": torch.ones(size, dtype=torch.uint8)}
-    collator = Collator(OnIdle.REPLAY, None, print)
+    collator = Collator(OnIdle.REPLAY, None)
     collator.put([(0, Measured(3, 3, pack(sample) if is_packed else sample))])
     for places in ((0,), (), ()):
         task = collator.take(BatchRequest(0, places))

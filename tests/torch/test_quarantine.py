@@ -21,7 +21,7 @@ from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError
 from odb_ref.torch.exchange.collectives import Transport
 from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.plan.order import compute_order
-from odb_ref.torch.reading.datasets import SeededDataset
+from odb_ref.torch.reading.datasets import KeyChunk, SeededDataset
 from odb_ref.torch.reading.quarantine import BadSample, Quarantine
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
@@ -483,10 +483,10 @@ class AtOnce(Spoiled):
 
 def test_a_guarded_data_set_that_reads_at_once_says_which_sample_is_bad() -> None:
     inner = AtOnce()
-    guarded = SeededDataset(inner, is_guarded=True)
-    good = [(0, 0, 2), (0, 1, 3)]
-    assert [sample["number"] for sample in guarded.__getitems__(good)] == [2, 3]  # type: ignore[index]
+    guarded = SeededDataset(inner, list, is_guarded=True)
+    found: Any = guarded[KeyChunk(0, [(0, 2), (1, 3)])]
+    assert [(place, sample["number"]) for place, sample in found] == [(0, 2), (1, 3)]
     assert inner.calls == 1
-    first, second = guarded.__getitems__([(0, 0, 0), (0, 1, 2)])
+    (_, first), (_, second) = guarded[KeyChunk(0, [(0, 0), (1, 2)])]
     assert first == BadSample("ValueError: bad row 0")
     assert second["number"] == 2  # type: ignore[index]

@@ -15,7 +15,6 @@ from odb_ref.core.batching.shards import Draw
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.torch import ODBDataLoader
-from odb_ref.torch.reading.datasets import DataSetError
 from odb_ref.torch.reading.quarantine import Places, Quarantine
 from odb_ref.torch.reading.service import ReadPlan
 from odb_ref.torch.reading.source import KeyFeed
@@ -261,18 +260,14 @@ def test_a_quarantine_counts_what_is_drawn() -> None:
 def test_a_feed_hands_out_nothing_while_nothing_is_drawn() -> None:
     """Spec: R14.4."""
     feed = KeyFeed(ReadPlan(keys=(), is_drawn=True))
-    assert feed.take(16) == []
+    assert feed.take(16) == (0, [])
     feed.add([(place, -place) for place in range(17)], 17)
     feed.close()
     assert [feed.take(16), feed.take(16), feed.take(16)] == [
-        [(0, place, -place) for place in range(16)],
-        [(0, 16, -16)],
+        (0, [(place, -place) for place in range(16)]),
+        (0, [(16, -16)]),
         None,
     ]
-    assert feed.name([]) == []
-    assert feed.name([*"abcdefghijklmnop"])[-1] == (15, "p")
-    with pytest.raises(DataSetError, match="gave 2 samples for 1 keys"):
-        feed.name([1, 2])
 
 
 def test_what_is_asked_for_does_not_wait_for_what_is_read_ahead() -> None:
@@ -283,9 +278,9 @@ def test_what_is_asked_for_does_not_wait_for_what_is_read_ahead() -> None:
     feed.add([], 6)  # those read ahead
     feed.add([(9, 9), (10, 10)], 1)
     feed.close()
-    chunks = list(iter(lambda: feed.take(16), None))
-    assert [len(chunk or ()) for chunk in chunks] == [2, 1, 3, 3, 1, 1]
-    assert [place for chunk in chunks for _, place, _ in chunk or ()] == list(range(11))
+    chunks = [chunk.keys for chunk in iter(lambda: feed.take(16), None) if chunk]
+    assert list(map(len, chunks)) == [2, 1, 3, 3, 1, 1]
+    assert [place for chunk in chunks for place, _ in chunk] == list(range(11))
     resumed = KeyFeed(ReadPlan(keys=(7, 8), places=(0, 1), is_drawn=True))
     resumed.add([(place, place) for place in range(2, 8)], 2)
-    assert [len(resumed.take(16) or ()) for _ in range(3)] == [2, 2, 4]
+    assert [len(chunk.keys) for _ in range(3) if (chunk := resumed.take(16))] == [2, 2, 4]

@@ -162,7 +162,8 @@ class EpochDriver:
             if is_own and is_ended and not items and (fault := self.quarantine.find_emptiness()):
                 self.on_error(fault, QuarantineError(fault))
                 return
-            samples = tuple(self._make_sample(*item) for item in items)
+            get_id, get_position = self._start.get_id, self.quarantine.places.get_position
+            samples = tuple([make_sample(get_id(item[0]), get_position(item[0]), *item[1:]) for item in items])
             if not self.has_begun:
                 self.submit(_Begin(samples))
             elif not items and self._is_stuck(state):
@@ -178,11 +179,6 @@ class EpochDriver:
         """Returns True when nothing is held while the ranks still draw: only an update may hold nothing. Spec: R14.5, R16.5."""
         is_free = self._config.update_samples is None
         return self._start.is_shared and is_free and not state.window and not state.is_ended
-
-    def _make_sample(self, place: int, length: int, supervised: int, costs: tuple[int, ...]) -> Sample:
-        return make_sample(
-            self._start.get_id(place), self.quarantine.places.get_position(place), length, supervised, costs
-        )
 
     def on_bad(self, place: int, cause: str) -> None:
         """Sets a sample aside; it lies behind those reported before. Spec: R11."""
@@ -368,7 +364,8 @@ class EpochDriver:
         return BatchRequest(step.number, self._get_places(step.group), step.number >= self.cursor.first_step)
 
     def _get_places(self, samples: Group) -> tuple[int, ...]:
-        return tuple(self.quarantine.places.get_place(sample.position) for sample in samples)
+        get_place = self.quarantine.places.get_place
+        return tuple([get_place(sample.position) for sample in samples])
 
     # State -----------------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class ReadPipeline:
     def __init__(self, spec: PipelineSpec, *, is_inline: bool) -> None:
         self._spec = spec
         self._source = _make_source(spec)
-        self._collator = Collator(spec.on_idle, _make_idle_source(spec), _ignore)
+        self._collator = Collator(spec.on_idle, _make_idle_source(spec))
         self._make = BatchMaker(spec.collate_fn, spec.label_check, is_packed=spec.is_packed)
         self._workers = None if is_inline else _make_workers(spec, self._make)
         self._own = OwnMemory() if is_inline else None
@@ -78,7 +78,7 @@ class ReadPipeline:
             self._source = _make_source(self._spec)
         if self._workers is not None and self._workers.has_lost_one:
             self._workers.close()
-        self._collator = self._collator.renew(plan.seed, listener.on_warning)
+        self._collator = self._collator.renew(plan.seed)
         read_ahead = 0 if self.is_inline else read_ahead
         most = self._spec.window_bytes
         self._feed = KeyFeed(plan)
@@ -153,7 +153,7 @@ class ReadPipeline:
         self._left = tuple(thread for thread in (*self._left, *epoch.threads) if thread.is_alive())
         if self._left and not self.is_inline:
             self._kill_workers()  # one of them does not answer
-        self._collator = self._collator.renew(0, _ignore)
+        self._collator = self._collator.renew(0)
         if self._workers is not None and self._workers.pending:
             self._workers.close()  # they would answer into the next epoch
 
@@ -181,10 +181,6 @@ class ReadPipeline:
 def find_failed(workers: Iterable[BaseProcess]) -> BaseProcess | None:
     """Returns one of ``workers`` that is known to have ended with an error."""
     return next((worker for worker in workers if worker.exitcode not in (None, 0, _UNKNOWN)), None)
-
-
-def _ignore(text: str) -> None:
-    """Listens between two epochs, to nothing."""
 
 
 def _make_source(spec: PipelineSpec) -> Source:
@@ -278,7 +274,7 @@ class _Maker:
 
     def _put(self, number: int, made: Made) -> None:
         for text in made.warnings:
-            self._collator.warn_once(text)
+            self.listener.on_warning(text)
         self.listener.on_batch(number, made.batch if self._own is None else self._own.keep(made))
 
 

@@ -189,7 +189,7 @@ class LoaderProcess:
                 try:
                     if selector.select(WATCH_S):
                         silence.end()
-                        self._dispatch(pipe.recv())
+                        self._dispatch(pipe.recv(), pipe)
                         continue
                     # A killed process does not end the connection before its workers end too: they hold copies of its end.
                     if not process.is_alive() and not pipe.poll():
@@ -198,23 +198,25 @@ class LoaderProcess:
                     if silence.seconds >= self._silence_s:
                         cause = f"the loader process {silence.describe()}"
                         _kill(process)
-                        self._lose(cause, TimeoutError(cause))
+                        self._lose(cause, TimeoutError(cause), pipe)
                 except (EOFError, ConnectionResetError) as error:
                     if self._listener is not None:
                         process.join(1.0)
-                    self._lose(f"the loader process exited unexpectedly (exit code {process.exitcode})", error)
+                    self._lose(f"the loader process exited unexpectedly (exit code {process.exitcode})", error, pipe)
                     return
                 except BaseException as error:  # a batch that cannot be rebuilt here
-                    self._lose(describe(error), error)
+                    self._lose(describe(error), error, pipe)
 
-    def _lose(self, cause: str, error: BaseException) -> None:
+    def _lose(self, cause: str, error: BaseException, pipe: Pipe) -> None:
         with self._lock:
+            if pipe is not self._pipe:
+                return  # it was given up, and the next may be at work: on a busy machine, who receives learns of it late
             self._is_spoilt = True
             listener, self._listener = self._listener, None
         if listener is not None:
             listener.on_error(cause, error)
 
-    def _dispatch(self, message: object) -> None:
+    def _dispatch(self, message: object, pipe: Pipe) -> None:
         listener = self._listener
         match message:
             case str():
@@ -224,7 +226,7 @@ class LoaderProcess:
             case Notice(_, call):
                 call(listener)
             case Failure(_, cause, text):
-                self._lose(cause, LoaderProcessError(text))
+                self._lose(cause, LoaderProcessError(text), pipe)
             case _:
                 raise OdbError(f"unexpected message of the loader process: {message!r}")
 
