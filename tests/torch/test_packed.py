@@ -244,6 +244,7 @@ def train(rank: int) -> list[tuple[list[dict[str, Any]], list[float]]]:
 
 def test_two_ranks_of_uneven_shards_get_the_gradient_of_single_samples() -> None:
     """Checks: WEIGHT, ALIGN, COVER."""
+    pytest.importorskip("transformers")  # a rank that skips has failed
     values = get_values(run_ranks(2, train, timeout_s=120))
     model = make_model()
     seen = 0
