@@ -358,12 +358,16 @@ def test_a_take_is_not_asked_what_it_cannot_break() -> None:
             assert holds(name, before, after)
 
 
+IDLE_FIRST = State(phase=Phase.COUNT, round=1, aligned=((), LONG), read_samples=2)
 PLANNED = State(plan=(make_step(0),), planned_steps=1, is_collated=False)
 
 
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
+        ("I1", START, replace(FULL, window=())),
+        ("I4", START, replace(FULL, planned_steps=6)),
+        ("I10", replace(IN_ROUND_1, window=LONG, read_samples=2), IDLE_FIRST),
         ("I2", OFFERED, replace(COUNTING, window=make_group(6))),
         ("I3", START, State(read_samples=2, window=make_group(2, 1))),
         ("I6", START, State(read_samples=2, aligned=(make_group(5, 6, length=9),))),
