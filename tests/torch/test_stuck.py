@@ -252,7 +252,7 @@ def wait_and_listen(rank: int, what: str, num_workers: int) -> list[str]:
         return collate(samples)
 
     slow = Slow(60, 20 if what == "read" and rank == 2 else None)
-    options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers, "log_wait_s": 1}
+    options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers, "timeout_s": 6 if what == "stop" else 1}
     with ODBDataLoader(slow, **nested(**options)) as loader:
         for step, _ in enumerate(loader):
             if rank == 2 and what == "trainer" and step == 3:
