@@ -90,7 +90,7 @@ def nest(rank: int) -> str:
 
 def test_nested_loops_are_refused_on_every_rank() -> None:
     values = get_values(run_ranks(2, nest))
-    assert all("lost epoch 0 before its end: another iteration" in values)
+    assert all("lost epoch 0 before its end: another iteration" in value for value in values)
 
 
 def replace_late(rank: int) -> str:
@@ -108,7 +108,7 @@ def replace_late(rank: int) -> str:
 def test_an_iterator_that_is_replaced_after_another_rank_has_left_says_so_too() -> None:
     """Checks: COVER."""
     values = get_values(run_ranks(2, replace_late))
-    assert all("lost epoch 0 before its end: another iteration" in values)
+    assert all("lost epoch 0 before its end: another iteration" in value for value in values)
     assert all(value.endswith("True") for value in values)
 
 

@@ -32,7 +32,6 @@ from odb_ref.torch.exchange.links import Links
 from odb_ref.torch.exchange.process_table import find_children, read_status
 from odb_ref.torch.exchange.roster import Roster
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.reading.collate_workers import Pipe
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
 from odb_ref.torch.workers import process as loader_process
 from odb_ref.torch.workers import serving
@@ -201,7 +200,7 @@ def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) 
         (1, 0, "fork", "DataLoader worker"),
         (2, 1, "fork", "DataLoader worker"),
         (2, 2, "fork", "the process that collates"),
-        pytest.param(1, -1, "spawn", "DataLoader worker", marks=pytest.mark.slow),
+        pytest.param(1, -1, "spawn", "(DataLoader worker|the process that collates)", marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_that_is_stopped_ends_every_rank(num_workers: int, which: int, method: str, what: str) -> None:
@@ -219,7 +218,7 @@ def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
         for _ in range(2):
             assert sum(len(batch["numbers"]) for batch in loader) == 200
             (process,) = multiprocessing.active_children()
-            (worker,) = find_children(process.pid or 0)
+            worker, _ = sorted(find_children(process.pid or 0))  # the other collates
             os.kill(worker, signal.SIGSTOP)
             deadline = time.monotonic() + 20
             while read_status(worker) is not None and time.monotonic() < deadline:  # killed, and waited for
@@ -482,7 +481,7 @@ def count_threads(pid: int) -> int:
 class Closing:
     """What closes a connection while it is pickled, as another thread may."""
 
-    def __init__(self, connection: Pipe) -> None:
+    def __init__(self, connection: Any) -> None:
         self.connection = connection
 
     def __reduce__(self) -> tuple[type[str], tuple[()]]:

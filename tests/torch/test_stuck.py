@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import multiprocessing
 import os
 import re
 import signal
@@ -172,19 +173,27 @@ def hold_the_lock(seconds: int) -> None:
     ctypes.PyDLL(None).sleep(seconds)
 
 
-def read_holding(rank: int, seconds: int, limit_s: float, is_busy: bool) -> int:
-    def combine(samples: list[Any]) -> Any:
-        if rank == 1 and any(sample["number"] == 12 for sample in samples):
-            if is_busy:
-                until = time.monotonic() + seconds
-                while time.monotonic() < until:
-                    _ = 7**4_000_000  # holds the lock for a second or two, and uses the processor
-            else:
-                hold_the_lock(seconds)
-        return collate(samples)
+class Holding(Numbers):
+    """Is asked for its length in the loader process, where it takes its time."""
 
-    options = SETTINGS | {"collate_fn": combine, "num_workers": 1, "loader_timeout_s": limit_s}
-    with ODBDataLoader(Numbers(0, 40), **nested(**options)) as loader:
+    def __init__(self, seconds: int, is_busy: bool) -> None:
+        super().__init__(0, 40)
+        self.seconds, self.is_busy = seconds, is_busy
+
+    def __len__(self) -> int:
+        if multiprocessing.current_process().name == "odb-loader":
+            until = time.monotonic() + self.seconds
+            while self.is_busy and time.monotonic() < until:
+                _ = 7**4_000_000  # holds the lock for a second or two, and uses the processor
+            if not self.is_busy:
+                hold_the_lock(self.seconds)
+        return super().__len__()
+
+
+def read_holding(rank: int, seconds: int, limit_s: float, is_busy: bool) -> int:
+    data = Holding(seconds if rank == 1 else 0, is_busy)
+    options = SETTINGS | {"collate_fn": collate, "num_workers": 1, "loader_timeout_s": limit_s}
+    with ODBDataLoader(data, **nested(**options)) as loader:
         return sum(1 for _ in loader)
 
 
@@ -243,7 +252,7 @@ def wait_and_listen(rank: int, what: str, num_workers: int) -> list[str]:
         return collate(samples)
 
     slow = Slow(60, 20 if what == "read" and rank == 2 else None)
-    options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers, "log_wait_s": 1}
+    options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers, "timeout_s": 6 if what == "stop" else 1}
     with ODBDataLoader(slow, **nested(**options)) as loader:
         for step, _ in enumerate(loader):
             if rank == 2 and what == "trainer" and step == 3:

@@ -32,7 +32,8 @@ from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.serialization import pack
 
 SLOW_S: Final = 0.004
-"""Where no batch is made for so long, and another waits to be begun, one more process is worth it."""
+SLOW_TIMES: Final = 3
+"""Where no batch is made for so long, and another waits to be begun, so many times in a row, one more process is worth it."""
 
 AHEAD: Final = 2
 """How many batches a process is given at most: the one that it makes, and the next, for which it is not to wait until one
@@ -44,9 +45,6 @@ POLL_S: Final = 1.0
 
 NAME: Final = "odb-collate"
 """What the names of these processes begin with."""
-
-Pipe: TypeAlias = "Connection[object, object]"
-"""One end of a pipe between two processes."""
 
 
 class CollateWorkerError(OdbError, RuntimeError):
@@ -62,7 +60,7 @@ class _Failure:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Worker:
     process: BaseProcess
-    link: Pipe
+    link: Connection[bytes, Made | _Failure]
     steps: deque[int] = field(default_factory=deque)
     """What it makes, and after that what it is to make."""
 
@@ -87,6 +85,7 @@ class CollateWorkers:
         self._workers: list[_Worker] = []
         self._is_warm = False
         """True once a batch was made: what takes long before is to load what it takes."""
+        self._slow_times = 0
 
     @property
     def pending(self) -> int:
@@ -127,12 +126,15 @@ class CollateWorkers:
             return True
         if not self._is_warm or len(self._workers) >= self._count:
             return False
-        return not wait([worker.link for worker in self._workers], SLOW_S) and self._grow()
+        is_slow = not wait([worker.link for worker in self._workers], SLOW_S)
+        self._slow_times = self._slow_times + 1 if is_slow else 0
+        return self._slow_times >= SLOW_TIMES and self._grow()
 
     def _grow(self) -> bool:
         """Starts another process, and returns whether there is one; where that takes seconds all at once, for sending to one
         may wait until it is there.
         """
+        self._slow_times = 0
         try:
             for _ in range(1 if self.is_forking else self._count - len(self._workers)):
                 self._start()
@@ -180,8 +182,6 @@ class CollateWorkers:
                 return number, answer
             case _Failure(cause, text):
                 raise CollateWorkerError(f"{cause}, where step {number} is collated.\nOriginal Traceback: {text}")
-            case _:
-                raise CollateWorkerError(f"unexpected answer: {answer!r}")
 
     def _start(self) -> None:
         ours, theirs = self._context.Pipe()
@@ -215,18 +215,21 @@ class CollateWorkers:
             worker.link.close()
 
 
-def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | None, link: Pipe) -> None:
+Link: TypeAlias = "Connection[Made | _Failure, bytes]"
+
+
+def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | None, link: Link) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
     torch.set_num_threads(1)
     if init_fn is not None:
         init_fn()
-    tasks: SimpleQueue[object] = SimpleQueue()
+    tasks: SimpleQueue[CollateTask | BaseException | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(link, tasks), name="odb-listen", daemon=True).start()
     while (task := tasks.get()) is not None:
         link.send(_answer(make, task))
 
 
-def _listen(link: Pipe, tasks: SimpleQueue[object]) -> None:
+def _listen(link: Link, tasks: SimpleQueue[CollateTask | BaseException | None]) -> None:
     """Takes in what comes, until the loader process is gone: then puts None. No more comes than `AHEAD` allows.
 
     It waits for nothing else: so the sender never waits for a batch to be made, nor for one to be received. And the files in
@@ -245,12 +248,10 @@ def _listen(link: Pipe, tasks: SimpleQueue[object]) -> None:
         tasks.put(None)
 
 
-def _answer(make: Callable[[CollateTask], Made], task: object) -> Made | _Failure:
+def _answer(make: Callable[[CollateTask], Made], task: CollateTask | BaseException) -> Made | _Failure:
     try:
         if isinstance(task, BaseException):
             raise task
-        if not isinstance(task, CollateTask):
-            raise OdbError(f"unexpected message to a process that collates: {task!r}")
         made = make(task)
         return replace(made, batch=pack(made.batch))
     except BaseException as error:  # whatever collate_fn raises: also what would end the process without a word

@@ -74,14 +74,19 @@ class Contained(Generic[Argument, Answer]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerInit:
-    """What a worker does first: the data set it tells of is the user's, not a wrapper; then what the user asked for."""
+    """What a worker does first: what each process of ours does, then what the user asked for."""
 
-    dataset: Dataset[object]
+    dataset: Dataset[object] | None
+    """The user's, which the worker tells of in place of a wrapper; None where there is no wrapper."""
+    process_init_fn: Callable[[], None] | None
     init_fn: object
 
     def __call__(self, worker_id: int) -> None:
         """Raises: what the user's function raises, DataSetError in the place of StopIteration."""
-        object.__setattr__(get_worker_info(), "dataset", self.dataset)
+        if self.process_init_fn is not None:
+            self.process_init_fn()
+        if self.dataset is not None:
+            object.__setattr__(get_worker_info(), "dataset", self.dataset)
         if callable(self.init_fn):
             Contained(self.init_fn, "worker_init_fn")(worker_id)
 

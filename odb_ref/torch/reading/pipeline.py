@@ -189,7 +189,7 @@ def _make_workers(spec: PipelineSpec, make: BatchMaker) -> CollateWorkers:
         make,
         spec.options.num_workers,
         context=spec.options.multiprocessing_context,
-        init_fn=spec.options.collator_init_fn,
+        init_fn=spec.options.process_init_fn,
     )
 
 

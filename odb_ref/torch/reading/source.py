@@ -59,8 +59,8 @@ class LoaderOptions:
     """None: where starting a process takes seconds, workers stay as long as what they were sent stays the same."""
     multiprocessing_context: BaseContext | str | None = None
     worker_init_fn: object = None
-    collator_init_fn: Callable[[], None] | None = None
-    """What a process that collates does first: ``worker_init_fn`` is for workers, who read."""
+    process_init_fn: Callable[[], None] | None = None
+    """What workers and collators do first; ``worker_init_fn`` is for workers alone."""
     timeout: float = 0
     is_pinned: bool = False
     silence_s: float = 60.0
@@ -155,7 +155,7 @@ class Source:
         is_pipe = isinstance(dataset, IterDataPipe)
         arguments: dict[str, object] = {
             "num_workers": options.num_workers,
-            "worker_init_fn": options.worker_init_fn if is_pipe else WorkerInit(dataset, options.worker_init_fn),
+            "worker_init_fn": WorkerInit(None if is_pipe else dataset, options.process_init_fn, options.worker_init_fn),
             "timeout": options.timeout,
             "generator": self._generator,
             "persistent_workers": bool(options.persistent_workers),

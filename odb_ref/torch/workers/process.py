@@ -17,24 +17,32 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from operator import methodcaller
-from typing import Concatenate, Final, ParamSpec
+from typing import Concatenate, Final, ParamSpec, TypeAlias
 
 import torch.multiprocessing
 
-from odb_ref.core.errors import OdbError
 from odb_ref.torch.exchange.process_table import kill_with_children
-from odb_ref.torch.reading.collate_workers import Pipe
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.pipeline import PipelineSpec
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
-from odb_ref.torch.workers.serving import WATCH_S, Failure, LoaderProcessError, LoaderServer, LoaderTask, Notice, serve
+from odb_ref.torch.workers.serving import (
+    WATCH_S,
+    Failure,
+    LoaderProcessError,
+    LoaderServer,
+    LoaderTask,
+    Message,
+    Notice,
+    serve,
+)
 from odb_ref.torch.workers.watching import Silence
 
 P = ParamSpec("P")
+Pipe: TypeAlias = "Connection[methodcaller | None, Message]"
 
 JOIN_S: Final = 1.5
 """How long a loader process may take to end its workers, before it is killed with them."""
@@ -214,7 +222,7 @@ class LoaderProcess:
         if listener is not None:
             listener.on_error(cause, error)
 
-    def _dispatch(self, message: object, pipe: Pipe) -> None:
+    def _dispatch(self, message: Message, pipe: Pipe) -> None:
         listener = self._listener
         match message:
             case str():
@@ -225,11 +233,9 @@ class LoaderProcess:
                 call(listener)
             case Failure(_, cause, text):
                 self._lose(cause, LoaderProcessError(text), pipe)
-            case _:
-                raise OdbError(f"unexpected message of the loader process: {message!r}")
 
 
-def send(pipe: Pipe, request: object) -> None:
+def send(pipe: Pipe, request: methodcaller | None) -> None:
     """Sends a request, unless the process is gone, as the receiver says, or another thread closes the pipe meanwhile."""
     with contextlib.suppress(OSError):
         try:

@@ -16,16 +16,16 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from operator import methodcaller
-from typing import Concatenate, Final, ParamSpec
+from typing import Concatenate, Final, ParamSpec, TypeAlias
 
 import torch
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.exchange.process_table import read_status
 from odb_ref.torch.reading import collate_workers
-from odb_ref.torch.reading.collate_workers import Pipe
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
 from odb_ref.torch.reading.serialization import pack
@@ -66,20 +66,26 @@ class Failure:
     traceback: str
 
 
+Message: TypeAlias = Notice | Failure | str
+Pipe: TypeAlias = "Connection[Message, methodcaller | None]"
+"""What the loader process sends: what has happened, and as a text what it is doing. What it is sent: calls of methods of
+`LoaderServer`, and None to end.
+"""
+
+
 class _Sender:
-    """Sends messages in order from a thread of its own, so that no other thread waits for the pipe: what has happened, and as
-    a text what this process is doing.
+    """Sends messages in order from a thread of its own, so that no other thread waits for the pipe.
 
     The training process may wait until its own message is read before it reads ours.
     """
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
-        self._messages: queue.SimpleQueue[Notice | Failure | str | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="odb-send", daemon=True)
         self._thread.start()
 
-    def send(self, message: Notice | Failure | str) -> None:
+    def send(self, message: Message) -> None:
         self._messages.put(message)
 
     def close(self) -> None:
@@ -164,29 +170,13 @@ def _start_watch(forked_from: int | None, look: Callable[[], object] = lambda: N
     threading.Thread(target=_watch, args=(forked_from, look), name="odb-watch", daemon=True).start()
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkerInit:
-    """What a worker does first: it sees to it that it does not outlive the loader process, then does what the user asked for.
-
-    Torch's own watch does not end a worker that has more to send than the pipe holds: it waits for a reader that is gone.
-    """
-
-    watch: Callable[[], None]
-    init_fn: object
-
-    def __call__(self, worker_id: int) -> None:
-        self.watch()
-        if callable(self.init_fn):
-            self.init_fn(worker_id)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderTask:
     """What a loader process starts with: its first epoch is not sent, so that starting one never waits for it."""
 
     spec: PipelineSpec
     pipe: Pipe
-    other_end: Pipe | None
+    other_end: Connection[methodcaller | None, Message] | None
     """A forked copy, which would hide that the training process is gone."""
     forked_from: int | None
     epoch: int
@@ -203,11 +193,10 @@ def serve(task: LoaderTask) -> None:
     _shield(task.handled_signals)
     torch.set_num_threads(1)
     spec, sender = task.spec, _Sender(task.pipe)
+    # Torch's own watch does not end a worker that has more to send than the pipe holds: it waits for a reader that is gone.
     watch = partial(_start_watch, None if task.forked_from is None else os.getpid())
-    init_fn = _WorkerInit(watch, spec.options.worker_init_fn)
-    options = replace(spec.options, worker_init_fn=init_fn, collator_init_fn=watch)
     try:
-        server = LoaderServer(replace(spec, options=options), sender)
+        server = LoaderServer(replace(spec, options=replace(spec.options, process_init_fn=watch)), sender)
     except BaseException as error:  # whatever a DataLoader refuses, or the data set's length raises
         _Reporter(sender, task.epoch).on_error(describe(error), error)
         sender.close()
@@ -221,8 +210,6 @@ def serve(task: LoaderTask) -> None:
     server.begin_epoch(task.epoch, task.plan, task.read_ahead, task.handled_signals)
     with contextlib.suppress(EOFError, ConnectionResetError):  # the training process is gone
         while (call := task.pipe.recv()) is not None:
-            if not isinstance(call, methodcaller):
-                raise OdbError(f"unexpected message of the training process: {call!r}")
             call(server)
     # A reader waits for a dead worker for seconds, for one that never answers for ever: the process ends without it.
     if server.check_workers():
