@@ -4,17 +4,6 @@ Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Types Rules Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Rounds Instance Shards Drawing Job Updates.
 Import ListNotations.
 
-Lemma filter_all : forall (A : Type) (f : A -> bool) (b : bool) l, (forall x, In x l -> f x = b) -> filter f l = if b then l else [].
-Proof.
-  intros A f b. induction l as [|x l IH]; intros H; simpl; [destruct b; reflexivity|]. rewrite (H x (or_introl eq_refl)), IH by (intros y I; apply H; right; exact I).
-  destruct b; reflexivity.
-Qed.
-
-Lemma Permutation_filter : forall (A : Type) (f : A -> bool) l k, Permutation l k -> Permutation (filter f l) (filter f k).
-Proof.
-  induction 1 as [|x l k P IH|x y l|l k m P IH Q JH]; simpl; [constructor|destruct (f x); auto|destruct (f x), (f y); auto; constructor|eapply Permutation_trans; eauto].
-Qed.
-
 Section Dealt.
 Variables (W total n : nat).
 Variable cfg : nat -> config.
@@ -94,8 +83,7 @@ Proof.
   - destruct (post_in_place (begins r) (cfg r) r (draws (length mine) (far =? total) v)) as [Q _]; [destruct P; constructor; assumption|]. rewrite Eu. split; [exact Q|].
     destruct (b_fresh _ _ _ _ _ _ (b_rank _ _ _ _ _ B r H) Bg) as [Fr _]. unfold v. rewrite Fr. simpl. lia.
   - destruct (rank_step_followed W total cfg depth order deal ok _ s t r e u Rt Fo (content_of_places W order s) B H Bg M E) as [_ [_ [_ [Er _]]]]. fold v in Er.
-    destruct (Fo r H) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T.
-    destruct (n_rank _ _ _ _ _ _ _ _ Hn) as [Nr Na]. fold v in Nr, Na. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Nr in K.
+    destruct (a_rank _ _ _ _ Fo r H) as [w [en [m [Nr [_ T]]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T, Nr. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Nr in K.
     assert (Own : (forall y, e <> Got y) -> (forall xs en full, e <> SamplesRead xs en full) -> transition (cfg r) r (depth r) v e = Some u ->
       in_place (begins r) u /\ begins r (round u) <= read u).
     { intros NG NR Tr. destruct (what_is_held_stays_in_place (begins r) (cfg r) r (depth r) v e u NG Tr P) as [Q _]; [destruct e; try (intros x []); exfalso; eapply NR; reflexivity|].
@@ -115,17 +103,17 @@ Proof.
     + destruct (at_phase v) eqn:Pv; try discriminate. destruct (agree (cfg r) r (depth r) a v) as [u0|] eqn:Ag; [|discriminate]. injection E as <-.
       assert (Q : in_place (begins r) u0).
       { apply (Answer (Agreed a)); [simpl; rewrite Pv; exact Ag|]. intros a' Ea Pa Ms. injection Ea as <-. destruct M as [M1 M2].
-        destruct (nth_told W (fun r => content (places s r)) s t r _ Fo H M2) as [y [Y1 Y2]].
+        destruct (nth_told W _ s t r _ Fo M2) as [y [Y1 Y2]].
         assert (y = Agreed a) as ->.
         { destruct Y2 as [->|[a1 [b [E1 [-> Al]]]]]; [reflexivity|]. injection E1 as <-. rewrite (alike_same a b Al (proj1 Ms) (proj1 (proj2 Ms))). reflexivity. }
-        assert (My : may (own W cfg (fun r => content (places s r))) (fun r => content (places s r)) t r (Got (Agreed a))) by (split; [rewrite (n_pending _ _ _ _ _ _ _ _ Hn); exact M1|exact Y1]).
+        assert (My : may (own W cfg (fun r => content (places s r))) (fun r => content (places s r)) t r (Got (Agreed a))) by (split; [rewrite (a_pending _ _ _ _ Fo); exact M1|exact Y1]).
         pose proof (all_groups_are_agreed_on W _ depth _ t r a (own_ok W cfg ok _) (proj1 (join r H)) (emits_all r a H) I H My) as G. rewrite Nr in G. exact (proj2 (G Pv Ms)). }
       split; [destruct Q; unfold asks_nothing; destruct (at_phase u0) eqn:P0; constructor; auto; unfold coming, in_count in *; simpl; rewrite ?P0 in *; assumption|].
       rewrite Er. assert (Re : read (asks_nothing u0) = read v) by (rewrite <- (nothing_is_read_of_an_answer (cfg r) r (depth r) v (Agreed a) u0) by (simpl; rewrite Pv; exact Ag); unfold asks_nothing; destruct (at_phase u0); reflexivity).
       rewrite Re. exact Rd.
     + discriminate.
     + split; [apply (Answer (Reported rs)); [exact E|discriminate]|]. rewrite Er, (nothing_is_read_of_an_answer (cfg r) r (depth r) v (Reported rs) u E). exact Rd.
-  - destruct (Fo r H) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T. destruct (n_rank _ _ _ _ _ _ _ _ Hn) as [Nr _]. fold v in Nr.
+  - destruct (a_rank _ _ _ _ Fo r H) as [w [en [m [Nr [_ T]]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T, Nr.
     pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Nr in K.
     assert (Pv : at_phase v = COUNT) by (simpl in E; change (at_phase (draws (length mine) (far =? total) v)) with (at_phase v) in E; destruct (at_phase v); try discriminate; reflexivity).
     unfold tied in T. rewrite Pv in T. destruct T as [Wz _]. pose proof (b_read _ _ _ _ _ _ (b_rank _ _ _ _ _ B r H) Bg) as Br. rewrite (At r H Bg) in Br. fold v in Br.
@@ -142,23 +130,18 @@ Qed.
 (** The places of the common order that rank [r] trains on in update [u]. *)
 Definition dealt_places (s : shared_sys) (u r : nat) : list nat := map (place_of s r) (samples_of (steps_in_round u (rank_of (base s) r))).
 
-Definition of_part (u r : nat) (y : sample) : bool := (begins r u <=? pos y) && (pos y <? begins r (S u)).
-
-Lemma of_part_spec : forall u r y, of_part u r y = true <-> begins r u <= pos y < begins r (S u).
-Proof. intros u r y. unfold of_part. rewrite andb_true_iff, Nat.leb_le, Nat.ltb_lt. reflexivity. Qed.
-
-(** In what a rank has drawn, the samples of update [u] lie at the places of its part, in order. *)
+(** The samples of update [u] lie, in what a rank has drawn, at the places of its part, in order. *)
 Lemma samples_of_a_part : forall s r u, shared_reachable s -> r < W -> begun s r = true -> u <= round (rank_of (base s) r) ->
-  map (place_of s r) (filter (of_part u r) (content (places s r))) = part_of u r.
+  map (place_of s r) (filter (of_round (begins r) u) (content (places s r))) = part_of u r.
 Proof.
   intros s r u R H Bg L. destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H Bg) as [Ep [_ Lr]].
   destruct (parts_follow_each_other r (rounds_of cfg s r) u ltac:(lia)) as [a [c [E La]]]. rewrite E in Ep.
   unfold Drawing.content. rewrite Ep, !content_from_app, !filter_app, !Nat.add_0_l.
   rewrite (filter_all _ _ false), (filter_all _ _ true), (filter_all _ _ false), app_nil_r; cbv iota.
   - unfold place_of. rewrite Ep. apply places_of_a_part.
-  - intros y I. apply positions_of_content in I. apply not_true_is_false. rewrite of_part_spec. simpl. lia.
-  - intros y I. apply positions_of_content in I. apply of_part_spec. simpl. lia.
-  - intros y I. apply positions_of_content in I. apply not_true_is_false. rewrite of_part_spec. lia.
+  - intros y I. apply positions_of_content in I. apply not_true_is_false. rewrite of_round_spec. simpl. lia.
+  - intros y I. apply positions_of_content in I. apply of_round_spec. simpl. lia.
+  - intros y I. apply positions_of_content in I. apply not_true_is_false. rewrite of_round_spec. lia.
 Qed.
 
 (** UPDATE: at every moment a step of round [u] holds only samples at the places of the part of update [u] that its rank draws. *)
@@ -172,7 +155,7 @@ Proof.
   - assert (L : s_round x <= round (rank_of (base s) r)).
     { apply positions_of_content in I. destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H Bg) as [Ep [_ Lr]].
       rewrite Ep, drawn_length, Lr in I. apply Nat.nlt_ge. intros O. pose proof (begin_of_rises (fun u => length (part_of u r)) _ _ O). lia. }
-    rewrite <- (samples_of_a_part s r _ R H Bg L). apply in_map, filter_In. split; [exact I|]. apply of_part_spec, B.
+    rewrite <- (samples_of_a_part s r _ R H Bg L). apply in_map, filter_In. split; [exact I|]. apply of_round_spec, B.
   - destruct (shared_runs W total cfg depth order deal wish ok deal_next deal_feeds wish_some s R) as [Bk _].
     destruct (b_fresh _ _ _ _ _ _ (b_rank _ _ _ _ _ Bk r H) Bg) as [_ [_ [Z _]]]. rewrite Z in I. destruct I.
 Qed.
@@ -181,39 +164,24 @@ Qed.
 Theorem a_rank_past_an_update_trains_on_what_it_drew_of_it : forall s r u, shared_reachable s -> r < W -> is_past u (rank_of (base s) r) ->
   Permutation (dealt_places s u r) (part_of u r).
 Proof.
-  intros s r u R H Pa. set (v := rank_of (base s) r) in *. destruct (what_is_drawn_is_in_place s R r H) as [[P1 P2 P3] P4]. fold v in P1, P2, P3, P4.
-  assert (Sf : forall l, (forall x, In x l -> within (begins r (s_round x)) (begins r (S (s_round x))) (s_group x)) ->
-    filter (of_part u r) (samples_of l) = samples_of (filter (fun x => s_round x =? u) l)).
-  { induction l as [|x l IH]; intros A; [reflexivity|]. unfold samples_of in *. cbn [map concat filter]. rewrite filter_app, IH by (intros y I; apply A; right; exact I).
-    pose proof (A x (or_introl eq_refl)) as Ax. destruct (s_round x =? u) eqn:E.
-    - apply Nat.eqb_eq in E. rewrite (filter_all _ _ true); [reflexivity|]. intros y I. apply of_part_spec. rewrite <- E. exact (Ax y I).
-    - apply Nat.eqb_neq in E. rewrite (filter_all _ _ false); [reflexivity|]. intros y I. apply not_true_is_false. rewrite of_part_spec. specialize (Ax y I).
-      destruct (Nat.lt_ge_cases u (s_round x)) as [L|L]; [pose proof (begin_of_rises (fun u => length (part_of u r)) _ _ L)|
-        pose proof (begin_of_rises (fun u => length (part_of u r)) (S (s_round x)) u ltac:(lia))]; lia. }
-  assert (All : Permutation (filter (of_part u r) (samples_of (steps_of v))) (filter (of_part u r) (content (places s r))) /\ begun s r = true /\
-    (u <= round v \/ total <= first_of u)).
+  intros s r u R H Pa. set (v := rank_of (base s) r) in *. destruct (what_is_drawn_is_in_place s R r H) as [Pl Rd]. fold v in Pl, Rd.
+  assert (All : has_done (begins r) (content (places s r)) u v /\ begun s r = true /\ (u <= round v \/ total <= first_of u)).
   { destruct Pa as [L|[En Co]].
-    - assert (Bg : begun s r = true).
-      { destruct (shared_runs W total cfg depth order deal wish ok deal_next deal_feeds wish_some s R) as [Bk _]. destruct (begun s r) eqn:Bg; [reflexivity|exfalso].
-        destruct (b_fresh _ _ _ _ _ _ (b_rank _ _ _ _ _ Bk r H) Bg) as [Z _]. unfold v in L. rewrite Z in L. simpl in L. lia. }
-      split; [|split; [exact Bg|left; lia]].
-      pose proof (with_shared_shards_nothing_is_lost W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H) as N. cbv zeta in N. fold v in N.
-      apply (Permutation_filter _ (of_part u r)) in N. rewrite !filter_app in N. pose proof (begin_of_rises (fun u => length (part_of u r)) (S u) (round v) L) as Ri.
-      pose proof (begin_of_rises (fun u => length (part_of u r)) (round v) (coming v) ltac:(unfold coming; lia)) as Rc.
-      rewrite (filter_all _ _ false (concat (aligned v))), (filter_all _ _ false (window v)), (filter_all _ _ false (skipn _ _)), !app_nil_r in N; [exact N| | |];
-      intros y I; apply not_true_is_false; rewrite of_part_spec.
-      + rewrite <- (firstn_all (skipn _ _)) in I. apply (positions_of_a_part _ 0 (fun j z Ez => content_is_numbered _ 0 j z Ez)) in I. lia.
-      + specialize (P3 y I). lia.
-      + specialize (P2 y I). lia.
+    - split; [left; split; [exact L|]|split; [|left; lia]].
+      + split; [exact (with_shared_shards_nothing_is_lost W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H)|right].
+        exact (Nat.le_trans _ _ _ (begin_of_rises _ _ _ L) Rd).
+      + destruct (shared_runs W total cfg depth order deal wish ok deal_next deal_feeds wish_some s R) as [Bk _]. destruct (begun s r) eqn:Bg; [reflexivity|exfalso].
+        destruct (b_fresh _ _ _ _ _ _ (b_rank _ _ _ _ _ Bk r H) Bg) as [Z _]. unfold v in L. rewrite Z in L. simpl in L. lia.
     - destruct (join 0 (some_rank _ _ ok)) as [J1 J2].
       destruct (a_complete_rank_has_planned_what_it_has_drawn W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H J1 J2 En Co) as [D [Bg Pm]]. fold v in Pm.
-      split; [apply Permutation_filter; exact Pm|]. split; [exact Bg|]. destruct (Nat.le_gt_cases u (round v)) as [L|L]; [left; exact L|right].
+      split; [right; exact Pm|]. split; [exact Bg|]. destruct (Nat.le_gt_cases u (round v)) as [L|L]; [left; exact L|right].
       destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H Bg) as [_ [_ Lr]].
       rewrite drawn_in_updates, Lr in D. fold v in D. unfold first_of in *. assert (S (round v) * n <= u * n) by (apply Nat.mul_le_mono_r; lia). lia. }
-  destruct All as [Pm [Bg C]]. unfold dealt_places, steps_in_round. fold v. rewrite <- Sf by exact P1. rewrite Pm.
+  destruct All as [Pm [Bg C]]. unfold dealt_places. fold v.
+  rewrite (what_a_rank_past_a_round_holds_of_it (begins r) (content (places s r)) v u (begin_of_rises _) (fun i x => content_is_numbered _ 0 i x) Pl Pm).
   destruct (Nat.le_gt_cases u (round v)) as [L|L]; [rewrite (samples_of_a_part s r u R H Bg L); reflexivity|]. destruct C as [C|C]; [lia|].
   assert (Z : length (part_of u r) = 0) by (pose proof (share_within W deal (fun _ => 0) (first_of u) r H) as S; rewrite dealt_out_size in S; unfold part_of; unfold deal in S; lia).
-  rewrite (filter_all _ _ false); [apply length_zero_iff_nil in Z; rewrite Z; reflexivity|]. intros y _. apply not_true_is_false. rewrite of_part_spec. simpl. lia.
+  rewrite (filter_all _ _ false); [apply length_zero_iff_nil in Z; rewrite Z; reflexivity|]. intros y _. apply not_true_is_false. rewrite of_round_spec. simpl. lia.
 Qed.
 
 (** And once all ranks are, each of the places from u n up to (u + 1) n, as far as the order goes, once. *)

@@ -102,44 +102,40 @@ Definition extends (input : nat -> list sample) (s : shared_sys) : Prop :=
 
 (** ** Following *)
 
-Record near (input : nat -> list sample) (s : shared_sys) (t : sys) (r w : nat) (e : bool) (m : option msg) : Prop := {
-  n_got : forall q, got t q = got (base s) q;
-  n_pending : forall q, pending t q = pending (base s) q;
-  n_running : forall q, running t q = running (base s) q;
-  n_log : Forall2 alike_result (results (base s)) (results t);
-  n_rank : rank_of t r = dress w e m (rank_of (base s) r) /\ alike_posts (posted (rank_of (base s) r)) m;
-  n_other : forall q, q < W -> q <> r -> exists w e m, rank_of t q = dress w e m (rank_of (base s) q) /\
-    alike_posts (posted (rank_of (base s) q)) m /\
-    (if begun s q then tied (length (input q)) (rank_of (base s) q) w e else w = big input /\ e = false) }.
+(** [t] has come as far as [s], and each rank of it is one of [s] in another dress, of which [reads] says how it reads. *)
+Record beside (reads : nat -> nat -> bool -> Prop) (s : shared_sys) (t : sys) : Prop := {
+  a_got : forall q, got t q = got (base s) q;
+  a_pending : forall q, pending t q = pending (base s) q;
+  a_running : forall q, running t q = running (base s) q;
+  a_log : Forall2 alike_result (results (base s)) (results t);
+  a_rank : forall r, r < W -> exists w e m, rank_of t r = dress w e m (rank_of (base s) r) /\ alike_posts (posted (rank_of (base s) r)) m /\ reads r w e }.
 
 Definition at_rank (input : nat -> list sample) (s : shared_sys) (q w : nat) (e : bool) : Prop :=
   if begun s q then tied (length (input q)) (rank_of (base s) q) w e else w = big input /\ e = false.
 
-Definition following (input : nat -> list sample) (s : shared_sys) (t : sys) : Prop :=
-  forall r, r < W -> exists w e m, near input s t r w e m /\ at_rank input s r w e.
+Definition following (input : nat -> list sample) : shared_sys -> sys -> Prop := fun s => beside (at_rank input s) s.
+(** But for one rank. *)
+Definition following_but (r : nat) (input : nat -> list sample) : shared_sys -> sys -> Prop := fun s => beside (fun q w e => q <> r -> at_rank input s q w e) s.
+
+Lemma following_is : forall r input s t, following input s t -> following_but r input s t.
+Proof. intros r input s t []. constructor; auto. intros q Hq. destruct (a_rank0 q Hq) as [w [e [m [E1 [E2 E3]]]]]. exists w, e, m. auto. Qed.
 
 Definition like (e x : event) : Prop :=
   match e, x with Got _, Got _ => True | StepTaken, StepTaken => True | Got _, _ | _, Got _ | StepTaken, _ | _, StepTaken => False | _, _ => True end.
 
-Lemma rank_followed : forall input s s' t r u x x' w e m w' e' m', near input s t r w e m -> r < W -> like x x' ->
+Lemma rank_followed : forall input s s' t r u x x' w e m w' e' m', following_but r input s t -> rank_of t r = dress w e m (rank_of (base s) r) -> like x x' ->
   base s' = with_rank (base s) r u x -> begun s' r = true -> (forall q, q <> r -> begun s' q = begun s q) ->
   alike_posts (posted u) m' -> tied (length (input r)) u w' e' ->
   following input s' (with_rank t r (dress w' e' m' u) x').
 Proof.
-  intros input s s' t r u x x' w e m w' e' m' Hn Hr Lk B Bg Bo A T. destruct Hn as [N1 N2 N3 N4 [N5 N6] N7].
-  assert (G : forall q, got (with_rank t r (dress w' e' m' u) x') q = got (base s') q).
-  { intros q. rewrite B. unfold with_rank. cbn [got]. destruct x, x'; simpl in Lk; try contradiction; auto; unfold update; destruct (q =? r); auto; rewrite N1; reflexivity. }
-  assert (P : forall q, pending (with_rank t r (dress w' e' m' u) x') q = pending (base s') q).
-  { intros q. rewrite B. unfold with_rank. cbn [pending]. rewrite N5. change (has_posted (dress w e m (rank_of (base s) r)) (dress w' e' m' u)) with (has_posted (rank_of (base s) r) u).
-    destruct (has_posted _ _); [|auto]. unfold update. destruct (q =? r); auto. }
-  assert (Ru : forall q, running (with_rank t r (dress w' e' m' u) x') q = running (base s') q).
-  { intros q. rewrite B. unfold with_rank. cbn [running]. destruct x, x'; simpl in Lk; try contradiction; auto; unfold update; destruct (q =? r); auto. }
-  assert (Each : forall q, q < W -> exists w e m, rank_of (with_rank t r (dress w' e' m' u) x') q = dress w e m (rank_of (base s') q) /\
-    alike_posts (posted (rank_of (base s') q)) m /\ at_rank input s' q w e).
-  { intros q Hq. unfold at_rank. rewrite B. unfold with_rank. cbn [rank_of]. destruct (Nat.eq_dec q r) as [->|Nq].
-    - rewrite !update_same, Bg. exists w', e', m'. auto.
-    - rewrite !update_other by assumption. rewrite (Bo q Nq). exact (N7 q Hq Nq). }
-  intros q Hq. destruct (Each q Hq) as [a [b [c [E1 [E2 E3]]]]]. exists a, b, c. split; [|exact E3]. constructor; auto; [rewrite B; exact N4|]. intros p Hp _. exact (Each p Hp).
+  intros input s s' t r u x x' w e m w' e' m' [N1 N2 N3 N4 N5] Nr Lk B Bg Bo A T. constructor; rewrite B; unfold with_rank; cbn [got pending running log rank_of]; [| | |exact N4|].
+  - intros q. destruct x, x'; simpl in Lk; try contradiction; auto; unfold update; destruct (q =? r); auto; rewrite N1; reflexivity.
+  - intros q. rewrite Nr. change (has_posted (dress w e m (rank_of (base s) r)) (dress w' e' m' u)) with (has_posted (rank_of (base s) r) u).
+    destruct (has_posted _ _); [|auto]. unfold update. destruct (q =? r); auto.
+  - intros q. destruct x, x'; simpl in Lk; try contradiction; auto; unfold update; destruct (q =? r); auto.
+  - intros q Hq. unfold at_rank. rewrite B. unfold with_rank. cbn [rank_of]. destruct (Nat.eq_dec q r) as [->|Nq].
+    + rewrite !update_same, Bg. exists w', e', m'. auto.
+    + rewrite !update_other by assumption. rewrite (Bo q Nq). destruct (N5 q Hq) as [a [b [c [E1 [E2 E3]]]]]. exists a, b, c. split; [exact E1|]. split; [exact E2|exact (E3 Nq)].
 Qed.
 
 Lemma followed_invariant : forall input t r, reachable input t -> r < W ->
@@ -150,11 +146,10 @@ Proof.
   pose proof (Permutation_length (k_cons _ _ _ _ _ _ K)) as L. rewrite !app_length, firstn_length in L. lia.
 Qed.
 
-Lemma nth_told : forall input s t r x, following input s t -> r < W -> nth_error (results (base s)) (got (base s) r) = Some x ->
+Lemma nth_told : forall reads s t r x, beside reads s t -> nth_error (results (base s)) (got (base s) r) = Some x ->
   exists y, nth_error (results t) (got t r) = Some y /\ alike_result x y.
 Proof.
-  intros input s t r x F Hr E. destruct (F r Hr) as [w [e [m [Hn _]]]]. rewrite (n_got _ _ _ _ _ _ _ Hn).
-  pose proof (n_log _ _ _ _ _ _ _ Hn) as L. revert E. generalize (got (base s) r). induction L as [|a b la lb H L IH]; intros [|k] E; simpl in *; try discriminate.
+  intros reads s t r x F. rewrite (a_got _ _ _ F). pose proof (a_log _ _ _ F) as L. generalize (got (base s) r). induction L as [|a b la lb H L IH]; intros [|k] E; simpl in *; try discriminate.
   - injection E as <-. eauto.
   - apply IH, E.
 Qed.
@@ -193,8 +188,8 @@ Lemma rank_step_followed : forall input s t r e u, reachable input t -> followin
   (at_phase u = COUNT -> (exists a, e = Got (Agreed a) /\ at_phase (rank_of (base s) r) = OFFER) \/
      ((forall a, e <> Got a) /\ at_phase (rank_of (base s) r) = COUNT /\ window u = window (rank_of (base s) r))).
 Proof.
-  intros input s t r e u R F X B Hr Bg M E. destruct (F r Hr) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T.
-  destruct (followed_invariant input t r R Hr) as [I1 _]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na]. rewrite Nr in I1. change (read (dress w en m (rank_of (base s) r))) with (read (rank_of (base s) r)) in I1.
+  intros input s t r e u R F X B Hr Bg M E. destruct (a_rank _ _ _ F r Hr) as [w [en [m [Nr [Na T]]]]]. unfold at_rank in T. rewrite Bg in T.
+  pose proof (following_is r input s t F) as Fr. destruct (followed_invariant input t r R Hr) as [I1 _]. rewrite Nr in I1. change (read (dress w en m (rank_of (base s) r))) with (read (rank_of (base s) r)) in I1.
   set (v := rank_of (base s) r) in *.
   destruct (is_plain e) eqn:Pl.
   - assert (Tr : transition (cfg r) r (depth r) v e = Some u) by (destruct e as [| |[a|cs|rs]| | | |]; try discriminate; exact E).
@@ -202,13 +197,13 @@ Proof.
     assert (My : may (own input) input t r e).
     { destruct (dress_views w en m v) as [V1 [V2 [V3 [V4 [V5 [V6 [V7 [V8 _]]]]]]]].
       destruct e as [| |[a|cs|rs]| | |cause|]; try discriminate; unfold may_shared, may in M |- *; fold v in M; try rewrite Nr;
-        try (first [exact Logic.I|rewrite (n_running _ _ _ _ _ _ _ Hn); exact M|rewrite V5, V1; exact M|rewrite V8, V7; exact M|exact M]).
-      destruct M as [M1 M2]. split; [rewrite (n_pending _ _ _ _ _ _ _ Hn); exact M1|]. destruct (nth_told input s t r _ F Hr M2) as [y [Y1 Y2]].
+        try (first [exact Logic.I|rewrite (a_running _ _ _ F); exact M|rewrite V5, V1; exact M|rewrite V8, V7; exact M|exact M]).
+      destruct M as [M1 M2]. split; [rewrite (a_pending _ _ _ F); exact M1|]. destruct (nth_told _ s t r _ F M2) as [y [Y1 Y2]].
       destruct Y2 as [->|[? [? [Y2 _]]]]; [exact Y1|discriminate]. }
     pose proof (keeps_tied _ _ _ _ _ T T3) as T4. split.
     + intros s' Bs Bb. exists (with_rank t r (dress w en m' u) e). split.
       * eapply leads_by_a_step, step_with_rank; [exact Hr|exact My|rewrite Nr; exact T1].
-      * apply (rank_followed input s s' t r u e e w en m w en m' Hn Hr); [destruct e; exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T4].
+      * apply (rank_followed input s s' t r u e e w en m w en m' Fr Nr); [destruct e; exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T4].
     + destruct T3 as [K1 [K2 [K3 [K4 [K5 K6]]]]]. rewrite K1, K2, K3, K5. repeat split. intros P. right. destruct K6 as [K6|[_ [_ K6]]]; [|contradiction].
       assert (Pv : at_phase v = COUNT) by congruence. split; [|auto]. intros a ->. destruct a; try discriminate.
       simpl in Tr. rewrite Pv in Tr. discriminate.
@@ -222,12 +217,12 @@ Proof.
         -- eapply leads_by_a_step, step_with_rank; [exact Hr| |rewrite Nr; exact T1].
            unfold may. rewrite Nr. change (read (dress w en m v)) with (read v). change (at_phase (dress w en m v)) with (at_phase v).
            split; [rewrite (Fi _ Lx); exact M|]. split; [exact T4|]. split; [left; exact T6|]. intros H. split; [reflexivity|exact (T5 H)].
-        -- apply (rank_followed input s s' t r u (SamplesRead xs en0 full0) _ w en m w' e' m' Hn Hr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T3].
+        -- apply (rank_followed input s s' t r u (SamplesRead xs en0 full0) _ w en m w' e' m' Fr Nr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T3].
       * split; [exact T7|]. split; [exact T8|]. split; [exact T9|]. intros P. contradiction.
-    + destruct M as [M1 M2]. destruct (nth_told input s t r _ F Hr M2) as [y [Y1 Y2]].
+    + destruct M as [M1 M2]. destruct (nth_told _ s t r _ F M2) as [y [Y1 Y2]].
       assert (Yb : exists b, y = Agreed b /\ alike_offer a b).
       { destruct Y2 as [->|[a' [b [Y2 [-> Y3]]]]]; [exists a; split; [reflexivity|left; reflexivity]|injection Y2 as <-; eauto]. }
-      destruct Yb as [b [-> Al]]. assert (My : may (own input) input t r (Got (Agreed b))) by (split; [rewrite (n_pending _ _ _ _ _ _ _ Hn); exact M1|exact Y1]).
+      destruct Yb as [b [-> Al]]. assert (My : may (own input) input t r (Got (Agreed b))) by (split; [rewrite (a_pending _ _ _ F); exact M1|exact Y1]).
       assert (Pv : at_phase v = OFFER). { simpl in E. destruct (at_phase v); try discriminate. reflexivity. }
       destruct (agreed_followed _ (big input) (cfg r) r (depth r) v w en m a b u T Na Al) as [w' [e' [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 T8]]]]]]]]]]; [|exact E|apply big_above, Hr|exact I1|].
       { intros _ Ra. exact (ready_is_read input t r b v w en m R Hr My Pv Nr Ra). }
@@ -235,7 +230,7 @@ Proof.
       { eapply leads_by_a_step, step_with_rank; [exact Hr|exact My|rewrite Nr; exact T1]. }
       pose proof (reached_by _ _ _ _ R St) as R'. split.
       * intros s' Bs Bb. eexists. split; [exact St|].
-        apply (rank_followed input s s' t r u (Got (Agreed a)) _ w en m w' e' m' Hn Hr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|].
+        apply (rank_followed input s s' t r u (Got (Agreed a)) _ w en m w' e' m' Fr Nr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|].
         apply T8. destruct (followed_invariant input _ r R' Hr) as [_ [L _]]. unfold with_rank in L. cbn [rank_of] in L. rewrite update_same in L. exact L.
       * rewrite T3, T4, T5, T6. repeat split. intros _. left. eauto.
 Qed.
@@ -250,31 +245,30 @@ Lemma counted_step_followed : forall input s t r cs ws u, reachable input t -> f
   ended u = (far =? total) /\ read u + wanted u = length (places s r) + length mine /\ round u = S (round (rank_of (base s) r)) /\ at_phase u <> COUNT /\
   (ended (rank_of (base s) r) = true -> length mine = 0 /\ far = total).
 Proof.
-  intros input s t r cs ws u R F B Hr Bg M To mine far E Li. destruct (F r Hr) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T.
-  destruct (followed_invariant input t r R Hr) as [I1 _]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na]. rewrite Nr in I1.
+  intros input s t r cs ws u R F B Hr Bg M To mine far E Li. destruct (a_rank _ _ _ F r Hr) as [w [en [m [Nr [Na T]]]]]. unfold at_rank in T. rewrite Bg in T.
+  pose proof (following_is r input s t F) as Fr. destruct (followed_invariant input t r R Hr) as [I1 _]. rewrite Nr in I1.
   change (read (dress w en m (rank_of (base s) r))) with (read (rank_of (base s) r)) in I1.
   pose proof (b_rank _ B r Hr) as Bk. pose proof (b_read _ _ Bk Bg) as Rd. pose proof (b_ended _ _ Bk Bg) as En. pose proof (b_want _ _ Bk) as Wa.
   assert (Ut : upto s r <= total) by (rewrite (b_upto _ _ Bk Bg); apply (no_more_is_drawn_than_there_is W total), deal_next).
   set (v := rank_of (base s) r) in *.
   assert (Pv : at_phase v = COUNT) by (simpl in E; change (at_phase (draws (length mine) (far =? total) v)) with (at_phase v) in E; destruct (at_phase v); try discriminate; reflexivity).
   unfold tied in T. rewrite Pv in T. destruct T as [Wz T]. rewrite Wz, Nat.add_0_r in Rd.
-  destruct M as [M1 M2]. destruct (nth_told input s t r _ F Hr M2) as [y [Y1 Y2]]. assert (y = Counted cs) as -> by (destruct Y2 as [->|[? [? [Y2 _]]]]; [reflexivity|discriminate]).
+  destruct M as [M1 M2].
   assert (Ended : ended v = true -> length mine = 0 /\ far = total).
   { intros Ev. rewrite Ev in En. symmetry in En. apply Nat.eqb_eq in En. pose proof (dealt_within W total deal deal_next ws (upto s r)).
     pose proof (share_within W deal ws (upto s r) r Hr). unfold far, Drawing.far_of, mine, Drawing.share_of. lia. }
-  assert (Go : forall t1 w1 e1, (forall k v, leads input k t1 v -> leads input k t v) -> near input s t1 r w1 e1 m -> (if length mine =? 0 then w1 = 0 /\ e1 = (far =? total) else is_open (length (input r)) v w1 e1) ->
+  assert (Go : forall t1 w1 e1, (forall k v, leads input k t1 v -> leads input k t v) -> following_but r input s t1 -> rank_of t1 r = dress w1 e1 m v -> (if length mine =? 0 then w1 = 0 /\ e1 = (far =? total) else is_open (length (input r)) v w1 e1) ->
     (forall s', base s' = with_rank (base s) r u (Got (Counted cs)) -> begun s' = begun s -> exists t', leads input 1 t t' /\ following input s' t') /\
     ended u = (far =? total) /\ read u + wanted u = length (places s r) + length mine /\ round u = S (round v) /\ at_phase u <> COUNT).
-  { intros t1 w1 e1 On N1 Op. destruct (counted_followed _ (big input) (cfg r) r (depth r) v w1 e1 m cs _ _ u I1 Na Op E) as [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 [T8 T9]]]]]]]]].
+  { intros t1 w1 e1 On F1 Nr1 Op. destruct (counted_followed _ (big input) (cfg r) r (depth r) v w1 e1 m cs _ _ u I1 Na Op E) as [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 [T8 T9]]]]]]]]].
     split.
-    - intros s' Bs Bb. exists (with_rank t1 r (dress w1 e1 m' u) (Got (Counted cs))). destruct (n_rank _ _ _ _ _ _ _ N1) as [Nr1 _]. split.
-      + eapply On, leads_by_a_step, step_with_rank; [exact Hr| |rewrite Nr1; exact T1]. split; [rewrite (n_pending _ _ _ _ _ _ _ N1); exact M1|].
-        rewrite (n_got _ _ _ _ _ _ _ N1). pose proof (n_log _ _ _ _ _ _ _ N1) as L1. clear - L1 M2. revert M2. generalize (got (base s) r).
-        induction L1 as [|a b la lb H L IH]; intros [|k] X; simpl in *; try discriminate; [|apply IH, X]. injection X as ->. destruct H as [->|[? [? [H _]]]]; [reflexivity|discriminate].
-      + apply (rank_followed input s s' t1 r u (Got (Counted cs)) _ w1 e1 m w1 e1 m' N1 Hr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T3].
+    - intros s' Bs Bb. exists (with_rank t1 r (dress w1 e1 m' u) (Got (Counted cs))). split.
+      + eapply On, leads_by_a_step, step_with_rank; [exact Hr| |rewrite Nr1; exact T1]. split; [rewrite (a_pending _ _ _ F1); exact M1|].
+        destruct (nth_told _ s t1 r _ F1 M2) as [y [Y1 Y2]]. destruct Y2 as [->|[? [? [Y2 _]]]]; [exact Y1|discriminate].
+      + apply (rank_followed input s s' t1 r u (Got (Counted cs)) _ w1 e1 m w1 e1 m' F1 Nr1); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T3].
     - rewrite T4, T5, T6, T7. repeat split; [lia|exact T9]. }
   destruct (ended v) eqn:Ev.
-  - destruct (Ended eq_refl) as [Z1 Z2]. destruct T as [-> ->]. destruct (Go t 0 true (fun _ _ L => L) Hn) as [G1 [G2 [G3 [G4 G5]]]].
+  - destruct (Ended eq_refl) as [Z1 Z2]. destruct T as [-> ->]. destruct (Go t 0 true (fun _ _ L => L) Fr Nr) as [G1 [G2 [G3 [G4 G5]]]].
     + rewrite Z1, Z2. simpl. rewrite Nat.eqb_refl. auto.
     + auto 10.
   - destruct T as [-> Op]. destruct (length mine =? 0) eqn:Zs.
@@ -289,16 +283,13 @@ Proof.
         split; [reflexivity|]. split; [intros H; apply Nat.eqb_eq in H; specialize (Li H); simpl; lia|].
         split; [destruct la; auto|]. intros _. split; [reflexivity|rewrite Pv; discriminate]. }
       destruct (Go _ 0 la (fun k v => leads_on _ _ _ _ k v St)) as [G1 [G2 [G3 [G4 G5]]]].
-      * destruct Hn as [N1 N2 N3 N4 N5 N6]. constructor; unfold with_rank; cbn [got pending running rank_of].
-        -- exact N1.
+      * destruct Fr as [N1 N2 N3 N4 N5]. constructor; unfold with_rank; cbn [got pending running rank_of log]; [exact N1| |exact N3|exact N4|].
         -- rewrite Nr. change (has_posted (dress w false m v) (dress 0 la m v)) with (has_posted v v). unfold has_posted. rewrite Pv, andb_false_r. exact N2.
-        -- exact N3.
-        -- exact N4.
-        -- rewrite update_same. auto.
-        -- intros q Hq Nq. rewrite update_other by exact Nq. exact (N6 q Hq Nq).
+        -- intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq]; [rewrite update_same; exists 0, la, m; repeat split; [exact Na|contradiction]|rewrite update_other by exact Nq; exact (N5 q Hq)].
+      * apply update_same.
       * auto.
       * repeat split; auto; discriminate.
-    + destruct (Go t w false (fun _ _ L => L) Hn) as [G1 [G2 [G3 [G4 G5]]]]; [split; [reflexivity|exact Op]|]. repeat split; auto; discriminate.
+    + destruct (Go t w false (fun _ _ L => L) Fr Nr) as [G1 [G2 [G3 [G4 G5]]]]; [split; [reflexivity|exact Op]|]. repeat split; auto; discriminate.
 Qed.
 
 Lemma begin_followed : forall input s t r, reachable input t -> following input s t -> books s -> r < W -> begun s r = false ->
@@ -309,8 +300,8 @@ Lemma begin_followed : forall input s t r, reachable input t -> following input 
   (forall s', base s' = with_rank (base s) r u Urged -> begun s' = update (begun s) r true -> exists t', leads input 0 t t' /\ following input s' t') /\
   ended u = (far =? total) /\ read u + wanted u = length mine /\ round u = 0 /\ at_phase u <> COUNT.
 Proof.
-  intros input s t r R F B Hr Bg mine far u Li. destruct (F r Hr) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T. destruct T as [-> ->].
-  destruct (b_fresh _ _ (b_rank _ B r Hr) Bg) as [Fr [_ [_ [Up _]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na].
+  intros input s t r R F B Hr Bg mine far u Li. destruct (a_rank _ _ _ F r Hr) as [w [en [m [Nr [Na T]]]]]. unfold at_rank in T. rewrite Bg in T. destruct T as [-> ->].
+  pose proof (following_is r input s t F) as Fb. destruct (b_fresh _ _ (b_rank _ B r Hr) Bg) as [Fr [_ [_ [Up _]]]].
   assert (Eu : u = post (cfg r) r (draws (length mine) (far =? total) (initial (cfg r) r))) by (unfold u; rewrite Fr; reflexivity).
   clearbody u. rewrite Fr in Nr, Na.
   assert (m = None) as -> by (destruct Na as [Na|[? [? [Na _]]]]; [exact Na|discriminate]).
@@ -334,21 +325,18 @@ Proof.
     split.
     + intros s' Bs Be. exists (with_rank t r (dress 0 true m' u) (SamplesRead [] true false)). split.
       * exists 1. split; [lia|]. eapply path_on; [|apply path_here]. apply step_with_rank; [exact Hr| |exact Tr]. unfold may. rewrite Nr. simpl. split; [reflexivity|]. split; [lia|]. split; [auto|discriminate].
-      * destruct (Bb s' Be) as [B1 B2]. apply (rank_followed input s s' t r u Urged _ (big input) false None 0 true m'); auto; [exact Logic.I|].
+      * destruct (Bb s' Be) as [B1 B2]. apply (rank_followed input s s' t r u Urged _ (big input) false None 0 true m' Fb); auto; [rewrite Nr, Fr; reflexivity|exact Logic.I|].
         rewrite Ln. apply (keeps_tied 0 (draws sh la v)); [change (if sh =? 0 then 0 = 0 /\ true = la else is_open 0 (draws sh la v) 0 true); rewrite Zs, La; split; reflexivity|exact P3].
     + rewrite K1, K2, K3, K5. simpl. auto.
   - assert (Pu : u = draws sh la v).
     { rewrite Eu. destruct (post_eq (cfg r) r (draws sh la v)) as [[Pe _]|[_ [[Pe|Pe] _]]]; [exact Pe|discriminate|]. unfold is_ready in Pe. simpl in Pe. apply Nat.eqb_eq in Pe. contradiction. }
     split; [|rewrite Pu; simpl; repeat split; auto; discriminate].
-    intros s' Bs Be. exists t. split; [exists 0; split; [lia|apply path_here]|]. destruct (Bb s' Be) as [B1 B2]. destruct Hn as [N1 N2 N3 N4 N5 N6].
-    assert (Each : forall q, q < W -> exists w e m, rank_of t q = dress w e m (rank_of (base s') q) /\ alike_posts (posted (rank_of (base s') q)) m /\ at_rank input s' q w e).
-    { intros q Hq. unfold at_rank. rewrite Bs. unfold with_rank. cbn [rank_of]. destruct (Nat.eq_dec q r) as [->|Nq].
-      - rewrite update_same, B1. exists (big input), false, None. rewrite Nr, Pu. split; [reflexivity|]. split; [left; reflexivity|]. unfold tied, is_open. simpl.
-        replace (sh =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Zs). split; [reflexivity|lia].
-      - rewrite update_other by exact Nq. rewrite (B2 q Nq). exact (N6 q Hq Nq). }
-    intros q Hq. destruct (Each q Hq) as [a [b [c [E1 [E2 E3]]]]]. exists a, b, c. split; [|exact E3].
-    constructor; [| | | |split; assumption|intros p Hp _; exact (Each p Hp)]; rewrite Bs; unfold with_rank; cbn [got pending running log]; auto.
-    rewrite Fr, Pu. change (has_posted v (draws sh la v)) with false. exact N2.
+    intros s' Bs Be. exists t. split; [exists 0; split; [lia|apply path_here]|]. destruct (Bb s' Be) as [B1 B2]. destruct Fb as [N1 N2 N3 N4 N5].
+    constructor; rewrite Bs; unfold with_rank; cbn [got pending running log]; auto; [rewrite Fr, Pu; change (has_posted v (draws sh la v)) with false; exact N2|].
+    intros q Hq. unfold at_rank. rewrite Bs. unfold with_rank. cbn [rank_of]. destruct (Nat.eq_dec q r) as [->|Nq].
+    + rewrite update_same, B1. exists (big input), false, None. rewrite Nr, Pu. split; [reflexivity|]. split; [left; reflexivity|]. unfold tied, is_open. simpl.
+      replace (sh =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Zs). split; [reflexivity|lia].
+    + rewrite update_other by exact Nq. rewrite (B2 q Nq). destruct (N5 q Hq) as [a [b [c [E1 [E2 E3]]]]]. exists a, b, c. split; [exact E1|]. split; [exact E2|exact (E3 Nq)].
 Qed.
 
 (** ** The books are kept *)
@@ -369,25 +357,25 @@ Qed.
 Lemma Forall2_same_length : forall (A B : Type) (P : A -> B -> Prop) l k, Forall2 P l k -> length l = length k.
 Proof. induction 1 as [|x y l k H F IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
 
-Lemma results_length : forall input s t r, following input s t -> r < W -> length (log t) = length (log (base s)).
+Lemma results_length : forall input s t, following input s t -> length (log t) = length (log (base s)).
 Proof.
-  intros input s t r F Hr. destruct (F r Hr) as [w [e [m [Hn _]]]]. pose proof (n_log _ _ _ _ _ _ _ Hn) as L. apply Forall2_same_length in L.
+  intros input s t F. pose proof (a_log _ _ _ F) as L. apply Forall2_same_length in L.
   unfold results in L. rewrite !map_length in L. symmetry. exact L.
 Qed.
 
 Lemma answer_is_last : forall input s t r x, reachable input t -> following input s t -> r < W -> pending (base s) r = false ->
   nth_error (results (base s)) (got (base s) r) = Some x -> S (got (base s) r) = length (log (base s)).
 Proof.
-  intros input s t r x R F Hr P E. destruct (nth_told input s t r x F Hr E) as [y [Y _]]. destruct (followed_invariant input t r R Hr) as [_ [_ Sy]].
-  destruct (F r Hr) as [w [e [m [Hn _]]]]. rewrite <- (n_pending _ _ _ _ _ _ _ Hn) in P. destruct (sync_answer t r y Sy P Y) as [_ [L _]].
-  rewrite (n_got _ _ _ _ _ _ _ Hn), (results_length input s t r F Hr) in L. exact L.
+  intros input s t r x R F Hr P E. destruct (nth_told _ s t r x F E) as [y [Y _]]. destruct (followed_invariant input t r R Hr) as [_ [_ Sy]].
+  rewrite <- (a_pending _ _ _ F) in P. destruct (sync_answer t r y Sy P Y) as [_ [L _]].
+  rewrite (a_got _ _ _ F), (results_length input s t F) in L. exact L.
 Qed.
 
 Lemma got_within : forall input s t r, reachable input t -> following input s t -> r < W -> got (base s) r <= length (log (base s)) /\
   (pending (base s) r = true -> got (base s) r = length (log (base s))).
 Proof.
-  intros input s t r R F Hr. destruct (followed_invariant input t r R Hr) as [_ [_ Sy]]. destruct (F r Hr) as [w [e [m [Hn _]]]].
-  rewrite <- (results_length input s t r F Hr), <- (n_got _ _ _ _ _ _ _ Hn), <- (n_pending _ _ _ _ _ _ _ Hn).
+  intros input s t r R F Hr. destruct (followed_invariant input t r R Hr) as [_ [_ Sy]].
+  rewrite <- (results_length input s t F), <- (a_got _ _ _ F), <- (a_pending _ _ _ F).
   destruct Sy as [[A [B _]]|[[A [B _]]|[A [B _]]]]; split; try lia; congruence.
 Qed.
 
@@ -463,7 +451,7 @@ Proof.
       destruct (Nat.eq_dec q r) as [->|Nq]; [rewrite update_same, A1 in E2|rewrite update_other in E2 by exact Nq]; exact E2.
   - pose proof (Br r Hr) as Bk0. set (v := rank_of (base s) r) in *.
     assert (Wv : at_phase v = COUNT /\ wanted v = 0).
-    { destruct (F r Hr) as [w [e [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T. assert (Pv : at_phase v = COUNT).
+    { destruct (a_rank _ _ _ F r Hr) as [w [e [m [_ [_ T]]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T. assert (Pv : at_phase v = COUNT).
       { simpl in E. change (at_phase (draws (length mine) (far =? total) v)) with (at_phase v) in E. destruct (at_phase v); try discriminate. reflexivity. }
       unfold tied in T. rewrite Pv in T. tauto. }
     destruct Wv as [Pv Wv]. destruct (counted_followed (read v) 0 (cfg r) r (depth r) v (if length mine =? 0 then 0 else 1) (if length mine =? 0 then far =? total else false)
@@ -519,8 +507,7 @@ Qed.
 
 Lemma start_followed : forall input, following input (shared_start cfg) (start (own input)).
 Proof.
-  intros input r Hr. exists (big input), false, None. split; [|unfold at_rank; simpl; auto].
-  constructor; auto; [constructor|split; [reflexivity|left; reflexivity]|]. intros q Hq _. exists (big input), false, None. simpl. split; [reflexivity|]. split; [left; reflexivity|auto].
+  intros input. constructor; auto; [constructor|]. intros q _. exists (big input), false, None. split; [reflexivity|]. split; [left; reflexivity|split; reflexivity].
 Qed.
 
 Lemma start_books : books (shared_start cfg).
@@ -567,7 +554,7 @@ Proof.
   - destruct (counted_step_followed input s t r cs ws u R F B Hr Bg M To E) as [G _]; [|destruct (G _ Bs Bb) as [t' [L F']]; exists t', 1; split; [apply One|]; auto].
     intros Al. apply (Whole r mine far Hr); cbn [begun base places upto]; rewrite ?update_same; auto.
   - assert (Each : forall q, q < W -> alike_msg (message (rank_of (base s) q)) (message (rank_of t q)) /\ pending t q = pending (base s) q).
-    { intros q Hq. destruct (F q Hq) as [w [e [m [Hn _]]]]. split; [|exact (n_pending _ _ _ _ _ _ _ Hn q)]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na]. rewrite Nr.
+    { intros q Hq. destruct (a_rank _ _ _ F q Hq) as [w [e [m [Nr [Na _]]]]]. split; [|exact (a_pending _ _ _ F q)]. rewrite Nr.
       unfold message. change (posted (dress w e m (rank_of (base s) q))) with m. destruct Na as [->|[o [p [-> [-> A]]]]]; [left; reflexivity|right; eauto]. }
     assert (Ms : Forall2 alike_msg (messages W (base s)) (messages W t)).
     { unfold messages. assert (L : forall q, In q (seq 0 W) -> q < W) by (intros q I; apply in_seq in I; lia). revert L. generalize (seq 0 W). induction l as [|q l IH]; intros L; simpl; constructor.
@@ -575,13 +562,11 @@ Proof.
       - apply IH. intros z I. apply L. right. exact I. }
     destruct (alike_reduce _ _ _ Ms Re) as [y [Ry Ay]]. eexists; exists 1. split; [apply One; reflexivity|]. split.
     + eapply leads_by_a_step, StepExchange; [|exact Ry]. intros q Hq. destruct (Each q Hq) as [_ ->]. apply P, Hq.
-    + intros q Hq. destruct (F q Hq) as [w [e [m [Hn T]]]]. exists w, e, m. split; [|exact T]. destruct Hn as [N1 N2 N3 N4 N5 N6]. constructor; auto.
-      unfold results in *. cbn [base log]. rewrite !map_app. apply Forall2_app; [exact N4|]. constructor; [exact Ay|constructor].
-  - destruct (F r Hr) as [w [e [m [Hn T]]]]. eexists; exists 1. split; [apply One; reflexivity|]. split.
-    + eapply leads_by_a_step, (StepTrained W (own input) depth input t r Hr); [rewrite (n_running _ _ _ _ _ _ _ Hn); exact Ru|].
-      intros q Hq. destruct (F q Hq) as [w' [e' [m' [Nn' _]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [-> _]. destruct (n_rank _ _ _ _ _ _ _ Nn') as [-> _]. exact (Tk q Hq).
-    + intros q Hq. destruct (F q Hq) as [w' [e' [m' [Nn' T']]]]. exists w', e', m'. split; [|exact T']. destruct Nn' as [N1 N2 N3 N4 N5 N6]. constructor; auto.
-      intros z. cbn [running base]. unfold update. destruct (z =? r); auto.
+    + destruct F as [N1 N2 N3 N4 N5]. constructor; auto. unfold results in *. cbn [base log]. rewrite !map_app. apply Forall2_app; [exact N4|]. constructor; [exact Ay|constructor].
+  - eexists; exists 1. split; [apply One; reflexivity|]. split.
+    + eapply leads_by_a_step, (StepTrained W (own input) depth input t r Hr); [rewrite (a_running _ _ _ F); exact Ru|].
+      intros q Hq. destruct (a_rank _ _ _ F q Hq) as [w' [e' [m' [-> _]]]]. destruct (a_rank _ _ _ F r Hr) as [w [e [m [-> _]]]]. exact (Tk q Hq).
+    + destruct F as [N1 N2 N3 N4 N5]. constructor; auto. intros z. cbn [running base]. unfold update. destruct (z =? r); auto.
 Qed.
 
 Lemma content_of_places : forall s, extends (fun r => content (places s r)) s.
@@ -598,7 +583,7 @@ Proof.
   induction 1 as [|n s s' R [B IH] St].
   - split; [apply start_books|]. intros input _. exists (start (own input)), 0. split; [lia|]. split; [exists 0; split; [lia|apply path_here]|apply start_followed].
   - assert (Now : forall input, extends input s -> exists t k, n <= beginners s + k /\ leads input k (start (own input)) t /\ reachable input t /\ following input s t).
-    { intros input X. destruct (IH input X) as [t [k [Nn [L F]]]]. exists t, k. repeat split; auto. eapply reached_by; [apply System.reach_start|exact L]. }
+    { intros input X. destruct (IH input X) as [t [k [Nn [L F]]]]. exists t, k. split; [exact Nn|]. split; [exact L|]. split; [|exact F]. eapply reached_by; [apply System.reach_start|exact L]. }
     destruct (Now _ (content_of_places s)) as [t0 [_ [_ [_ [R0 F0]]]]]. destruct (books_kept _ s t0 s' R0 F0 (content_of_places s) B St) as [B' Sh].
     split; [exact B'|]. intros input X'. destruct (Now input (Sh input X')) as [t [k [Nn [[m [Lm P]] [R1 F1]]]]].
     destruct (step_followed input s t s' R1 F1 B (Sh input X') B' X' St) as [t' [k' [Nn' [[m' [Lm' P']] F']]]].
@@ -622,7 +607,7 @@ Theorem a_run_of_shared_shards_follows_one_of_shards_of_ones_own : forall s, sha
   exists t, reachable (fun r => content (places s r)) t /\ forall r, r < W -> same_but_for_reading (rank_of (base s) r) (rank_of t r).
 Proof.
   intros s R. destruct (shared_runs s R) as [_ H]. destruct (H _ (content_of_places s)) as [t [Rt F]]. exists t. split; [exact Rt|].
-  intros r Hr. destruct (F r Hr) as [w [e [m [Hn _]]]]. exists w, e, m. apply (n_rank _ _ _ _ _ _ _ Hn).
+  intros r Hr. destruct (a_rank _ _ _ F r Hr) as [w [e [m [E _]]]]. exists w, e, m. exact E.
 Qed.
 
 (** ALIGN. *)
@@ -765,7 +750,7 @@ Lemma a_complete_rank_has_planned_what_it_has_drawn : forall s r, shared_reachab
   drawn (rounds_of s r) = total /\ begun s r = true /\ Permutation (samples_of (steps_of (rank_of (base s) r))) (content (places s r)).
 Proof.
   intros s r R Hr Jm Nq En O. destruct (shared_runs s R) as [B H]. destruct (H _ (content_of_places s)) as [t [Rt F]]. set (input := fun r => content (places s r)) in *.
-  destruct (F r Hr) as [w [e [m [Hn T]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr _].
+  destruct (a_rank _ _ _ F r Hr) as [w [e [m [Nr [_ T]]]]].
   assert (En' : is_ending (rank_of t r) = true) by (rewrite Nr; exact En). assert (O' : ended_as (rank_of t r) = Some Complete) by (rewrite Nr; exact O).
   pose proof (a_complete_rank_has_planned_its_whole_input W (own input) depth input (own_ok input) t r Rt Hr Jm Nq En' O') as P.
   destruct (reachable_second W (own input) depth input (own_ok input) t Rt) as [I S]. destruct (ended_outcome W (own input) depth input (own_ok input) t r Rt Hr En') as [o [l [Hk O2]]].

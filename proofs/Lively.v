@@ -87,14 +87,10 @@ Qed.
 
 (** ** What follows the job and reads no more *)
 
-(** As [following], but that of what is open to be read nothing is said, for the first [k] ranks that nothing is. *)
-Record beside (k : nat) (s : shared_sys) (t : sys) : Prop := {
-  a_got : forall q, got t q = got (base s) q;
-  a_pending : forall q, pending t q = pending (base s) q;
-  a_running : forall q, running t q = running (base s) q;
-  a_log : Forall2 alike_result (results (base s)) (results t);
-  a_rank : forall r, r < W -> exists w e m, rank_of t r = dress w e m (rank_of (base s) r) /\ alike_posts (posted (rank_of (base s) r)) m /\
-    (w <> 0 -> k <= r /\ (at_phase (rank_of (base s) r) = COUNT \/ at_phase (rank_of (base s) r) = DONE)) }.
+(** The first [k] ranks of it read nothing any more; the others may where the job waits for counts, or is done. *)
+Definition has_read_up_to (k : nat) (s : shared_sys) (r w : nat) (e : bool) : Prop :=
+  w <> 0 -> k <= r /\ (at_phase (rank_of (base s) r) = COUNT \/ at_phase (rank_of (base s) r) = DONE).
+Notation beside k s := (Job.beside W (has_read_up_to k s) s).
 
 Definition has_read (s : shared_sys) : Prop := forall r, r < W -> begun s r = true /\ wanted (rank_of (base s) r) = 0.
 
@@ -105,9 +101,7 @@ Proof.
   intros s R Rd input. destruct (shared_runs W total cfg depth order deal wish ok deal_next deal_feeds wish_some s R) as [B H].
   induction k as [|k IH]; intros L.
   - destruct (H input (content_of_places W order s)) as [t [Rt F]]. exists t. split; [exact Rt|].
-    assert (W0 : 0 < W) by exact (some_rank _ _ ok). destruct (F 0 W0) as [w [e [m [Hn _]]]].
-    constructor; [exact (n_got _ _ _ _ _ _ _ _ Hn)|exact (n_pending _ _ _ _ _ _ _ _ Hn)|exact (n_running _ _ _ _ _ _ _ _ Hn)|exact (n_log _ _ _ _ _ _ _ _ Hn)|].
-    intros r Hr. destruct (F r Hr) as [w' [e' [m' [Hn' T]]]]. destruct (n_rank _ _ _ _ _ _ _ _ Hn') as [N1 N2]. exists w', e', m'. repeat split; auto; try lia.
+    destruct F as [F1 F2 F3 F4 F5]. constructor; auto. intros r Hr. destruct (F5 r Hr) as [w [e [m [N1 [N2 T]]]]]. exists w, e, m. split; [exact N1|]. split; [exact N2|]. intros Nz. split; [lia|].
     destruct (Rd r Hr) as [Bg Wz]. unfold at_rank in T. rewrite Bg in T. unfold tied in T. rewrite Wz in T.
     destruct (at_phase (rank_of (base s) r)); auto; simpl in T; destruct T; contradiction.
   - destruct (IH ltac:(lia)) as [t [Rt A]]. destruct A as [A1 A2 A3 A4 A5]. assert (Hk : k < W) by lia. destruct (A5 k Hk) as [w [e [m [E [P O]]]]].
@@ -190,7 +184,7 @@ Qed.
 Lemma in_common : forall s t, beside W s t -> forall r, r < W ->
   exists e m, rank_of t r = dress 0 e m (rank_of (base s) r) /\ alike_posts (posted (rank_of (base s) r)) m.
 Proof.
-  intros s t A r Hr. destruct (a_rank _ _ _ A r Hr) as [w [e [m [E [P O]]]]]. destruct (Nat.eq_dec w 0) as [->|Nz]; [eauto|]. destruct (O Nz). lia.
+  intros s t A r Hr. destruct (a_rank _ _ _ _ A r Hr) as [w [e [m [E [P O]]]]]. destruct (Nat.eq_dec w 0) as [->|Nz]; [eauto|]. destruct (O Nz). lia.
 Qed.
 
 (** What follows the job does, the job can do. *)
@@ -243,7 +237,7 @@ Proof.
   destruct (the_coupled_system_never_deadlocks W (own input) depth input (own_ok W cfg ok input) deep t Rt) as [[l [t' [U St]]]|Fin].
   - intros r Hr. destruct (Dress r Hr) as [e [m [-> _]]]. exact (NS r Hr).
   - left. apply (the_job_goes_on False input s t l t' R Has A); [|exact St]. destruct U as [U _]. destruct l as [i e| |i]; try exact Logic.I. destruct e; exact U.
-  - right. intros r Hr. destruct (Fin r Hr) as [F1 [F2 F3]]. destruct (Dress r Hr) as [e [m [E _]]]. rewrite E in F1, F3. rewrite (a_running _ _ _ A) in F2.
+  - right. intros r Hr. destruct (Fin r Hr) as [F1 [F2 F3]]. destruct (Dress r Hr) as [e [m [E _]]]. rewrite E in F1, F3. rewrite (a_running _ _ _ _ A) in F2.
     split; [exact F1|]. split; [exact F2|exact F3].
 Qed.
 
@@ -259,7 +253,7 @@ Proof.
   - left. apply (the_job_goes_on that input s t l t' R Has A); [|exact St]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact Logic.I; try exact U.
     destruct U as [q [Hq Sq]]. exists q. split; [exact Hq|]. destruct (Dress q Hq) as [e [m [E _]]]. rewrite E in Sq. exact Sq.
   - right. intros r Hr. destruct (Dress r Hr) as [e [m [E _]]]. destruct (Fin r Hr) as [F|[F1 [F2 [q [Hq [Sq Tk]]]]]]; rewrite E in *; [left; exact F|right].
-    split; [exact F1|]. split; [rewrite <- (a_running _ _ _ A); exact F2|]. exists q. split; [exact Hq|]. destruct (Dress q Hq) as [e' [m' [E' _]]]. rewrite E' in *. auto.
+    split; [exact F1|]. split; [rewrite <- (a_running _ _ _ _ A); exact F2|]. exists q. split; [exact Hq|]. destruct (Dress q Hq) as [e' [m' [E' _]]]. rewrite E' in *. auto.
 Qed.
 
 End Lively.

@@ -75,11 +75,6 @@ Proof.
   - destruct (IH n x H) as [i [L E]]. exists (S i). split; [lia|exact E].
 Qed.
 
-Lemma filter_all : forall (f : sample -> bool) l, (forall x, In x l -> f x = true) -> filter f l = l.
-Proof. induction l as [|x l IH]; intros H; [reflexivity|]. simpl. rewrite (H x) by (left; reflexivity). f_equal. apply IH. intros y Hy. apply H. right. exact Hy. Qed.
-Lemma filter_none : forall (f : sample -> bool) l, (forall x, In x l -> f x = false) -> filter f l = [].
-Proof. induction l as [|x l IH]; intros H; [reflexivity|]. simpl. rewrite (H x) by (left; reflexivity). apply IH. intros y Hy. apply H. right. exact Hy. Qed.
-
 Section Saved.
 Variables (h : hist) (v : view) (depth : nat) (u : state).
 Hypothesis K : stands c depth rank inp h u.
@@ -106,7 +101,7 @@ Proof.
   destruct (stands_on _ _ _ _ _ _ K) as [Kr [_ [Kp [Kg _]]]].
   unfold save. simpl. rewrite (i_marks _ _ _ _ _ _ Im saved_alive), M. split; [exact Kr|]. split; [reflexivity|].
   split; [|split; [reflexivity|split; [exact Kp|split; [exact Kg|exact (i_budget _ _ _ _ _ _ Im saved_alive)]]]].
-  rewrite Wx, filter_app, filter_all, filter_none, app_nil_r; [reflexivity| |].
+  rewrite Wx, filter_app, (filter_all _ _ true), (filter_all _ _ false), app_nil_r; [reflexivity| |].
   - intros y Hy. apply Nat.ltb_ge. rewrite Fx in Hy. assert (Hs : In y (skipn (v_read v) inp)) by (rewrite <- (firstn_skipn (length x)); apply in_or_app; left; exact Hy).
     apply in_skipn in Hs as [i [L E]]. rewrite (placed i y E). exact L.
   - intros y Hy. apply Nat.ltb_lt. assert (Hf : In y (firstn (v_read v) inp)) by (apply (Permutation_in _ C), in_or_app; right; exact Hy).

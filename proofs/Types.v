@@ -111,6 +111,17 @@ Proof.
   - rewrite <- Permutation_middle. constructor. exact IH.
 Qed.
 
+Lemma filter_all : forall (A : Type) (f : A -> bool) (b : bool) l, (forall x, In x l -> f x = b) -> filter f l = if b then l else [].
+Proof.
+  intros A f b. induction l as [|x l IH]; intros H; simpl; [destruct b; reflexivity|]. rewrite (H x (or_introl eq_refl)), IH by (intros y I; apply H; right; exact I).
+  destruct b; reflexivity.
+Qed.
+
+Lemma Permutation_filter : forall (A : Type) (f : A -> bool) l k, Permutation l k -> Permutation (filter f l) (filter f k).
+Proof.
+  induction 1 as [|x l k P IH|x y l|l k m P IH Q JH]; simpl; [constructor|destruct (f x); auto|destruct (f x), (f y); auto; constructor|eapply Permutation_trans; eauto].
+Qed.
+
 Lemma NoDup_filtered : forall (A B : Type) (f : A -> bool) (g : A -> list B) l, NoDup (flat_map g l) -> NoDup (flat_map g (filter f l)).
 Proof.
   intros A B f g l D. apply (NoDup_first _ _ (flat_map g (filter (fun x => negb (f x)) l))). rewrite <- flat_map_app.

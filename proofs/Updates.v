@@ -52,7 +52,7 @@ Qed.
 
 Definition makes_steps (c : config) (a : offer) : Prop := is_bad a = false /\ o_stop_rank a = None /\ o_ready a = true /\ target c a <> 0.
 
-(** and with every answer, where it makes no fewer steps than it has groups. *)
+(** and with every answer, where it makes a step of each of its groups. *)
 Lemma what_is_held_stays_in_place_with_an_answer : forall begins c r d u y t, config_ok c ->
   (forall k gs t d, length gs <= t -> snd (c_align c k gs t d) = []) -> c_quota c = None ->
   (at_phase u <> COUNT -> aligned u = []) -> (at_phase u = COUNT -> plan u = []) ->
@@ -83,6 +83,36 @@ Proof.
     match goal with |- in_place _ (drain ?d ?o ?l ?v) /\ _ => assert (Ct : coming (drain d o l v) = coming u) by (unfold coming, in_count; rewrite Ph; destruct (drain_phase d o l v) as [-> | ->]; reflexivity);
       pose proof (drain_phase d o l v) as Dp end.
     split; [|destruct Dp; congruence]. constructor; rewrite ?drain_steps, ?Ct; assumption.
+Qed.
+
+Definition of_round (begins : nat -> nat) (k : nat) (y : sample) : bool := (begins k <=? pos y) && (pos y <? begins (S k)).
+
+Lemma of_round_spec : forall begins k y, of_round begins k y = true <-> begins k <= pos y < begins (S k).
+Proof. intros begins k y. unfold of_round. rewrite andb_true_iff, Nat.leb_le, Nat.ltb_lt. reflexivity. Qed.
+
+(** A rank is past round [k], and what it has not read lies behind it; or it has planned its whole input. *)
+Definition has_done (begins : nat -> nat) (inp : list sample) (k : nat) (u : state) : Prop :=
+  k < round u /\ Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) inp) inp /\ (skipn (read u) inp = [] \/ begins (S k) <= read u) \/
+  Permutation (samples_of (steps_of u)) inp.
+
+(** Its steps of that round then hold all that lies in the window, once. *)
+Lemma what_a_rank_past_a_round_holds_of_it : forall begins inp u k, (forall i j, i <= j -> begins i <= begins j) -> (forall i x, nth_error inp i = Some x -> pos x = i) ->
+  in_place begins u -> has_done begins inp k u -> Permutation (samples_of (steps_in_round k u)) (filter (of_round begins k) inp).
+Proof.
+  intros begins inp u k Ri Nu [P1 P2 P3] Pa.
+  assert (Out : forall l, (forall y, In y l -> pos y < begins k \/ begins (S k) <= pos y) -> filter (of_round begins k) l = []).
+  { intros l A. apply (filter_all _ _ false). intros y I. apply not_true_is_false. rewrite of_round_spec. specialize (A y I). lia. }
+  assert (Sf : filter (of_round begins k) (samples_of (steps_of u)) = samples_of (steps_in_round k u)).
+  { unfold samples_of, steps_in_round. revert P1. generalize (steps_of u). induction l as [|x l IH]; intros A; [reflexivity|]. cbn [map concat filter].
+    rewrite filter_app, IH by (intros y I; apply A; right; exact I). pose proof (A x (or_introl eq_refl)) as Ax. destruct (s_round x =? k) eqn:E.
+    - apply Nat.eqb_eq in E. rewrite (filter_all _ _ true); [reflexivity|]. intros y I. apply of_round_spec. rewrite <- E. exact (Ax y I).
+    - apply Nat.eqb_neq in E. rewrite Out; [reflexivity|]. intros y I. specialize (Ax y I). pose proof (Ri (S k) (s_round x)). pose proof (Ri (S (s_round x)) k). lia. }
+  rewrite <- Sf. destruct Pa as [[L [Pm Un]]|Pm]; [|apply Permutation_filter; exact Pm].
+  apply (Permutation_filter _ (of_round begins k)) in Pm. rewrite !filter_app in Pm. pose proof (Ri (S k) (round u) L).
+  pose proof (Ri (S k) (coming u) ltac:(unfold coming; lia)). rewrite (Out (concat _)), (Out (window u)), (Out (skipn _ _)), !app_nil_r in Pm; [exact Pm| | |]; intros y I.
+  - destruct Un as [Un|Un]; [rewrite Un in I; destruct I|]. rewrite <- (firstn_all (skipn _ _)) in I. apply (positions_of_a_part _ 0 Nu) in I. lia.
+  - specialize (P3 y I). lia.
+  - specialize (P2 y I). lia.
 Qed.
 
 (** A rank that agrees on steps has offered all that its window holds. *)
@@ -179,21 +209,17 @@ Theorem a_rank_past_a_round_has_planned_each_sample_of_its_window_in_it : forall
   is_past k (rank_of s r) -> In y (input r) -> begin_of (c_window (cfg r) r) k <= pos y < begin_of (c_window (cfg r) r) (S k) ->
   exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = k.
 Proof.
-  intros s r y k R H Pa Iy Py. destruct (everything_is_in_place s R r H) as [[P1 P2 P3] P4]. set (u := rank_of s r) in *.
-  assert (Is : In y (samples_of (steps_of u))).
+  intros s r y k R H Pa Iy Py. destruct (everything_is_in_place s R r H) as [P Rd]. set (u := rank_of s r) in *.
+  assert (Past : has_done (begin r) (input r) k u).
   { destruct Pa as [L|[En Co]].
-    - pose proof (nothing_is_lost W cfg depth input ok s r R H) as Pm. fold u in Pm. apply (Permutation_in y (Permutation_sym Pm)) in Iy.
-      pose proof (begin_of_rises (c_window (cfg r) r) (S k) (round u) L) as B. pose proof (begin_of_rises (c_window (cfg r) r) (round u) (coming u) ltac:(unfold coming; lia)) as B'.
-      rewrite !in_app_iff in Iy. destruct Iy as [Iy|[Iy|[Iy|Iy]]]; [exact Iy|specialize (P2 y Iy); lia|specialize (P3 y Iy); lia|exfalso].
-      destruct P4 as [E|[_ P4]].
-      + destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) E) as [Z _]. fold u in Z. rewrite Z, skipn_all in Iy. exact Iy.
-      + rewrite <- (firstn_all (skipn (read u) (input r))) in Iy. apply (positions_of_a_part (input r) 0 (fun j z Ez => numbered r j z H Ez)) in Iy. lia.
-    - destruct (join 0 (Nat.le_lt_trans _ _ _ (Nat.le_0_l r) H)) as [J1 J2].
-      apply (Permutation_in y (Permutation_sym (a_complete_rank_has_planned_its_whole_input W cfg depth input ok s r R H J1 J2 En Co))), Iy. }
-  unfold samples_of in Is. apply in_concat in Is as [g [Ig Iyg]]. apply in_map_iff in Ig as [x [<- Ix]]. exists x. split; [exact Ix|]. split; [exact Iyg|].
-  specialize (P1 x Ix y Iyg). destruct (lt_eq_lt_dec (s_round x) k) as [[L|E]|L]; [|exact E|].
-  - pose proof (begin_of_rises (c_window (cfg r) r) (S (s_round x)) k L). lia.
-  - pose proof (begin_of_rises (c_window (cfg r) r) (S k) (s_round x) L). lia.
+    - left. split; [exact L|]. split; [exact (nothing_is_lost W cfg depth input ok s r R H)|]. destruct Rd as [E|[_ Rd]]; [left|right].
+      + destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) E) as [Z _]. fold u in Z. rewrite Z. apply skipn_all.
+      + pose proof (begin_of_rises (c_window (cfg r) r) (S k) (coming u) ltac:(unfold coming; lia)). lia.
+    - right. destruct (join 0 (some_rank _ _ ok)) as [J1 J2]. exact (a_complete_rank_has_planned_its_whole_input W cfg depth input ok s r R H J1 J2 En Co). }
+  assert (I : In y (samples_of (steps_in_round k u))).
+  { apply (Permutation_in y (Permutation_sym (what_a_rank_past_a_round_holds_of_it (begin r) (input r) u k (begin_of_rises _) (fun i x => numbered r i x H) P Past))).
+    apply filter_In. split; [exact Iy|apply of_round_spec; exact Py]. }
+  unfold samples_of, steps_in_round in I. apply in_concat in I as [g [Ig Iyg]]. apply in_map_iff in Ig as [x [<- Ix]]. apply filter_In in Ix as [Ix E]. apply Nat.eqb_eq in E. eauto.
 Qed.
 
 (** ** Shares: rank [r] reads the places r, r + W, r + 2 W and so on of the common order, of update [u] those from u n up to (u + 1) n *)
@@ -304,18 +330,25 @@ Proof.
   pose proof (Nat.div_add (u * n + a) 1 W ltac:(lia)) as D. pose proof (Nat.div_le_mono (u * n + a + 1 * W) (S u * n + a) W ltac:(lia) ltac:(simpl; lia)). simpl in *. lia.
 Qed.
 
+(** Groups are formed in any way that keeps exactly the window: so within a share of padding too (R16.3). *)
+Definition forms (form : option nat -> list sample -> list group) : Prop := forall b w, Permutation (concat (form b w)) w /\ Forall (fun g => g <> []) (form b w).
+Definition formed_by (form : option nat -> list sample -> list group) (c : config) : config :=
+  mkConfig form (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_bounded c) (c_keeps c).
+
 (** What is shipped does, in either layout and any order, by any cost, under budgets that change as they may, and what is asked above. *)
-Definition ships_updates (W n : nat) (cfg : nat -> config) : Prop := exists l C whole limits first accepts max_age times print o,
-  cost_ok C /\ 1 <= max_age /\ cfg = fun _ => in_updates W n (shipped l C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false)).
+Definition ships_updates (W n : nat) (cfg : nat -> config) : Prop := exists form l C whole limits first accepts max_age times print o,
+  forms form /\ cost_ok C /\ 1 <= max_age /\
+  cfg = fun _ => in_updates W n (formed_by form (shipped l C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false))).
 
 Lemma what_ships_meets_every_assumption_of_updates : forall W n cfg, 1 <= W -> W <= n -> ships_updates W n cfg -> setting_ok W cfg /\
   (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) /\
   (forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = []) /\ (forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a) /\
   (forall r, r < W -> c_bounded (cfg r) r = false) /\ (forall r u, r < W -> c_window (cfg r) r u = share W n r u).
 Proof.
-  intros W n cfg Hw Hn [l [C [whole [limits [first [accepts [max_age [times [print [o [Co [Ha ->]]]]]]]]]]]]. split; [|repeat split].
+  intros W n cfg Hw Hn [form [l [C [whole [limits [first [accepts [max_age [times [print [o [Fo [Co [Ha ->]]]]]]]]]]]]]]. split; [|repeat split].
   - apply ranks_in_updates_meet_every_assumption; [exact Hw|exact Hn|].
-    apply the_shipped_configuration_meets_every_assumption; [exact Co|exact Ha|apply the_rules_of_updates_lie_within_the_bounds].
+    destruct (the_shipped_configuration_meets_every_assumption l C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false) Co Ha (the_rules_of_updates_lie_within_the_bounds times)).
+    constructor; auto; apply Fo.
   - intros q k gs t d _ L. simpl. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L.
   - intros q a _. simpl. unfold ramped, update_rule. destruct (o_groups_min a); simpl; lia.
 Qed.

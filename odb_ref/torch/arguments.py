@@ -137,17 +137,15 @@ def make_loader_options(
     prefetch = check_optional(prefetch_factor, "prefetch_factor", 1, _MOST_READY)
     timeout_s = check_seconds(timeout, "timeout", is_zero_allowed=True)
     is_persistent = None if persistent_workers is None else check_flag(persistent_workers, "persistent_workers")
-    is_named = isinstance(multiprocessing_context, str)
-    if is_named and multiprocessing_context not in (known := torch.multiprocessing.get_all_start_methods()):
-        raise UsageError(
-            f"multiprocessing_context must be one of {', '.join(known)} here, got {multiprocessing_context!r}"
-        )
-    if not (is_named or multiprocessing_context is None or isinstance(multiprocessing_context, BaseContext)):
-        raise UsageError(f"multiprocessing_context must be a name or a context, got {multiprocessing_context!r}")
+    context, known = multiprocessing_context, torch.multiprocessing.get_all_start_methods()
+    if isinstance(context, str) and context not in known:
+        raise UsageError(f"multiprocessing_context must be one of {', '.join(known)} here, got {context!r}")
+    if not (context is None or isinstance(context, str | BaseContext)):
+        raise UsageError(f"multiprocessing_context must be a name or a context, got {context!r}")
     if workers and os.name != "posix":
         raise UsageError(f"num_workers={workers} needs Linux or macOS: with num_workers=0 the loader works here too")
     if not workers:
-        given: dict[str, object] = {"prefetch_factor": prefetch, "multiprocessing_context": multiprocessing_context}
+        given: dict[str, object] = {"prefetch_factor": prefetch, "multiprocessing_context": context}
         given |= {"persistent_workers": is_persistent or None, "timeout": timeout_s or None}
         for name, value in given.items():
             if value is not None:
@@ -156,7 +154,7 @@ def make_loader_options(
         num_workers=workers,
         prefetch_factor=prefetch,
         persistent_workers=is_persistent,
-        multiprocessing_context=multiprocessing_context,
+        multiprocessing_context=context,
         worker_init_fn=worker_init_fn,
         timeout=timeout_s,
         is_pinned=check_flag(pin_memory, "pin_memory") and _can_pin(),

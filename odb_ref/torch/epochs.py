@@ -173,7 +173,7 @@ class Epochs(Generic[Batch]):
                 # Refused here where it cannot be written, and not empty should this process be killed early.
                 TraceWriter(start.trace, config, driver="torch", epoch=start.epoch, workers=start.workers).close()
         except BaseException as error:  # a state that does not fit, a sampler that raises, Ctrl-C: the others wait
-            session.refuse(self._make_delivery(base, service, exchange, EpochStart(keys=())), error)
+            session.begin(self._make_delivery(base, service, exchange, EpochStart(keys=())), error)
             raise
         self._schedule.begin(start)
         delivery = self._make_delivery(config, service, exchange, start)

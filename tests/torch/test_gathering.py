@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref import gather_objects
-from odb_ref.torch.loop.ranks import average, reduce_sum
+from odb_ref.torch.loop.ranks import average, reduce
 from tests.torch.ranks import run_ranks
 
 
@@ -32,7 +32,7 @@ def test_each_rank_knows_what_each_has_however_large(world_size: int) -> None:
 
 
 def add_up(group: dist.ProcessGroup) -> None:
-    assert reduce_sum([1], torch.device("cpu"), group) == [2]
+    assert reduce([1], dist.ReduceOp.SUM, torch.device("cpu"), group) == [2]
 
 
 def take_means(group: dist.ProcessGroup) -> None:

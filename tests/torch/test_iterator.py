@@ -182,7 +182,7 @@ def test_a_batch_that_an_interrupt_has_taken_from_its_consumer_is_missed(monkeyp
     with make_loader() as loader:
         batches = iter(loader)
         next(batches)
-        monkeypatch.setattr(batches, "_make_info", lambda taken: signal.raise_signal(signal.SIGINT))
+        monkeypatch.setattr(batches, "_warn", lambda step: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             next(batches)
         monkeypatch.undo()

@@ -70,15 +70,12 @@ class Session:
             self._service = make()
         return self._service
 
-    def begin(self, delivery: Delivery) -> None:
-        """Starts an epoch. The one before must have ended: see `end_epoch`."""
+    def begin(self, delivery: Delivery, failure: BaseException | None = None) -> None:
+        """Starts an epoch; with ``failure`` one that cannot begin on this rank, and fails on all of them. The one before must
+        have ended: see `end_epoch`. Spec: R7.2. Preserves: ABORT.
+        """
         self._delivery = delivery
-        delivery.begin()
-
-    def refuse(self, delivery: Delivery, error: BaseException) -> None:
-        """Lets an epoch that cannot begin on this rank fail on all of them. Spec: R7.2. Preserves: ABORT."""
-        self._delivery = delivery
-        delivery.begin(error)
+        delivery.begin(failure)
 
     def end_epoch(self, timeout_s: float, lost_to: str = "") -> None:
         """Ends the epoch that is under way, if any, and waits until all ranks know. ``lost_to`` is for its iterator to say."""

@@ -35,7 +35,7 @@ from odb_ref.torch.batches import Batch
 from odb_ref.torch.gathering import name_rank
 from odb_ref.torch.loop.budget import MemoryFit
 from odb_ref.torch.loop.memory import is_out_of_memory, release_memory, reserve_memory
-from odb_ref.torch.loop.ranks import average, reduce_max, reduce_sum
+from odb_ref.torch.loop.ranks import average, reduce
 from odb_ref.torch.loop.splitting import find_count, split_batch
 
 _LOG: Final = logging.getLogger("odb_ref")
@@ -209,7 +209,8 @@ class UpdateGuard(Generic[Batch]):
 
     def _count_failures(self) -> None:
         """Adds up what is new on all ranks; a collective, which they take part in only when there is something."""
-        (new,) = reduce_sum([self.failures - self._told_failures], self._example.device, self._group)
+        own = self.failures - self._told_failures
+        (new,) = reduce([own], dist.ReduceOp.SUM, self._example.device, self._group)
         self._told_failures = self.failures
         self.all_failures += new
 
@@ -304,7 +305,8 @@ class UpdateGuard(Generic[Batch]):
         Raises: JobError when another rank has failed.
         """
         rank = dist.get_rank(self._group) if dist.is_initialized() else 0
-        failed, *values = reduce_max([rank + 1 if has_failed else 0, *own], self._example.device, self._group)
+        own = [rank + 1 if has_failed else 0, *own]
+        failed, *values = reduce(own, dist.ReduceOp.MAX, self._example.device, self._group)
         if failed and not has_failed:
             name = name_rank(failed - 1, self._group)
             raise JobError(f"{name} failed in a step: see what it raised", failed - 1, "failed in a step")

@@ -23,19 +23,10 @@ def gather(own: Value, group: dist.ProcessGroup | None) -> list[Value]:
         return gather_objects(own, group)
 
 
-def reduce_max(own: Sequence[int], device: torch.device, group: dist.ProcessGroup | None) -> list[int]:
-    """Returns the largest of each value over all ranks; a collective."""
-    return _reduce(own, dist.ReduceOp.MAX, device, group)
-
-
-def reduce_sum(own: Sequence[int], device: torch.device, group: dist.ProcessGroup | None) -> list[int]:
-    """Returns the sum of each value over all ranks; a collective."""
-    return _reduce(own, dist.ReduceOp.SUM, device, group)
-
-
-def _reduce(
+def reduce(
     own: Sequence[int], how: dist.ReduceOp.RedOpType, device: torch.device, group: dist.ProcessGroup | None
 ) -> list[int]:
+    """Returns each value reduced over all ranks; a collective."""
     values = torch.tensor(own, dtype=torch.int64, device=device)
     return [int(value) for value in all_reduce(values, how, group).tolist()]
 

@@ -75,16 +75,12 @@ class CollateWorkers:
         make: Callable[[CollateTask], Made],
         count: int,
         *,
-        context: object = None,
+        context: BaseContext | str | None = None,
         init_fn: Callable[[], None] | None = None,
     ) -> None:
         self._make = make
         self._count = count
-        self._context = (
-            context
-            if isinstance(context, BaseContext)
-            else multiprocessing.get_context(context if isinstance(context, str) else None)
-        )
+        self._context = context if isinstance(context, BaseContext) else multiprocessing.get_context(context)
         self._init_fn = init_fn
         self.processes: tuple[BaseProcess, ...] = ()
         """All that were started and not ended by `close`."""

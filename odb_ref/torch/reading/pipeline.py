@@ -6,7 +6,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Final
@@ -175,12 +175,7 @@ class ReadPipeline:
     def find_dead_worker(self) -> BaseProcess | None:
         """Returns a worker that has ended by itself, and with an error. For a process that has no other children."""
         # Those without one may have read their part. One that has not is found by torch, after some seconds.
-        return find_failed(self._source.workers)
-
-
-def find_failed(workers: Iterable[BaseProcess]) -> BaseProcess | None:
-    """Returns one of ``workers`` that is known to have ended with an error."""
-    return next((worker for worker in workers if worker.exitcode not in (None, 0, _UNKNOWN)), None)
+        return next((worker for worker in self._source.workers if worker.exitcode not in (None, 0, _UNKNOWN)), None)
 
 
 def _make_source(spec: PipelineSpec) -> Source:
@@ -221,7 +216,7 @@ class _Maker:
         listener: SampleListener,
         own: OwnMemory | None,
     ) -> None:
-        self._collator = collator
+        self.collator = collator
         self._make = make
         self._workers = workers
         self.listener = listener
@@ -236,9 +231,6 @@ class _Maker:
             if self._workers.pending:
                 self._workers.close()  # a thread of an earlier epoch that was slow to end has begun them
             self._workers.prepare()
-
-    def forget_idle_sample(self) -> None:
-        self._collator.forget_idle_sample()
 
     def describe(self) -> str:
         return "" if self._collating is None else f"collating step {self._collating}"
@@ -264,7 +256,7 @@ class _Maker:
 
     def _begin(self, request: BatchRequest, workers: CollateWorkers | None) -> None:
         self._collating = request.number
-        task = self._collator.take(request)
+        task = self.collator.take(request)
         if task is None:
             self._put(request.number, Made(None))
         elif workers is None:
@@ -300,7 +292,7 @@ class _Epoch:
         parts = (self._reader, self._maker)
         if is_forking and not any(thread.is_alive() for thread in self._after):
             for part in parts:
-                self._prepare(part)
+                self._do(part, part.prepare)
         self.threads = tuple(
             threading.Thread(target=self._run, args=(part,), name=name, daemon=True)
             for part, name in zip(parts, ("odb-read", "odb-collate"), strict=True)
@@ -349,32 +341,25 @@ class _Epoch:
                         return
                     share -= self._do(part, part.work)
 
-    def _do(self, part: Reader | _Maker, work: Callable[[], int]) -> int:
+    def _do(self, part: Reader | _Maker, work: Callable[[], int | None]) -> int:
         try:
-            return work()
+            return work() or 0
         except BaseException as error:  # whatever user code raises
             if not self.is_inline:
                 # Its traceback would keep the DataLoader's iterator, and with it the workers, until some later collection.
                 traceback.clear_frames(error.__traceback__)
             self.stop()
-            self._maker.forget_idle_sample()
+            self._maker.collator.forget_idle_sample()
             part.listener.on_error(describe(error), error)
             if not isinstance(error, Exception):
                 raise
             return 1
 
-    def _prepare(self, part: Reader | _Maker) -> None:
-        def prepare() -> int:
-            part.prepare()
-            return 0
-
-        self._do(part, prepare)
-
     def _run(self, part: Reader | _Maker) -> None:
         for thread in self._after:  # what it has under way is the user's code, perhaps not made for two threads
             thread.join()
         if self._is_open:
-            self._prepare(part)  # workers start before they are needed
+            self._do(part, part.prepare)  # workers start before they are needed
         while True:
             with self._condition:
                 while self._is_open and not part.count_work():

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, islice
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final
 
@@ -56,7 +57,7 @@ class LoaderOptions:
     prefetch_factor: int | None = None
     persistent_workers: bool | None = None
     """None: where starting a process takes seconds, workers stay as long as what they were sent stays the same."""
-    multiprocessing_context: object = None
+    multiprocessing_context: BaseContext | str | None = None
     worker_init_fn: object = None
     collator_init_fn: Callable[[], None] | None = None
     """What a process that collates does first: ``worker_init_fn`` is for workers, who read."""

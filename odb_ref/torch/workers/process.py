@@ -51,9 +51,7 @@ class LoaderProcess:
 
     def __init__(self, spec: PipelineSpec) -> None:
         context = spec.options.multiprocessing_context
-        self._context = (
-            context if isinstance(context, BaseContext) else torch.multiprocessing.get_context(_name(context))
-        )
+        self._context = context if isinstance(context, BaseContext) else torch.multiprocessing.get_context(context)
         start_method = self._context.get_start_method(allow_none=False)
         wanted = spec.options.persistent_workers
         self._is_persistent = start_method != "fork" if wanted is None else wanted
@@ -277,7 +275,3 @@ def _reap(process: BaseProcess) -> None:
 def _kill(process: BaseProcess) -> None:
     if process.pid is not None and process.is_alive():
         kill_with_children(process.pid)
-
-
-def _name(context: object) -> str | None:
-    return context if isinstance(context, str) else None

@@ -38,7 +38,6 @@ def run_script(variable: str, packages: str, script: str, folder: Path, ranks: i
             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | environment,
             capture_output=True,
             text=True,
-            timeout=280,
             check=False,
         )
         if ABORTED not in done.stderr:
