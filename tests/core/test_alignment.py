@@ -1,30 +1,9 @@
-"""Alignment: equal halves, odd ones, what is due, and what a rank does that holds little."""
+"""Alignment: equal halves, odd ones, equal groups, and what is due. The rest is in `tests/spec/test_r4_alignment.py`."""
 
 from __future__ import annotations
 
 from odb_ref.core.batching.alignment import align, is_due
-from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.types import Group, Sample
-
-
-def make_groups(lengths: list[int], budget: int) -> tuple[Group, ...]:
-    return compute_groups([Sample(0, position, length, 0) for position, length in enumerate(lengths)], budget)
-
-
-def test_the_group_with_most_padded_tokens_is_halved_first() -> None:
-    groups = make_groups([5, 5, 5, 5, 1, 1], 20)
-    aligned, _ = align(groups, 3, 0)
-    assert [[sample.length for sample in group] for group in aligned] == [[5, 5], [5, 5], [1, 1]]
-
-
-def test_single_samples_cannot_be_split_so_the_rest_is_idle() -> None:
-    aligned, carried = align(make_groups([30, 5], 10), 4, 0)
-    assert [[sample.length for sample in group] for group in aligned] == [[30], [5], [], []]
-    assert carried == ()
-
-
-def test_a_rank_with_nothing_is_idle() -> None:
-    assert align((), 2, 0) == (((), ()), ())
 
 
 def make_group(*positions: int, length: int) -> Group:

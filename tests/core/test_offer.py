@@ -23,35 +23,9 @@ def test_the_agreement_is_the_minimum_or_maximum_of_each_field(offers: list[Offe
         assert getattr(agreement, item.name) == pick(getattr(offer, item.name) for offer in offers)
 
 
-@given(st.lists(OFFERS, min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_the_agreement_does_not_depend_on_order_or_shape(offers: list[Offer], rng: object) -> None:
-    shuffled = offers.copy()
-    rng.shuffle(shuffled)  # type: ignore[attr-defined]
-    tree = shuffled[0]
-    for offer in shuffled[1:]:
-        tree = combine(offer, tree)
-    assert tree == reduce_offers(offers)
-
-
-@given(OFFERS)
-def test_the_wire_is_read_back(offer: Offer) -> None:
-    wire = offer.to_wire()
-    assert len(wire) == WIRE_SIZE
-    assert Offer.from_wire(wire) == offer
-    assert all(-(2**63) <= value < 2**63 for value in wire), "fits an int64 tensor"
-
-
 @given(OFFERS, OFFERS)
 def test_an_elementwise_maximum_of_wires_is_the_combination(a: Offer, b: Offer) -> None:
     assert Offer.from_wire([max(pair) for pair in zip(a.to_wire(), b.to_wire(), strict=True)]) == combine(a, b)
-
-
-def test_fields_are_named_after_their_reduction() -> None:
-    for item in fields(Offer):
-        if item.name.endswith("_max"):
-            assert item.metadata["reduction"] is Reduction.MAX, item.name
-        else:
-            assert item.metadata["reduction"] is Reduction.MIN, item.name
 
 
 @pytest.mark.parametrize("size", [0, WIRE_SIZE - 1, WIRE_SIZE + 1])

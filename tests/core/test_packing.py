@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from odb_ref.core.batching.alignment import align
 from odb_ref.core.batching.grouping import compute_rows
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Sample, compute_real_tokens
+from tests.helpers.partitions import count_fewest
 
 LENGTHS = st.lists(st.integers(1, 20), max_size=30)
 
@@ -20,39 +20,11 @@ def make_samples(lengths: list[int]) -> list[Sample]:
     return [Sample(7 * position, position, length, 0) for position, length in enumerate(lengths)]
 
 
-def search_fewest(lengths: list[int], budget: int) -> int:
-    """Every way to place one sample after the other."""
-    best = len(lengths)
-
-    def place(rest: list[int], sums: list[int]) -> None:
-        nonlocal best
-        if not rest:
-            best = min(best, len(sums))
-        elif len(sums) < best:
-            for i, tokens in enumerate(sums):
-                if tokens + rest[0] <= budget:
-                    place(rest[1:], [*sums[:i], tokens + rest[0], *sums[i + 1 :]])
-            place(rest[1:], [*sums, rest[0]])
-
-    place(lengths, [])
-    return best
-
-
 @given(st.lists(st.integers(1, 12), max_size=8), st.integers(1, 30))
 def test_there_are_fewer_than_twice_the_fewest_groups(lengths: list[int], budget: int) -> None:
-    groups, fewest = len(compute_rows(make_samples(lengths), budget)), search_fewest(lengths, budget)
+    groups = len(compute_rows(make_samples(lengths), budget))
+    fewest = count_fewest(lengths, lambda group: sum(group) <= budget)
     assert fewest <= groups < 2 * fewest or groups == fewest == 0
-
-
-@given(LENGTHS, st.integers(1, 60))
-def test_groups_partition_the_samples_fit_the_budget_and_no_two_fit_together(lengths: list[int], budget: int) -> None:
-    groups = compute_rows(make_samples(lengths), budget)
-    assert sorted(sample.position for group in groups for sample in group) == list(range(len(lengths)))
-    for group in groups:
-        assert len(group) == 1 or compute_real_tokens(group) <= budget
-        assert [sample.length for sample in group] == sorted((sample.length for sample in group), reverse=True)
-    for one, other in combinations(groups, 2):
-        assert compute_real_tokens(one + other) > budget
 
 
 @given(LENGTHS, st.integers(1, 60), st.randoms(use_true_random=False))
@@ -63,22 +35,12 @@ def test_the_order_in_which_samples_come_does_not_matter(lengths: list[int], bud
     assert compute_rows(shuffled, budget) == compute_rows(samples, budget)
 
 
-def test_the_oldest_share_the_first_group_as_far_as_they_fit_together() -> None:
-    groups = compute_rows(make_samples([1, 5, 6, 3, 2, 4]), 8)
-    assert [[sample.length for sample in group] for group in groups] == [[5, 2, 1], [6], [4, 3]]
-
-
 @given(LENGTHS, st.integers(1, 60))
 def test_what_is_as_old_as_fits_together_is_in_one_group(lengths: list[int], budget: int) -> None:
     count = max((n for n in range(2, len(lengths) + 1) if sum(lengths[:n]) <= budget), default=1)
     assert set(range(len(lengths))[:count]) <= {
         sample.position for group in compute_rows(make_samples(lengths), budget)[:1] for sample in group
     }
-
-
-def test_a_sample_joins_the_group_that_it_fills_most() -> None:
-    groups = compute_rows(make_samples([8, 1, 5, 6, 3, 2, 4]), 8)
-    assert [[sample.length for sample in group] for group in groups] == [[8], [6, 2], [5, 3], [4, 1]]
 
 
 def test_of_equally_full_groups_the_one_begun_first_is_joined_and_of_equal_samples_the_first_goes_first() -> None:

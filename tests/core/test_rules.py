@@ -41,16 +41,6 @@ def test_a_shipped_rule_stays_within_its_bounds(rule: TargetRule, ranks: list[Of
     assert low <= compute_checked_target(rule, agreement) <= high
 
 
-def test_the_paper_takes_the_most_groups_and_odb_the_fewest_of_a_reading_rank() -> None:
-    reading = reduce_offers([make_offer(9, 5, 0, False), make_offer(9, 3, 0, False), make_offer(9, 1, 0, True)])
-    assert get_rule("paper").compute_target(reading) == 5
-    assert get_rule("odb").compute_target(reading) == 3
-    ended = reduce_offers([make_offer(9, 5, 0, True), make_offer(9, 1, 0, True)])
-    assert get_rule("odb").compute_target(ended) == 5
-    due = reduce_offers([make_offer(9, 5, 4, False), make_offer(9, 3, 0, False)])
-    assert get_rule("odb").compute_target(due) == 4
-
-
 @dataclass(frozen=True)
 class Always:
     answer: int

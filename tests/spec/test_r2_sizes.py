@@ -15,6 +15,7 @@ from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Group, Mode, Sample
+from tests.helpers.partitions import count_fewest
 from tests.helpers.world import World, make_config, make_shards
 
 FRIENDLY = {
@@ -59,28 +60,16 @@ def test_groups_are_friendly_and_as_those_of_any_size_begin(lengths: list[int], 
         rest = [sample for sample in rest if sample not in group]
 
 
-def count_fewest(lengths: tuple[int, ...], sizes: Sizes, budget: int) -> int:
-    """Tries all partitions."""
-    if not lengths:
-        return 0
-    first, rest = lengths[0], lengths[1:]
-    best = len(lengths)
-    for picked in range(2 ** len(rest)):
-        group = (first, *(length for i, length in enumerate(rest) if picked >> i & 1))
-        if sizes.is_friendly(len(group)) and (len(group) == 1 or len(group) * max(group) <= budget):
-            best = min(
-                best, 1 + count_fewest(tuple(n for i, n in enumerate(rest) if not picked >> i & 1), sizes, budget)
-            )
-    return best
-
-
 @given(st.lists(st.integers(1, 6), max_size=6), friendly, st.integers(1, 20))
 def test_no_partition_of_a_small_window_into_friendly_groups_has_fewer(
     lengths: list[int], sizes: Sizes, budget: int
 ) -> None:
     """Spec: R2.8. Not claimed of windows of any size."""
-    groups = compute_sized_groups(make_samples(lengths), sizes, budget)
-    assert len(groups) == count_fewest(tuple(lengths), sizes, budget)
+
+    def fits(group: list[int]) -> bool:
+        return sizes.is_friendly(len(group)) and len(group) * max(group) <= budget
+
+    assert len(compute_sized_groups(make_samples(lengths), sizes, budget)) == count_fewest(lengths, fits)
 
 
 @given(st.lists(st.integers(1, 12), max_size=40), friendly, st.integers(1, 60), st.integers(1, 50), st.integers(0, 30))

@@ -55,6 +55,7 @@ def test_the_costliest_group_is_halved_until_only_singles_are_left() -> None:
     assert _lengths(align(groups, 4, 0)[0]) == [[4], [4], [1, 1], [1]]
     assert _lengths(align(groups, 7, 0)[0]) == [[4], [4], [1], [1], [1], [], []]
     assert align((), 2, 0) == (((), ()), ())
+    assert compute_padded_tokens(()) == 0
 
 
 def test_due_groups_go_before_fuller_ones() -> None:

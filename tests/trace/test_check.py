@@ -23,6 +23,7 @@ from odb_ref.trace.format import TraceError
 from odb_ref.trace.reading import read_trace
 from odb_ref.trace.writing import TraceWriter
 from tests.helpers.effort import few
+from tests.helpers.partitions import count_fewest
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import Fault, World, make_config, make_configs, make_shards, run_by_arrival
 
@@ -71,18 +72,9 @@ def test_whatever_the_machine_does_the_checker_accepts(data: st.DataObject, tmp_
 
 @given(st.lists(st.integers(1, 12), max_size=7), st.integers(1, 30))
 def test_the_fewest_groups_are_those_of_the_best_partition(lengths: list[int], budget: int) -> None:
-    def search(rest: tuple[int, ...]) -> int:
-        if not rest:
-            return 0
-        best = len(rest)
-        for mask in range(2 ** (len(rest) - 1)):  # the first of the rest, and every choice of the others
-            group = [rest[0], *(rest[i + 1] for i in range(len(rest) - 1) if mask >> i & 1)]
-            if len(group) == 1 or len(group) * max(group) <= budget:
-                others = tuple(rest[i + 1] for i in range(len(rest) - 1) if not mask >> i & 1)
-                best = min(best, 1 + search(others))
-        return best
-
-    assert compute_fewest_groups(lengths, budget) == search(tuple(lengths))
+    assert compute_fewest_groups(lengths, budget) == count_fewest(
+        lengths, lambda group: len(group) * max(group) <= budget
+    )
 
 
 def test_one_file_and_one_file_for_each_rank_get_the_same_verdict(tmp_path: Path) -> None:
