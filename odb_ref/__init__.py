@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from odb_ref.core.errors import JobError, OdbError, UsageError
     from odb_ref.plan import plan_all, plan_rank, plan_ranks
+    from odb_ref.torch import StepInfo
     from odb_ref.torch.checkpoint import JobState
     from odb_ref.torch.flattening import BoundedShapes, FlattenSamples
     from odb_ref.torch.from_dataloader import apply
     from odb_ref.torch.gathering import gather_integers, gather_objects, gather_samples
-    from odb_ref.torch.info import StepInfo
     from odb_ref.torch.loader import ODBDataLoader
     from odb_ref.torch.micro_batches import MicroBatch, plan_micro_batches
     from odb_ref.torch.reading.costs import count_patches

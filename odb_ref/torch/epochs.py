@@ -22,6 +22,7 @@ from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.delivery import Delivery
 from odb_ref.torch.epoch.driver import EpochDriver
 from odb_ref.torch.epoch.session import LOADED, REPLACED, Session
+from odb_ref.torch.epoch.trace import claim_trace, compute_trace_path, release_traces
 from odb_ref.torch.estimate import estimate_steps
 from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.exchange.identity import LoaderIdentity, LoaderOrigin
@@ -29,7 +30,6 @@ from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.exchange.roster import Ranks, Roster
 from odb_ref.torch.gathering import gather_objects
 from odb_ref.torch.iterator import EpochIterator, StepIterator
-from odb_ref.torch.options import claim_trace, compute_trace_path, release_traces
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.plan.seal import seal
@@ -179,16 +179,7 @@ class Epochs(Generic[Batch]):
         delivery = self._make_delivery(config, service, exchange, start)
         self._delivery = delivery
         session.begin(delivery)
-        return EpochIterator(
-            self,
-            delivery,
-            start,
-            world_size=exchange.world_size,
-            weighting=self._weighting,
-            on_idle=self._spec.on_idle,
-            len_bound=self._compute_bound(),
-            told=self._told,
-        )
+        return EpochIterator(self, delivery, self._spec.on_idle, self._compute_bound(), told=self._told)
 
     # State -----------------------------------------------------------------------------------------------------------
 
@@ -363,5 +354,6 @@ class Epochs(Generic[Batch]):
             start,
             schedule=self._budget_schedule,
             accumulation_steps=self._weighting.accumulation_steps,
+            is_pinned=self._spec.options.is_pinned,
         )
-        return Delivery(config, driver, started_s=start.started_s, log_wait_s=self._timeout_s / 2)
+        return Delivery(config, driver, start, self._weighting, log_wait_s=self._timeout_s / 2)

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from odb_ref.core.errors import UsageError
+from odb_ref.torch.epoch.info import StepInfo
 from odb_ref.torch.exchange.roster import Roster, get_rank_and_size
-from odb_ref.torch.info import StepInfo
 
 Output = TypeVar("Output")
 Value = TypeVar("Value")

@@ -6,14 +6,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Generic, NoReturn, Self, SupportsIndex, cast
 
-from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epoch.cleanup import CLEANUP
-from odb_ref.torch.epoch.delivery import Delivery, Taken
+from odb_ref.torch.epoch.delivery import Delivery
+from odb_ref.torch.epoch.info import StepInfo
 from odb_ref.torch.epoch.session import LEAVE_S
-from odb_ref.torch.info import StepInfo
-from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.quarantine import BadSampleWarning
 
@@ -38,12 +36,9 @@ class EpochIterator(_Unique, Generic[Batch]):
         self,
         loader: object,
         delivery: Delivery,
-        start: EpochStart,
-        *,
-        world_size: int,
-        weighting: Weighting,
         on_idle: OnIdle,
         len_bound: int | None,
+        *,
         told: set[str],
     ) -> None:
         self._told = told
@@ -55,9 +50,6 @@ class EpochIterator(_Unique, Generic[Batch]):
         self._lost = ""
         """Which step was taken and never handed out, if any."""
         self._delivery = delivery
-        self._start = start
-        self._world_size = world_size
-        self._weighting = weighting
         self._on_idle = on_idle
         self._len_bound = len_bound
 
@@ -107,27 +99,28 @@ class EpochIterator(_Unique, Generic[Batch]):
                 self._is_over = True
                 CLEANUP.submit(self._delivery.close)
             try:
-                self._warn(taken)
+                self._warn(None if taken is None else taken[1].step)
             except Warning as warning:
                 if taken is None:
                     raise
                 self._put_off = warning
             if taken is None:
                 break
-            if taken.step.is_idle and self._on_idle is OnIdle.SKIP:
+            batch, info = taken
+            if info.is_idle and self._on_idle is OnIdle.SKIP:
                 continue
             # What collate_fn has made; None only with on_idle="none", which the caller's type must then allow.
-            return cast(Batch, taken.batch), self._make_info(taken)
+            return cast(Batch, batch), info
         raise StopIteration
 
-    def _warn(self, taken: Taken | None) -> None:
+    def _warn(self, step: int | None) -> None:
         """Warns on the training thread, at most once an epoch for each kind."""
-        epoch = self._start.epoch
+        epoch = self._delivery.driver.epoch
         if what := self._delivery.driver.quarantine.take_warning():
             warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=5)
         while self._delivery.driver.warnings:
             self._warn_once(self._delivery.driver.warnings.popleft(), stacklevel=6)
-        if taken is not None and taken.step.number == self._len_bound:
+        if step is not None and step == self._len_bound:
             what = f"epoch {epoch} has more than the {self._len_bound} steps of len_bound"
             warnings.warn(what, RuntimeWarning, stacklevel=5)
 
@@ -135,36 +128,6 @@ class EpochIterator(_Unique, Generic[Batch]):
         if what not in self._told:
             self._told.add(what)
             warnings.warn(what, RuntimeWarning, stacklevel=stacklevel)
-
-    def _make_info(self, taken: Taken) -> StepInfo:
-        step, counts = taken.step, taken.step.global_counts
-        emitted = len(self._start.taken_before) + taken.emitted_samples
-        total = self._start.total_samples
-        return StepInfo(
-            loss_scale=self._weighting.compute_scale(taken.local, taken.update_counts, self._world_size),
-            step=step.number,
-            round=step.round,
-            epoch=self._start.epoch,
-            is_idle=step.is_idle,
-            is_last=taken.is_last,
-            is_update_end=taken.is_update_end,
-            update=taken.update,
-            local_samples=taken.local.samples,
-            local_tokens=taken.local.tokens,
-            local_supervised=taken.local.supervised,
-            padded_tokens=taken.padded_tokens,
-            local_costs=taken.local.costs,
-            global_samples=counts.samples,
-            global_tokens=counts.tokens,
-            global_supervised=counts.supervised,
-            global_costs=counts.costs,
-            update_supervised=taken.update_counts.supervised,
-            emitted_samples=emitted,
-            progress=emitted / total if total else None,
-            world_size=self._world_size,
-            weighting=self._weighting,
-            quarantined_samples=self._delivery.driver.quarantine.count,
-        )
 
     def close(self) -> None:
         """Leaves the epoch."""

@@ -24,23 +24,21 @@ from odb_ref.core.types import Mode
 from odb_ref.torch.arguments import (
     check_flag,
     check_functions,
+    check_len_bound,
     check_max_bad,
     check_name,
     check_optional,
     check_seconds,
+    check_skipping,
     check_transport,
+    check_updates,
     make_loader_options,
+    make_order,
 )
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epochs import Epochs
 from odb_ref.torch.exchange.roster import choose_ranks
 from odb_ref.torch.flattening import FlattenSamples
-from odb_ref.torch.options import (
-    check_len_bound,
-    check_skipping,
-    check_updates,
-    make_order,
-)
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.reading.collator import CollateFn, OnIdle
 from odb_ref.torch.reading.costs import CostFn, make_resources
@@ -238,7 +236,7 @@ class ODBDataLoader(Epochs[Batch]):
         self._timeout_s = check_seconds(faults.timeout_s, "timeout_s", is_zero_allowed=False)
         self._trace = trace
         self._name = None if protocol.name is None else check_name(protocol.name)
-        counting = make_counting(
+        measure, label_check, settings = make_counting(
             cast(LengthFn | None, batching.length_fn),
             cast(LengthFn | None, loss.supervised_fn),
             causal_shift=causal_shift,
@@ -249,17 +247,17 @@ class ODBDataLoader(Epochs[Batch]):
         )
         self._spec = PipelineSpec(
             dataset=dataset,
-            measure=counting.measure,
+            measure=measure,
             options=options,
             collate_fn=self.collate_fn,
             on_idle=on_idle,
             idle_sample=protocol.idle_sample,
             window_bytes=window_bytes,
             on_bad_sample=on_bad_sample,
-            label_check=counting.label_check,
+            label_check=label_check,
             is_packed=shape is Layout.PACKED,
         )
-        decisive = counting.settings | ({} if window_bytes is None else {"window_bytes": window_bytes})
+        decisive = settings | ({} if window_bytes is None else {"window_bytes": window_bytes})
         self._common = decisive | {
             "on_idle": on_idle,
             "on_bad_sample": on_bad_sample,

@@ -73,7 +73,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What `StepInfo.scale` makes of a loss: see the table in `odb_ref.torch.info`. Preserves: WEIGHT.
+    """What `StepInfo.scale` makes of a loss: see the table in `odb_ref.core.batching.weighting`. Preserves: WEIGHT.
 
     Args:
         scaling: What the average over ranks is the mean of: ``"exact"``, all supervised tokens (default), or ``"samples"``;

@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from odb_ref.core.types import Sample
 from tests.bench import cases, core, model, speed
 from tests.bench.launch import Rank, launch
 from tests.bench.report import Spread, compute_ratios, format_number
-
-pytestmark = pytest.mark.torch
 
 
 def make_rank(numbers: list[int], *, steps: int = 3, exit_status: int | None = 0, **more: Any) -> Rank:

@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.bench import failures, process
 from tests.bench.failures import CULPRIT, FAILURES, Failure, judge, run_failure
 from tests.bench.launch import Rank
-
-pytestmark = pytest.mark.torch
 
 TEXT = "JobError: rank 1 failed: ValueError: sample 150 is broken"
 

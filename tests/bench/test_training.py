@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from odb_ref.torch import FlattenSamples  # noqa: E402
-from tests.bench import training  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import FlattenSamples
+from tests.bench import training
 
 SAMPLES = [[(7 * number + place) % 256 + 1 for place in range(5 + 9 * number)] for number in range(6)]
 STEPS = [[SAMPLES[:2], SAMPLES[2:3]], [SAMPLES[3:5], SAMPLES[5:]]]

@@ -8,9 +8,6 @@ import warnings
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -18,8 +15,6 @@ import odb_ref.compat as odb
 from odb_ref.compat.step_info import find_step
 from odb_ref.torch import UsageError
 from tests.torch.data import Numbers, collate
-
-pytestmark = pytest.mark.torch
 
 MODULES = ("", ".integrations", ".integrations.hf", ".integrations.accelerate", ".integrations.lightning")
 FACTORIES = (".integrations.llamafactory", ".integrations.llavafactory")

@@ -16,16 +16,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.compat import slime, verl  # noqa: E402
-from odb_ref.core.errors import UsageError  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.compat import slime, verl
+from odb_ref.core.errors import UsageError
+from tests.torch.ranks import run_ranks
 
 
 class Columns(dict[str, Any]):

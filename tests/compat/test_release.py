@@ -11,16 +11,14 @@ from tests.integrations import require
 require("accelerate")
 released = pytest.importorskip("odb", reason="the peer is not installed: pip install online-dynamic-batching==0.1.2")
 
-import torch  # noqa: E402
-from accelerate import Accelerator  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
 
-import odb_ref.compat as ours  # noqa: E402
-from tests.integrations.common import set_environment  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+import odb_ref.compat as ours
+from tests.integrations.common import set_environment
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
 
 COUNT = 24
 SETTINGS: dict[str, Any] = {"batch_size": 1, "num_workers": 1, "prefetch_factor": 16}

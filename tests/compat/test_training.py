@@ -18,22 +18,22 @@ from tests.integrations import require
 require("transformers")
 require("accelerate")
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from accelerate import Accelerator  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.algorithms.join import Join  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-from transformers import Trainer, TrainingArguments  # noqa: E402
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
 
-import odb_ref.compat as odb  # noqa: E402
-from odb_ref.compat.callbacks import setup_odb_training  # noqa: E402
-from odb_ref.compat.integrations.accelerate import configure_accelerator  # noqa: E402
-from odb_ref.compat.integrations.hf import ODBTrainerMixin, configure_trainer, enable_odb  # noqa: E402
-from odb_ref.compat.integrations.llamafactory import enable_odb as enable_llamafactory  # noqa: E402
-from odb_ref.torch import UsageError  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+import odb_ref.compat as odb
+from odb_ref.compat.callbacks import setup_odb_training
+from odb_ref.compat.integrations.accelerate import configure_accelerator
+from odb_ref.compat.integrations.hf import ODBTrainerMixin, configure_trainer, enable_odb
+from odb_ref.compat.integrations.llamafactory import enable_odb as enable_llamafactory
+from odb_ref.torch import UsageError
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     SIZES,
@@ -46,9 +46,7 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from tests.torch.ranks import get_values, run_ranks
 
 ALL = Samples(range(sum(SIZES)))
 
@@ -181,15 +179,14 @@ def train_all(rank: int, folder: Path) -> Any:
 
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. What the release's guides set up, over two ranks and a batch without a label."""
-    results = run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200)
-    assert not any(result.error for result in results), results
-    enabled, native, handed, accelerated, looped = zip(*(result.value[0] for result in results), strict=True)
+    values = get_values(run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200))
+    enabled, native, handed, accelerated, looped = zip(*(value[0] for value in values), strict=True)
     for runs in (enabled, handed, accelerated, looped):
         check_coverage(runs)
         check_weights(runs, Model())
     check_weights(native, Model())
-    for result in results:
-        assert result.value[1] == (len(ALL), len(enabled[0][0]), True)
+    for value in values:
+        assert value[1] == (len(ALL), len(enabled[0][0]), True)
 
 
 # The release's README -----------------------------------------------------------------------------------------------------

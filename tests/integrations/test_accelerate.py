@@ -16,15 +16,15 @@ from tests.integrations import require
 
 require("accelerate")
 
-import torch  # noqa: E402
-from accelerate import Accelerator, DataLoaderConfiguration  # noqa: E402
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
 
-from odb_ref.integrations.accelerate import accumulate  # noqa: E402
-from odb_ref.integrations.progress import Intervals, Progress  # noqa: E402
-from odb_ref.torch import JobState, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.loop import StepGuard  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.accelerate import accumulate
+from odb_ref.integrations.progress import Intervals, Progress
+from odb_ref.torch import JobState, ODBDataLoader, UsageError
+from odb_ref.torch.loop import StepGuard
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
@@ -39,9 +39,7 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from tests.torch.ranks import get_values, run_ranks
 
 
 def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = False) -> Any:
@@ -79,9 +77,8 @@ def train_all(rank: int) -> Any:
 
 def test_the_weights_are_those_of_one_process_on_the_union() -> None:
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
-    results = run_ranks(len(SIZES), train_all, timeout_s=60)
-    assert not any(result.error for result in results), results
-    for steps, runs in zip((1, 2, 2), zip(*(result.value for result in results), strict=True), strict=True):
+    values = get_values(run_ranks(len(SIZES), train_all, timeout_s=60))
+    for steps, runs in zip((1, 2, 2), zip(*values, strict=True), strict=True):
         assert [len(updates) for updates, _ in runs] == [2 * -(-STEPS // steps)] * len(SIZES)
         check_coverage(runs, epochs=2)
         check_weights(runs, Model())
@@ -126,9 +123,8 @@ def train_guarded(rank: int, folder: Path) -> Any:
 
 def test_a_guard_runs_its_passes_and_progress_says_when_to_save(tmp_path: Path) -> None:
     """Checks: WEIGHT, ONCE, COVER. The share of the epoch is that of the samples trained on."""
-    results = run_ranks(len(SIZES), train_guarded, tmp_path, timeout_s=60)
-    assert not any(result.error for result in results), results
-    runs, failures, saved, seen = zip(*(result.value for result in results), strict=True)
+    values = get_values(run_ranks(len(SIZES), train_guarded, tmp_path, timeout_s=60))
+    runs, failures, saved, seen = zip(*values, strict=True)
     check_coverage(runs, epochs=2)
     check_weights(runs, Model())
     assert failures[0][0] == 0 < failures[1][0] == failures[0][1] == failures[1][1]
@@ -175,9 +171,8 @@ def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
         (shared_out, False),
         ({"step_scheduler_with_optimizer": False}, False),
     ):
-        results = run_ranks(world_size, schedule, world_size, settings, timeout_s=60)
-        assert not any(result.error for result in results), results
-        for said, steps, updates in (result.value for result in results):
+        values = get_values(run_ranks(world_size, schedule, world_size, settings, timeout_s=60))
+        for said, steps, updates in values:
             assert steps == updates * (world_size if is_said else 1)
             assert [text for text in said if "DataLoaderConfiguration(split_batches=True)" in text] == said
             assert len(said) == is_said

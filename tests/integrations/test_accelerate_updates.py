@@ -11,18 +11,16 @@ from tests.integrations import require
 
 require("accelerate")
 
-import torch  # noqa: E402
-from accelerate import Accelerator, DataLoaderConfiguration  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from torch.utils.data import DataLoader
 
-from odb_ref.integrations.accelerate import accumulate, find_order  # noqa: E402
-from odb_ref.torch import JobState, ODBDataLoader, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import Model, get_weights, set_environment  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.integrations.accelerate import accumulate, find_order
+from odb_ref.torch import JobState, ODBDataLoader, UsageError
+from tests.helpers.options import nested
+from tests.integrations.common import Model, get_weights, set_environment
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import get_values, run_ranks
 
 RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 40, 4, 2, 3
 UPDATE = RANKS * PER_RANK * ACCUMULATED
@@ -110,9 +108,8 @@ def train_both(rank: int, folder: Path) -> Any:
 def test_weights_and_rates_are_those_of_plain_accelerate(tmp_path: Path) -> None:
     """Checks: UPDATE, WEIGHT, RESUME. After every update, to 1e-9; the last of an epoch is smaller; from a checkpoint inside
     an epoch, under another budget."""
-    results = run_ranks(RANKS, train_both, tmp_path, timeout_s=200)
-    assert not any(result.error for result in results), results
-    for plain, ours, resumed in (result.value for result in results):
+    values = get_values(run_ranks(RANKS, train_both, tmp_path, timeout_s=200))
+    for plain, ours, resumed in values:
         assert len(plain) == UPDATES
         for found, expected in ((ours, plain), (resumed, plain[4:])):
             assert len(found) == len(expected)

@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.integrations.common import SIZES, STEPS, Model, check_coverage, check_weights, compute_losses, join
 from tests.integrations.environments import resuming
 from tests.integrations.environments.run import run_script
-
-pytestmark = pytest.mark.torch
 
 PRECISION = 1e-5
 """ZeRO keeps its weights in single precision, whatever the model's."""

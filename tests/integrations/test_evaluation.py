@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,21 +15,20 @@ require("transformers")
 require("accelerate")
 require("lightning")
 
-import lightning.pytorch as pl  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from accelerate import Accelerator  # noqa: E402
-from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torchmetrics import CatMetric  # noqa: E402
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torchmetrics import CatMetric
 
-from odb_ref import ODBDataLoader, UsageError, gather_samples  # noqa: E402
-from odb_ref.integrations.hf import ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
-from odb_ref.integrations.lightning_evaluation import EvaluationLoader, get_step_info  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref import ODBDataLoader, UsageError, gather_samples
+from odb_ref.integrations.hf import ODBOptions, ODBTrainer
+from odb_ref.integrations.lightning import LightningLoader, scale_loss
+from odb_ref.integrations.lightning_evaluation import EvaluationLoader, get_step_info
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
@@ -42,10 +40,12 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.integrations.test_hf import make_trainer  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
+from tests.integrations.test_hf import make_trainer
+from tests.integrations.test_lightning import be_quiet
+from tests.integrations.test_lightning import make_trainer as make_lightning
+from tests.torch.ranks import get_values, run_ranks
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 ALL = list(range(sum(SIZES)))
 READ = {**OPTIONS, "token_budget": BUDGET_TOKENS, "collate_fn": collate}
@@ -113,12 +113,11 @@ def evaluate_loops(rank: int, world_size: int) -> Any:
 def test_a_loop_of_ones_own_gathers_each_sample_once() -> None:
     """Checks: COVER, ONCE, ALIGN. Plain torch, a sharded model, Accelerate."""
     # https://github.com/pytorch/torchtitan/issues/1618
-    results = run_ranks(len(SIZES), evaluate_loops, len(SIZES), timeout_s=120)
-    assert not any(result.error for result in results), results
-    for runs in zip(*(result.value[0] for result in results), strict=True):
+    values = get_values(run_ranks(len(SIZES), evaluate_loops, len(SIZES), timeout_s=120))
+    for runs in zip(*(value[0] for value in values), strict=True):
         check(list(runs))
-    assert len({result.value[1] for result in results}) == 1
-    assert "rank 1 has" in results[0].value[1]
+    assert len({value[1] for value in values}) == 1
+    assert "rank 1 has" in values[0][1]
 
 
 def test_one_process_gathers_what_it_has() -> None:
@@ -190,11 +189,10 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_trainer_evaluates_each_sample_once(tmp_path: Path, world_size: int) -> None:
     """Checks: COVER, ONCE. Given shards of 23 and 8, and one data set shared out."""
-    results = run_ranks(world_size, evaluate_trainer, world_size, tmp_path, timeout_s=200)
-    assert not any(result.error for result in results), results
-    for runs in zip(*(result.value[0] for result in results), strict=True):
+    values = get_values(run_ranks(world_size, evaluate_trainer, world_size, tmp_path, timeout_s=200))
+    for runs in zip(*(value[0] for value in values), strict=True):
         check(list(runs))
-    assert all(result.value[1] == ALL for result in results)
+    assert all(value[1] == ALL for value in values)
 
 
 class Told(nn.Module):
@@ -261,8 +259,7 @@ class Judged(pl.LightningModule):
 
 
 def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    be_quiet()
     set_environment(rank, world_size)
     module = Judged()
     dataset = make_shard(rank) if world_size > 1 else Samples(ALL)
@@ -270,11 +267,7 @@ def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
         EvaluationLoader(dataset, **nested(**GIVEN)) as loader,
         LightningLoader(dataset, **nested(**GIVEN)) as training,
     ):
-        trainer = pl.Trainer(
-            default_root_dir=folder, accelerator="cpu", devices=world_size, logger=False, enable_progress_bar=False,
-            strategy=DDPStrategy(process_group_backend="gloo"), enable_model_summary=False, enable_checkpointing=False,
-            callbacks=[training.callback], max_epochs=2, use_distributed_sampler=True,
-        )  # fmt: skip
+        trainer = make_lightning(folder, world_size, callbacks=[training.callback], max_epochs=2)
         found = []
         for evaluate in (trainer.validate, trainer.test):
             (metrics,) = evaluate(module, loader, verbose=False)
@@ -295,9 +288,8 @@ def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
 def test_lightning_evaluates_each_sample_once(tmp_path: Path, world_size: int) -> None:
     """Checks: COVER, ONCE. Validation, also within training, tests, predictions."""
     # https://github.com/Lightning-AI/pytorch-lightning/issues/20404
-    results = run_ranks(world_size, evaluate_lightning, world_size, tmp_path, timeout_s=120)
-    assert not any(result.error for result in results), results
-    for runs in zip(*(result.value for result in results), strict=True):
+    values = get_values(run_ranks(world_size, evaluate_lightning, world_size, tmp_path, timeout_s=120))
+    for runs in zip(*values, strict=True):
         check(list(runs))
 
 
@@ -314,8 +306,7 @@ class Careless(Judged):
 
 
 def evaluate_carelessly(rank: int, world_size: int, folder: Path) -> dict[str, str]:
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    be_quiet()
     set_environment(rank, world_size)
     found = {}
     for kind in (ODBDataLoader, EvaluationLoader, LightningLoader):
@@ -324,11 +315,7 @@ def evaluate_carelessly(rank: int, world_size: int, folder: Path) -> dict[str, s
                 kind(Samples(ALL), **nested(**READ)) as loader,
                 LightningLoader(Samples(ALL), **nested(**READ)) as training,
             ):
-                trainer = pl.Trainer(
-                    default_root_dir=folder, accelerator="cpu", devices=world_size, logger=False, max_epochs=1,
-                    strategy=DDPStrategy(process_group_backend="gloo"), enable_progress_bar=False,
-                    enable_model_summary=False, enable_checkpointing=False, callbacks=[training.callback],
-                )  # fmt: skip
+                trainer = make_lightning(folder, world_size, callbacks=[training.callback], max_epochs=1)
                 loaders = (training, [training if kind is LightningLoader else loader]) if entry == "fit" else (loader,)
                 try:
                     getattr(trainer, entry)(Careless(), *loaders)
@@ -343,10 +330,9 @@ def test_lightning_evaluates_on_an_evaluation_loader_that_is_asked_and_on_nothin
     tmp_path: Path, world_size: int
 ) -> None:
     """On every rank alike, before anything is counted twice; by whatever entry."""
-    results = run_ranks(world_size, evaluate_carelessly, world_size, tmp_path, timeout_s=120)
-    assert not any(result.error for result in results), results
-    for result in results:
-        for case, said in result.value.items():
+    values = get_values(run_ranks(world_size, evaluate_carelessly, world_size, tmp_path, timeout_s=120))
+    for value in values:
+        for case, said in value.items():
             kind = case.split()[0]
             wanted = {
                 "ODBDataLoader": "pass LightningLoader to train, EvaluationLoader to evaluate",
@@ -354,7 +340,7 @@ def test_lightning_evaluates_on_an_evaluation_loader_that_is_asked_and_on_nothin
                 "LightningLoader": "EvaluationLoader is for what is not training",
             }[kind]
             assert wanted in said, (case, said)
-        assert len(result.value) == 12
+        assert len(value) == 12
 
 
 def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:
@@ -362,8 +348,7 @@ def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.model(batch["input_ids"], batch["labels"])["loss"]
 
-    settings: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, enable_model_summary=False, **settings)
+    trainer = make_lightning(tmp_path, 1, callbacks=[], max_epochs=1, strategy="auto")
     with (
         EvaluationLoader(Samples(ALL), **nested(**READ)) as loader,
         pytest.raises(UsageError, match="to train: LightningLoader"),

@@ -12,8 +12,6 @@ import pytest
 
 from tests.integrations import require
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.parametrize(
     ("framework", "example", "arguments", "epochs"),

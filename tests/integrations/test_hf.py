@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ from tests.integrations import require
 
 require("transformers")
 
-import torch  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments  # noqa: E402
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.torch import JobError, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
+from odb_ref.torch import JobError, UsageError
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
@@ -32,9 +33,7 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from tests.torch.ranks import get_values, run_ranks
 
 GIVEN = ODBOptions(
     update_samples=None,
@@ -63,7 +62,10 @@ class Recorder(ODBTrainer):
         return super().compute_loss(model, inputs, **kwargs)
 
 
-def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: Any) -> Any:
+def make_trainer(
+    rank: int, folder: Path, *, kind: Any = Recorder, pretend: Callable[[], None] | None = None, **settings: Any
+) -> Any:
+    """A trainer on this rank's samples; ``pretend`` is called once its arguments have looked for devices."""
     names = ("odb", "model", "data_collator", "train_dataset", "eval_dataset")
     arguments = {name: settings.pop(name) for name in names if name in settings}
     odb = arguments.setdefault("odb", GIVEN)
@@ -81,6 +83,8 @@ def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: A
         remove_unused_columns=False,
         **(defaults | settings),
     )
+    if pretend is not None:
+        pretend()
     dataset = make_shard(rank) if odb.loader.get("shard") == "given" else Samples(range(sum(SIZES)))
     return kind(**{"model": Model(), "args": args, "train_dataset": dataset, "data_collator": collate} | arguments)
 
@@ -113,9 +117,8 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs,
     evaluation on the way."""
     # https://github.com/huggingface/transformers/pull/34242
-    results = run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200)
-    assert not any(result.error for result in results), results
-    whole, windows, llama = zip(*(result.value for result in results), strict=True)
+    values = get_values(run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200))
+    whole, windows, llama = zip(*values, strict=True)
     for epochs, variant in ((1, whole), (2, windows)):
         runs = [run for run, *_ in variant]
         check_coverage(runs, epochs)
@@ -143,9 +146,8 @@ def train_unlogged(rank: int, folder: Path) -> Any:
 
 def test_the_loss_of_the_whole_training_is_that_of_all_ranks(tmp_path: Path) -> None:
     """However seldom it is logged."""
-    results = run_ranks(len(SIZES), train_unlogged, tmp_path, timeout_s=120)
-    assert not any(result.error for result in results), results
-    for each, seldom, bounded in (result.value for result in results):
+    values = get_values(run_ranks(len(SIZES), train_unlogged, tmp_path, timeout_s=120))
+    for each, seldom, bounded in values:
         assert [steps for *_, steps in (each, seldom, bounded)] == [STEPS, STEPS, 7]
         # Before 5 the Trainer rounds what it logs, and only that.
         rounding = 5e-5 if all(loss == round(loss, 4) for loss in each[2]) else 0.0
@@ -181,16 +183,15 @@ def resume_alone(rank: int, folder: Path) -> Any:
 
 def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     """Checks: RESUME, ONCE, COVER, REPLAY. In the first and the second epoch, after its end, and on one rank instead of two."""
-    results = run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=200)
-    assert not any(result.error for result in results), results
-    for whole, from_4, from_8, from_12, refusal, _ in (result.value for result in results):
+    values = get_values(run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=200))
+    for whole, from_4, from_8, from_12, refusal, _ in values:
         (updates, weights), *rest = whole
         assert len(updates) == 2 * -(-STEPS // 2) == 12
         assert from_4 == ((updates[4:], weights), *rest)
         assert from_8 == ((updates[8:], weights), *rest)
         assert from_12[0] == ([], weights)
         assert "8 steps into its epoch, which is not a multiple of gradient_accumulation_steps=3" in refusal
-    first = [result.value[-1][0] for result in results]
+    first = [value[-1][0] for value in values]
     (alone,) = run_ranks(1, resume_alone, tmp_path, timeout_s=120)
     assert not alone.error, alone
     check_coverage([*first, alone.value[0]])
@@ -213,6 +214,8 @@ def supervise_all(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return batch | {"labels": batch["input_ids"].clone()}
 
 
+HAS_STRATEGIES = "train_sampling_strategy" in TrainingArguments.__dataclass_fields__
+GROUPED = {"train_sampling_strategy": "group_by_length"} if HAS_STRATEGIES else {"group_by_length": True}
 MISTAKES: dict[str, dict[str, Any]] = {
     "normalised twice: ODBTrainer needs loss_is_scaled_for_ga": {"kind": Unscaled},
     "normalised twice: get_batch_samples": {"kind": Counting, "model": Accepting},
@@ -221,7 +224,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
         "odb": ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader={"sampler": list(range(sum(SIZES)))}),
     },
     "lower ODBOptions.token_budget": {"auto_find_batch_size": True},
-    "orders samples for fixed batches": {"train_sampling_strategy": "group_by_length"},
+    "orders samples for fixed batches": GROUPED,
     "holds no state": {"resume": "checkpoint-1"},
 }
 

@@ -18,16 +18,16 @@ from tests.integrations import require
 require("transformers")
 require("accelerate")
 
-import torch  # noqa: E402
+import torch
 
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.integrations.progress import Intervals  # noqa: E402
-from odb_ref.torch import UsageError  # noqa: E402
-from odb_ref.torch.loop import MemoryFit  # noqa: E402
-from odb_ref.torch.loop import guard as guard_module  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
+from odb_ref.integrations.progress import Intervals
+from odb_ref.torch import UsageError
+from odb_ref.torch.loop import MemoryFit
+from odb_ref.torch.loop import guard as guard_module
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     OPTIONS,
     SIZES,
@@ -38,12 +38,12 @@ from tests.integrations.common import (  # noqa: E402
     get_weights,
     set_environment,
 )
-from tests.integrations.test_hf import make_llama, make_trainer  # noqa: E402
-from tests.integrations.test_sharded import train_trainer  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-from tests.torch.test_step_guard import FailingBackward  # noqa: E402
+from tests.integrations.test_hf import make_llama, make_trainer
+from tests.integrations.test_sharded import get_whole, make_sharded_trainer, pretend
+from tests.torch.ranks import get_values, run_ranks
+from tests.torch.test_step_guard import FailingBackward
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 MOST = 40
 """Tokens, of several samples, that a rank can hold."""
@@ -152,9 +152,8 @@ def train_all(rank: int, folder: Path, world_size: int) -> Any:
 @pytest.mark.parametrize("world_size", [2, 1])
 def test_batches_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Path, world_size: int) -> None:
     """Checks: WEIGHT, ONCE, COVER. What one rank cannot hold becomes the budget of all, and then fails no more."""
-    results = run_ranks(world_size, train_all, tmp_path, world_size, timeout_s=250)
-    assert not any(result.error for result in results), results
-    for number, variant in enumerate(zip(*(result.value for result in results), strict=True)):
+    values = get_values(run_ranks(world_size, train_all, tmp_path, world_size, timeout_s=250))
+    for number, variant in enumerate(zip(*values, strict=True)):
         runs, injected, counts, sizes = zip(*variant, strict=True)
         total = sum(injected)
         # Counted over all ranks, and the same in everybody's logs.
@@ -211,7 +210,7 @@ def train_sharded(rank: int, folder: Path) -> Any:
     said = []
     for version in (1, 2):
         with pytest.raises(UsageError) as caught:
-            train_trainer(rank, folder, version, odb=GUARDED)
+            make_sharded_trainer(rank, folder, version, odb=GUARDED, pretend=pretend).train()
         said.append(str(caught.value))
     odb = replace(GUARDED, memory=FIT)
 
@@ -220,15 +219,18 @@ def train_sharded(rank: int, folder: Path) -> Any:
             assert not (self.args.process_index == 1 and samples > 1 and tokens > 30)
             return False
 
+    trainer = make_sharded_trainer(
+        rank, folder, 2, kind=Splitting, odb=odb, pretend=pretend, gradient_accumulation_steps=2
+    )
     with limited_memory(rank):
-        return said, train_trainer(rank, folder, 2, kind=Splitting, odb=odb)
+        trainer.train()
+    return said, (trainer.updates, get_whole(trainer.model_wrapped))
 
 
 def test_a_sharded_model_is_refused_by_name_or_tries_beforehand(tmp_path: Path) -> None:
     # https://github.com/pytorch/torchtitan/issues/1329
-    results = run_ranks(len(SIZES), train_sharded, tmp_path, timeout_s=200)
-    assert not any(result.error for result in results), results
-    said, runs = zip(*(result.value for result in results), strict=True)
+    values = get_values(run_ranks(len(SIZES), train_sharded, tmp_path, timeout_s=200))
+    said, runs = zip(*values, strict=True)
     for first, second in said:
         assert "sharded by FSDP, whose collectives stand inside the forward pass" in first
         assert "sharded by FSDP 2, whose collectives stand inside the forward pass" in second
@@ -312,9 +314,8 @@ def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: 
     for workers in (0, 2):
         folder = tmp_path / str(workers)
         folder.mkdir()
-        results = run_ranks(len(SIZES), adapt, folder, workers, timeout_s=200)
-        assert not any(result.error for result in results), results
-        by_metrics, scheduled = zip(*(result.value for result in results), strict=True)
+        values = get_values(run_ranks(len(SIZES), adapt, folder, workers, timeout_s=200))
+        by_metrics, scheduled = zip(*values, strict=True)
         for found, name in ((by_metrics, "metrics"), (scheduled, "steps")):
             runs = [run for run, _, _ in found]
             check_coverage(runs, 5)

@@ -15,15 +15,15 @@ from tests.integrations import require
 require("transformers")
 require("accelerate")
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch.utils.data import IterableDataset  # noqa: E402
-from transformers import Trainer  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch.utils.data import IterableDataset
+from transformers import Trainer
 
-from odb_ref.integrations.hf import STEP_INFO, ODBTrainer, enable  # noqa: E402
-from odb_ref.torch import UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.hf import STEP_INFO, ODBTrainer, enable
+from odb_ref.torch import UsageError
+from tests.helpers.options import nested
+from tests.integrations.common import (
     OPTIONS,
     SIZES,
     Model,
@@ -34,10 +34,8 @@ from tests.integrations.common import (  # noqa: E402
     get_sample,
     set_environment,
 )
-from tests.integrations.test_hf import AUTO, Recorder, make_llama, make_trainer, train  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from tests.integrations.test_hf import AUTO, Recorder, make_llama, make_trainer, train
+from tests.torch.ranks import get_values, run_ranks
 
 
 def without_numbers(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -85,10 +83,9 @@ def use_own_losses(rank: int, folder: Path) -> Any:
 
 def test_a_loss_that_nobody_weighs_is_refused_in_the_first_step(tmp_path: Path) -> None:
     """Checks: WEIGHT. On one rank without accumulation it would make no difference, and elsewhere nobody would see it."""
-    results = run_ranks(len(SIZES), use_own_losses, tmp_path, timeout_s=100)
-    assert not any(result.error for result in results), results
+    values = get_values(run_ranks(len(SIZES), use_own_losses, tmp_path, timeout_s=100))
     runs = []
-    for said, run in (result.value for result in results):
+    for said, run in values:
         assert "Forgetful.compute_loss does not call that of ODBTrainer" in said
         runs.append(run)
     check_coverage(runs)
@@ -125,11 +122,10 @@ def read_streams(rank: int, folder: Path) -> Any:
 
 def test_a_stream_that_all_ranks_read_alike_is_refused(tmp_path: Path) -> None:
     """Checks: ONCE, COVER. The Trainer's own loader shares a stream out, so nobody expects to have to."""
-    results = run_ranks(len(SIZES), read_streams, tmp_path, timeout_s=100)
-    assert not any(result.error for result in results), results
-    for said, _ in (result.value for result in results):
+    values = get_values(run_ranks(len(SIZES), read_streams, tmp_path, timeout_s=100))
+    for said, _ in values:
         assert all("Stream is iterable, so each of 2 ranks reads what it is given" in text for text in said)
-    assert sorted(number for result in results for number in result.value[1]) == list(range(sum(SIZES)))
+    assert sorted(number for value in values for number in value[1]) == list(range(sum(SIZES)))
 
 
 def misunderstand(rank: int, folder: Path) -> Any:
@@ -180,9 +176,8 @@ def check_run(rank: int, folder: Path) -> Any:
 
 def test_settings_of_the_trainer_that_need_no_thought_change_nothing(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER."""
-    results = run_ranks(len(SIZES), check_run, tmp_path, timeout_s=200)
-    assert not any(result.error for result in results), results
-    *variants, checkpointed = zip(*(result.value for result in results), strict=True)
+    values = get_values(run_ranks(len(SIZES), check_run, tmp_path, timeout_s=200))
+    *variants, checkpointed = zip(*values, strict=True)
     for runs in variants:
         check_coverage(runs)
         check_weights(runs, Model())

@@ -14,9 +14,9 @@ from tests.integrations import require
 
 require("transformers")
 
-import torch  # noqa: E402
-from torch.utils.data import Dataset  # noqa: E402
-from transformers import (  # noqa: E402
+import torch
+from torch.utils.data import Dataset
+from transformers import (
     DataCollatorWithFlattening,
     LlamaConfig,
     LlamaForCausalLM,
@@ -25,14 +25,12 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
-from odb_ref.integrations.hf import ODBOptions, enable  # noqa: E402
-from odb_ref.integrations.hf.data import choose_layout  # noqa: E402
-from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT  # noqa: E402
-from odb_ref.torch import UsageError  # noqa: E402
-from tests.integrations.common import set_environment  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.integrations.hf import ODBOptions, enable
+from odb_ref.integrations.hf.data import choose_layout
+from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT
+from odb_ref.torch import UsageError
+from tests.integrations.common import set_environment
+from tests.torch.ranks import get_values, run_ranks
 
 TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "eval_runtime"}
 TIMES |= {"eval_samples_per_second", "eval_steps_per_second", "total_flos"}
@@ -171,9 +169,7 @@ class Failing:
 
 
 def run(world_size: int, folder: Path, odb: ODBOptions | None, resume: str, settings: dict[str, Any]) -> list[Any]:
-    results = run_ranks(world_size, train, world_size, folder, odb, resume, settings, timeout_s=120)
-    assert not any(result.error for result in results), results
-    return [result.value for result in results]
+    return get_values(run_ranks(world_size, train, world_size, folder, odb, resume, settings, timeout_s=120))
 
 
 def compare(

@@ -13,17 +13,16 @@ from tests.integrations import require
 
 require("lightning")
 
-import lightning.pytorch as pl  # noqa: E402
-import torch  # noqa: E402
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar  # noqa: E402
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 
-from odb_ref.integrations.lightning import IntervalCheckpoint, LightningLoader, scale_loss  # noqa: E402
-from odb_ref.integrations.progress import Intervals  # noqa: E402
-from odb_ref.torch import ODBDataLoader, StepInfo, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import (  # noqa: E402
+from odb_ref.integrations.lightning import IntervalCheckpoint, LightningLoader, scale_loss
+from odb_ref.integrations.progress import Intervals
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from tests.helpers.options import nested
+from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
@@ -39,9 +38,7 @@ from tests.integrations.common import (  # noqa: E402
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import CAN_SHARD, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from tests.torch.ranks import get_values, run_ranks
 
 
 class Module(pl.LightningModule):
@@ -79,17 +76,17 @@ def make_loader(rank: int | None, steps: int, **options: Any) -> LightningLoader
 
 
 def make_trainer(folder: Path, world_size: int, **settings: Any) -> Any:
-    return pl.Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        devices=world_size,
-        strategy=settings.pop("strategy", None) or DDPStrategy(process_group_backend="gloo"),
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=any(isinstance(item, ModelCheckpoint) for item in settings["callbacks"]),
-        **settings,
-    )
+    defaults = {
+        "default_root_dir": folder,
+        "accelerator": "cpu",
+        "devices": world_size,
+        "strategy": DDPStrategy(process_group_backend="gloo"),
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": any(isinstance(item, Checkpoint) for item in settings["callbacks"]),
+    }
+    return pl.Trainer(**(defaults | settings))
 
 
 def train(
@@ -124,48 +121,12 @@ def train_all(rank: int, folder: Path) -> Any:
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
     # https://github.com/Lightning-AI/pytorch-lightning/issues/20404
-    results = run_ranks(len(SIZES), train_all, tmp_path, timeout_s=120)
-    assert not any(result.error for result in results), results
-    for epochs, variant in zip((1, 2), zip(*(result.value for result in results), strict=True), strict=True):
+    values = get_values(run_ranks(len(SIZES), train_all, tmp_path, timeout_s=120))
+    for epochs, variant in zip((1, 2), zip(*values, strict=True), strict=True):
         runs = [run for run, _ in variant]
         check_coverage(runs, epochs)
         check_weights(runs, Model())
         assert {steps for _, steps in variant} == {len(runs[0][0])} == {epochs * -(-STEPS // epochs)}
-
-
-class Sharded(Module):
-    """Its weights are split over the ranks by FSDP 2."""
-
-    def configure_model(self) -> None:
-        mesh = self.device_mesh["data_parallel"]
-        fully_shard(self.model.layers[2], mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
-
-
-def train_sharded(rank: int, folder: Path) -> Any:
-    be_quiet()
-    set_environment(rank, len(SIZES))
-    module = Sharded()
-    strategy = ModelParallelStrategy(
-        data_parallel_size=len(SIZES), tensor_parallel_size=1, process_group_backend="gloo"
-    )
-    with make_loader(rank, 2) as loader:
-        settings = {"accumulate_grad_batches": 2, "max_epochs": 2, "callbacks": [loader.callback]}
-        make_trainer(folder, len(SIZES), strategy=strategy, **settings).fit(module, loader)
-    held = sum(parameter.to_local().numel() for parameter in module.parameters())
-    assert held < sum(parameter.numel() for parameter in Model().parameters())
-    whole = torch.cat([parameter.full_tensor().detach().flatten() for parameter in module.parameters()])
-    return module.updates, whole.tolist()
-
-
-@pytest.mark.skipif(not CAN_SHARD, reason="fully_shard of torch 2.6 does not run on processors")
-def test_sharded_by_fsdp_2_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
-    """Checks: WEIGHT, COVER, ALIGN. Lightning's own strategy for it, whose meshes are of processors, too."""
-    results = run_ranks(len(SIZES), train_sharded, tmp_path, timeout_s=120)
-    assert not any(result.error for result in results), results
-    runs = [result.value for result in results]
-    check_coverage(runs, epochs=2)
-    check_weights(runs, Model())
 
 
 def test_lightning_refuses_fsdp_1_on_processors() -> None:
@@ -202,12 +163,11 @@ def resume_alone(rank: int, folder: Path) -> Any:
 
 def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     """Checks: RESUME, ONCE, COVER, REPLAY. Though Lightning has read ahead; and on one rank instead of two."""
-    results = run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=120)
-    assert not any(result.error for result in results), results
-    for ((updates, weights), steps), parts, _ in (result.value for result in results):
+    values = get_values(run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=120))
+    for ((updates, weights), steps), parts, _ in values:
         for saved, part in zip(SAVED.values(), parts, strict=True):
             assert part == ((updates[saved:], weights), steps)
-    first = [result.value[-1][0] for result in results]
+    first = [value[-1][0] for value in values]
     (alone,) = run_ranks(1, resume_alone, tmp_path, timeout_s=60)
     assert not alone.error, alone
     check_coverage([*first, alone.value[0]])
@@ -252,18 +212,9 @@ def watch(rank: int, folder: Path) -> Any:
     for bar, resume in ((TQDMProgressBar(), ""), (RichProgressBar(), "first")):
         module, evaluation = Watched(), torch.utils.data.DataLoader([0])
         with make_loader(None, 2, intervals=INTERVALS) as loader:
-            trainer = pl.Trainer(
-                default_root_dir=folder,
-                accelerator="cpu",
-                devices=len(SIZES),
-                strategy=DDPStrategy(process_group_backend="gloo"),
-                logger=False,
-                num_sanity_val_steps=0,
-                enable_model_summary=False,
-                accumulate_grad_batches=2,
-                max_epochs=2,
-                callbacks=[IntervalCheckpoint(loader, folder), loader.callback, bar],
-            )
+            callbacks = [IntervalCheckpoint(loader, folder), loader.callback, bar]
+            settings = {"num_sanity_val_steps": 0, "accumulate_grad_batches": 2, "max_epochs": 2}
+            trainer = make_trainer(folder, len(SIZES), callbacks=callbacks, enable_progress_bar=True, **settings)
             saved = sorted(folder.glob("samples=*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
             trainer.fit(module, loader, evaluation, ckpt_path=saved[1] if resume else None)
             found.append((module.infos, module.evaluated, module.shown, loader.progress.samples, len(saved)))
@@ -272,11 +223,8 @@ def watch(rank: int, folder: Path) -> Any:
 
 def test_it_evaluates_and_saves_by_samples_and_shows_how_far_it_is(tmp_path: Path) -> None:
     """On all ranks with the same update, after a checkpoint, too; the bar's end is the epoch's in the end."""
-    results = run_ranks(len(SIZES), watch, tmp_path, timeout_s=120)
-    assert not any(result.error for result in results), results
-    for rank, ((infos, evaluated, shown, samples, _), (rest, again, shown_again, *ends)) in enumerate(
-        result.value for result in results
-    ):
+    values = get_values(run_ranks(len(SIZES), watch, tmp_path, timeout_s=120))
+    for rank, ((infos, evaluated, shown, samples, _), (rest, again, shown_again, *ends)) in enumerate(values):
         wanted, kept = find_due(infos, samples=10, tokens=150)
         per_epoch = -(-sum(info.epoch == 0 for info in infos) // 2)
         assert evaluated == sorted({*wanted, per_epoch, -(-len(infos) // 2)})

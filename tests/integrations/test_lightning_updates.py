@@ -12,18 +12,16 @@ from tests.integrations import require
 
 require("lightning")
 
-import lightning.pytorch as pl  # noqa: E402
-import torch  # noqa: E402
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint  # noqa: E402
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 
-from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
-from odb_ref.torch import UsageError  # noqa: E402
-from tests.integrations.common import set_environment  # noqa: E402
-from tests.integrations.test_lightning import be_quiet, make_trainer  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.integrations.lightning import LightningLoader, scale_loss
+from odb_ref.torch import UsageError
+from tests.integrations.common import set_environment
+from tests.integrations.test_lightning import be_quiet, make_trainer
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import get_values, run_ranks
 
 RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 48, 4, 2, 3
 UPDATE = RANKS * PER_RANK * ACCUMULATED
@@ -93,10 +91,9 @@ def train_both(rank: int, folder: Path) -> Any:
 
 def test_weights_rates_and_counts_are_those_of_plain_lightning(tmp_path: Path) -> None:
     """Checks: UPDATE, WEIGHT, RESUME. After every update, to 1e-9; from a checkpoint inside an epoch; up to ``max_steps``."""
-    results = run_ranks(RANKS, train_both, tmp_path, timeout_s=200)
-    assert not any(result.error for result in results), results
-    for result in results:
-        (plain, steps), ours, resumed, bounded = result.value
+    values = get_values(run_ranks(RANKS, train_both, tmp_path, timeout_s=200))
+    for value in values:
+        (plain, steps), ours, resumed, bounded = value
         assert steps == len(plain) == EPOCHS * SAMPLES // UPDATE
         for (found, count), expected, total in (
             (ours, plain, steps),

@@ -14,9 +14,6 @@ import pytest
 from tests.integrations.environments import resuming
 from tests.integrations.environments.run import run_script
 
-pytestmark = pytest.mark.torch
-
-
 FREE = {"odb_update_samples": None, "odb_window": 12, "odb_timeout_s": 30}
 """The free mode, whose updates hold what one process can train on again."""
 

@@ -14,20 +14,18 @@ from tests.integrations import require
 
 require("transformers")
 
-import torch  # noqa: E402
-from odb_sim.inputs.lengths import load_lengths  # noqa: E402
-from torch.utils.data import Dataset  # noqa: E402
+import torch
+from odb_sim.inputs.lengths import load_lengths
+from torch.utils.data import Dataset
 
-from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable  # noqa: E402
-from odb_ref.integrations.progress import Intervals, Progress  # noqa: E402
-from odb_ref.torch import ODBDataLoader, StepInfo, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, find_due, set_environment  # noqa: E402
-from tests.integrations.test_hf import GIVEN, Recorder, make_trainer  # noqa: E402
-from tests.torch.data import Numbers, Stream  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable
+from odb_ref.integrations.progress import Intervals, Progress
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from tests.helpers.options import nested
+from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, find_due, set_environment
+from tests.integrations.test_hf import GIVEN, Recorder, make_trainer
+from tests.torch.data import Numbers, Stream
+from tests.torch.ranks import get_values, run_ranks
 
 
 class Lengths(Dataset[Any]):
@@ -64,9 +62,8 @@ def count(rank: int, shard: str) -> Any:
 @pytest.mark.parametrize("shard", ["auto", "given"])
 def test_the_steps_of_an_epoch_are_estimated_from_some_lengths_and_corrected(shard: str) -> None:
     """Within 10 % before it begins and in its second half, and within 1 % before the second epoch."""
-    results = run_ranks(2, count, shard)
-    assert not any(result.error for result in results), results
-    estimates, reads, steps, guesses, ends, second = zip(*(result.value for result in results), strict=True)
+    values = get_values(run_ranks(2, count, shard))
+    estimates, reads, steps, guesses, ends, second = zip(*values, strict=True)
     assert len(set(estimates)) == len(set(steps)) == 1
     assert sum(reads) == (256 if shard == "auto" else 512)
     assert abs(estimates[0] / steps[0] - 1) < 0.1
@@ -248,9 +245,8 @@ def train_by_samples(rank: int, folder: Path) -> Any:
 
 def test_it_evaluates_and_saves_by_samples_and_by_tokens(tmp_path: Path) -> None:
     """With the update that reaches them, on all ranks, and after a checkpoint where it would have."""
-    results = run_ranks(len(SIZES), train_by_samples, tmp_path, timeout_s=200)
-    assert not any(result.error for result in results), results
-    for (infos, evaluated, samples, tokens), saved, (rest, again, *ends) in (result.value for result in results):
+    values = get_values(run_ranks(len(SIZES), train_by_samples, tmp_path, timeout_s=200))
+    for (infos, evaluated, samples, tokens), saved, (rest, again, *ends) in values:
         wanted, kept = find_due(infos, samples=10, tokens=150)
         assert (evaluated, saved) == (wanted, kept)
         assert len(evaluated) >= 4 and len(saved) >= 3 and evaluated != saved

@@ -12,10 +12,10 @@ from tests.integrations import require
 
 require("transformers")
 
-import torch  # noqa: E402
-from tokenizers import Tokenizer, models  # noqa: E402
-from torch import nn  # noqa: E402
-from transformers import (  # noqa: E402
+import torch
+from tokenizers import Tokenizer, models
+from torch import nn
+from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForMultipleChoice,
@@ -36,12 +36,10 @@ from transformers import (  # noqa: E402
     default_data_collator,
 )
 
-from odb_ref.integrations.hf import ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.integrations.hf.data import CollatedLength, predicts_next_token  # noqa: E402
-from odb_ref.torch import Batching, JobError, Loss, ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.integrations.hf import ODBOptions, ODBTrainer
+from odb_ref.integrations.hf.data import CollatedLength, predicts_next_token
+from odb_ref.torch import Batching, JobError, Loss, ODBDataLoader
+from tests.helpers.options import nested
 
 COUNT = 24
 PAD, MASK = 0, 1

@@ -12,8 +12,6 @@ import pytest
 from tests.integrations.environments import resuming
 from tests.integrations.environments.run import run_script
 
-pytestmark = pytest.mark.torch
-
 SAMPLES = 31
 BUDGETS = {
     "sft": 4 * 20,

@@ -10,20 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from odb_ref.core.errors import JobError  # noqa: E402
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from odb_ref.torch.exchange.process_table import compute_host  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.lab.hosts import Lab, find_obstacle  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import Result  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import JobError
+from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.exchange.process_table import compute_host
+from tests.helpers.options import nested
+from tests.lab.hosts import Lab, find_obstacle
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import Result
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "shard": "given", "timeout_s": 4}
 

@@ -18,6 +18,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import Offer
 from odb_ref.core.state import State
+from tests.mutants.defects import Defect
 
 REBUILT = (
     "offer",
@@ -41,17 +42,13 @@ _names = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
+class Mutant(Defect):
     """One small defect, and the check that must find it.
 
-    ``old`` occurs once in the source of ``module``. ``property`` is the id of the property that `bounds` shows to be
-    broken. ``needs_invariants`` marks what only the core's own invariants can see: a wrong book that no driver notices.
+    ``module`` is below the core. ``property`` is the id of the property that `bounds` shows to be broken.
+    ``needs_invariants`` marks what only the core's own invariants can see: a wrong book that no driver notices.
     """
 
-    name: str
-    module: str
-    old: str
-    new: str
     property: str
     bounds: Bounds
     needs_invariants: bool = False
@@ -99,10 +96,7 @@ def _build(package: str, name: str, mutant: Mutant) -> ModuleType:
         return original
     source = inspect.getsource(original)
     if name == mutant.module:
-        count = source.count(mutant.old)
-        if count != 1:
-            raise ValueError(f"mutant {mutant.name!r}: its text occurs {count} times in {name}, not once")
-        source = source.replace(mutant.old, mutant.new) + mutant.prelude
+        source = mutant.plant(source) + mutant.prelude
     for other in REBUILT:
         # A mutant of the offer changes how offers are reduced, not their type: the rest keeps the original's.
         if other != "offer":

@@ -12,9 +12,10 @@ from odb_sim.explore.search import Exploration, explore
 from odb_sim.explore.violation import Breach
 
 from odb_ref.core.errors import UsageError
-from tests.mutants import planted
+from tests.mutants.defects import Defect
 from tests.mutants.loader import Mutant, load
 from tests.mutants.planted import PLANTED as SLIPS
+from tests.mutants.planted import ROOT
 from tests.mutants.table import MUTANTS, PLANTED
 from tests.properties.worlds import WorldMachine
 
@@ -71,10 +72,10 @@ def test_table_names_every_mutant_once() -> None:
 
 
 @pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.name)
-def test_a_slip_can_be_planted(slip: planted.Planted) -> None:
+def test_a_slip_can_be_planted(slip: Defect) -> None:
     """Its text is there, once; `python -m tests.mutants.planted` says what catches it."""
-    text = (planted.ROOT / slip.path).read_text()
-    assert text.count(slip.old) == 1 and slip.old != slip.new
+    text = (ROOT / slip.module).read_text()
+    assert slip.plant(text) != text
 
 
 def test_there_are_many_slips_and_each_has_its_name() -> None:

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.bench.cases import CASES, get_case, has_peer
-
-pytestmark = pytest.mark.torch
 
 OURS = (
     "unequal_join",

@@ -85,7 +85,6 @@ def test_ray_tasks_plan_as_one_place_does_again_and_again() -> None:
     assert found == [[own] * 3 for own in PLANNED]
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -119,7 +118,6 @@ def gather_over_an_unknown_backend(rank: int, lengths: list[list[int]]) -> Any:
     return config, plan_rank(lengths[rank], budget=60, exchange=lambda own: gather_integers(own, group)).micro_batches
 
 
-@pytest.mark.torch
 def test_torch_ranks_plan_over_a_backend_of_another_project() -> None:
     pytest.importorskip("torch")
     from tests.torch.ranks import run_ranks

@@ -42,7 +42,7 @@ def test_the_speed_up_at_the_same_updates(folder: Path) -> None:
     assert f"on 8 ranks: {padded} times the samples per second" in read_words(README)
     assert f"and {packed} times with `--layout packed`" in read_words(README)
     assert f"{padded} times the samples per second" in read_words(INDEX)
-    assert f"the first prints {padded} times the samples per second of fixed batches of four, the second {packed}" in (
+    assert f"The first prints {padded} times the samples per second of fixed batches of four, the second {packed}" in (
         read_words(CHOOSE)
     )
     row = re.search(r"^\| mm_mix_real \|(.*)\|$", UPDATES.read_text(), re.MULTILINE)
@@ -54,7 +54,7 @@ def test_the_speed_up_at_the_same_updates(folder: Path) -> None:
 def test_the_speed_up_of_the_free_mode(folder: Path) -> None:
     found = find_speedups("compare mm_mix_real", folder)
     odb, bmt, gmt, packing = (f"{found[name]:.2f}" for name in ("odb", "bmt", "gmt", "packing"))
-    said = f"has {odb} times at one global batch of about 199 samples"
+    said = f"reaches {odb} times at one global batch of about 199 samples"
     assert said in read_words(README)
     assert f"bmt {bmt}, gmt {gmt} and packing {packing}" in read_words(README)
 

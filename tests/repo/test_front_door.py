@@ -134,7 +134,7 @@ REVEALED = [
     "odb_ref.torch.loader.ODBDataLoader[dict[str, torch._tensor.Tensor]]",
     "dict[str, torch._tensor.Tensor]",
     "dict[str, torch._tensor.Tensor]",
-    "odb_ref.torch.info.StepInfo",
+    "odb_ref.torch.epoch.info.StepInfo",
     "list[int]",
 ]
 

@@ -193,7 +193,7 @@ def test_a_circle_and_a_wrong_arrow_would_be_found(tmp_path: Path) -> None:
     second.write_text("def late() -> None:\n    import odb_sim.first\n")
     graph = build_graph({"odb_sim.first": first, "odb_sim.second": second})
     assert find_circles(graph) == [["odb_sim.first", "odb_sim.second"]]
-    assert get_room("odb_ref.torch.workers.wire") == "odb_ref.torch.workers"
+    assert get_room("odb_ref.torch.workers.serving") == "odb_ref.torch.workers"
     assert get_room("odb_ref.torch.workers_of_another") == "odb_ref.torch"
 
 

@@ -133,7 +133,6 @@ def test_collating_is_shared_by_workers_of_a_plain_loader_and_not_by_ours() -> N
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("kind", ["plain", "ours"])

@@ -48,7 +48,6 @@ def list_real_batches(shards: list[list[int]]) -> list[list[list[int]]]:
     return found
 
 
-@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[900], [400, 400]])
 @pytest.mark.skipif(

@@ -84,6 +84,22 @@ def test_where_a_step_costs_much_a_group_may_hold_more_padding(lengths: Path, tm
     assert f"--padding-share {share}" in simulate
 
 
+def test_each_way_has_the_batches_that_are_fastest_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared with is not made slow by the largest batches that fit: padded to 8,000 tokens, or fewer than ranks."""
+    monkeypatch.chdir(tmp_path)
+    tokens = np.clip(np.random.default_rng(3).lognormal(7, 1, 480), 8, 8000).astype(int)
+    Path("long.csv").write_text("total_tokens\n" + "\n".join(map(str, tokens)) + "\n")
+    options = "--global-batch 32 --memory-tokens 32000 --json plan.json --write-costs costs.json"
+    assert main(["plan", "long.csv", *f"{SMALL} {options}".split()]) == 0
+    ways = json.loads(Path("plan.json").read_text())["ways"]
+    for way, policy in ((ways[1], "standard"), (ways[3], "packing")):
+        for budget in (32000, 16000, 8000):
+            run = f"--ranks 4 --policy {policy} --token-budget {budget} --global-batch 32 --json run.json"
+            assert main(["simulate", "long.csv", *run.split(), "--cost-model", "costs.json"]) == 0
+            took_s = json.loads(Path("run.json").read_text())["sim_time_s"]
+            assert way["summary"]["sim_time_s"] <= 1.011 * took_s
+
+
 def test_the_cost_model_that_it_writes_has_ranges(made: tuple[dict[str, Any], Path]) -> None:
     costs = load_costs(made[1] / "costs.json")
     rows = {name: (low, high) for name, low, high in costs.ranges.rows}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -243,3 +244,33 @@ def test_a_missing_package_is_named(tokenizer: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(UsageError, match=r"needs tokenizers: pip install 'odb-ref\[data\]'"):
         count({"text": "a"}, tokenizer)
     load_tokenizer.cache_clear()
+
+
+def test_a_plan_says_how_the_texts_were_counted(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines that it prints count the same lengths, whatever the file is called."""
+    monkeypatch.chdir(tmp_path)
+    words = [" ".join("abcdefgh"[: 1 + number % 8]) for number in range(64)]
+    rows = [json.dumps({"x": text, "y": text}) for text in words]
+    Path("my texts.jsonl").write_text("\n".join(rows))
+    reading = [
+        "--tokenizer",
+        str(tokenizer),
+        "--template",
+        "none",
+        "--column",
+        "x",
+        "--column",
+        "y",
+        "--max-length",
+        "9",
+    ]
+    job = "--model qwen2.5-0.5b --gpu rtx4090 --gpus 2 --strategy ddp --global-batch 16 --processes 1 --json plan.json"
+    assert main(["plan", "my texts.jsonl", *reading, *job.split()]) == 0
+    *_, lengths, simulate = json.loads(Path("plan.json").read_text())["commands"]
+    program, *arguments = shlex.split(lengths)
+    assert program == "odb-ref"
+    assert main(arguments) == 0
+    assert load_lengths("lengths.csv").tokens.tolist() == [min(9, 2 * (1 + number % 8)) for number in range(64)]
+    assert "odb-ref simulate lengths.csv " in simulate

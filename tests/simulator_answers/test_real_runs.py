@@ -28,8 +28,6 @@ from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
 from tests.torch.data import Numbers  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
-pytestmark = pytest.mark.torch
-
 RANKS = 3
 FIXED_S = 0.05
 PER_TOKEN_S = 5e-4

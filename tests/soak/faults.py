@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import gc
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
+import multiprocessing.reduction
 import os
 import pickle
 import shlex
@@ -287,6 +289,21 @@ def use_common_fork_server() -> None:
         server.ensure_running = lambda: None  # type: ignore[method-assign]
 
 
+def survive_clients() -> None:
+    """One that is killed while it connects would otherwise end the fork server, and with it all runs that need one."""
+    receive = multiprocessing.reduction.recvfds  # type: ignore[attr-defined]
+
+    def receive_or_go_on(sock: Any, size: int) -> Any:
+        try:
+            return receive(sock, size)
+        except EOFError:
+            raise ConnectionAbortedError(
+                errno.ECONNABORTED, "it is gone"
+            ) from None  # what the server does not end with
+
+    multiprocessing.reduction.recvfds = receive_or_go_on  # type: ignore[attr-defined]
+
+
 def run_all(worlds: Iterator[World], jobs: int) -> Iterator[Verdict]:
     """Runs them, several at a time."""
     running: dict[Connection[Any, Any], tuple[int, World]] = {}
@@ -365,4 +382,5 @@ if __name__ == "__main__":
     sys.exit(main())
 elif SERVER in os.environ and multiprocessing.parent_process() is None:  # this is the fork server
     use_common_fork_server()
+    survive_clients()
     share_memory()

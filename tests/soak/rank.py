@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.exchange.process_table import find_children, read_status
 from tests.helpers.options import nested
 from tests.soak.case import SHORT_TIMEOUT_S, WAITED_FOR, Case, Fault, Victim
-from tests.torch.data import collate, make_sample
+from tests.torch.data import Unspeakable, collate, go_wrong, make_sample
 
 SHARD = 1000
 PAUSE_S = 0.7
@@ -33,40 +32,6 @@ BLIP_S = 1.2
 
 Key = tuple[int, str, str]
 """A sample's number, and what goes wrong where and with which error."""
-
-
-class Panic(BaseException):
-    """As pyo3's PanicException: no Exception."""
-
-
-class Unspeakable(Exception):
-    """Neither its text nor a pickle of it can be had."""
-
-    def __str__(self) -> str:
-        raise Panic("no text")
-
-    def __reduce__(self) -> Any:
-        raise SystemExit(4)
-
-
-def go_wrong(error: str) -> None:
-    match error:
-        case "SystemExit":
-            sys.exit(3)
-        case "exit":
-            sys.exit(0)
-        case "Panic":
-            raise Panic("it panicked")
-        case "KeyboardInterrupt":
-            raise KeyboardInterrupt
-        case "Unspeakable":
-            raise Unspeakable
-        case "StopIteration":
-            raise StopIteration
-        case "MemoryError":
-            raise MemoryError("no memory")
-        case _:
-            raise ValueError("bad row")
 
 
 class Samples(Dataset[Any]):

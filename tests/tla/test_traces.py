@@ -196,7 +196,6 @@ def _train(rank: int, folder: str) -> int:
     return steps
 
 
-@pytest.mark.torch
 def test_a_run_of_two_real_processes_is_a_behaviour_of_the_model(tmp_path: Path) -> None:
     """Checks: ALIGN, CONSERVE, RELEASE, COVER."""
     pytest.importorskip("torch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +60,43 @@ class Numbers(Dataset[Any]):
                 sample["input_ids"] = torch.arange(1, 1001)
                 sample["labels"] = torch.arange(1, 1001)
         return sample
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException: no Exception."""
+
+
+class Unspeakable(Exception):
+    """Neither its text nor a pickle of it can be had."""
+
+    def __str__(self) -> str:
+        raise Panic("no text")
+
+    def __reduce__(self) -> Any:
+        raise SystemExit(4)
+
+
+def go_wrong(error: str) -> None:
+    """Raises it, or ends the process."""
+    match error:
+        case "SystemExit":
+            sys.exit(3)
+        case "exit":
+            sys.exit(0)
+        case "os._exit":
+            os._exit(0)
+        case "Panic":
+            raise Panic("it panicked")
+        case "KeyboardInterrupt":
+            raise KeyboardInterrupt
+        case "Unspeakable":
+            raise Unspeakable
+        case "StopIteration":
+            raise StopIteration
+        case "MemoryError":
+            raise MemoryError("no memory")
+        case _:
+            raise ValueError("bad row")
 
 
 class Stream(IterableDataset[Any]):

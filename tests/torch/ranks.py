@@ -18,7 +18,7 @@ import torch
 import torch._dynamo  # DDP's first backward imports it, for seconds: once here rather than in every process
 import torch.distributed as dist
 
-CAN_SHARD = hasattr(torch.Stream, "record_event")
+CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
 """Whether `fully_shard` of torch runs on processors: that of 2.6 does not."""
 LINGER_S = 8.0
 """How long what a rank has started may outlive it: torch's workers look every five seconds whether their parent is there."""
@@ -34,6 +34,15 @@ class Result:
     rank: int | None = None
     seconds: float = 0.0
     is_gone: bool = False
+
+
+def get_values(results: list[Result]) -> list[Any]:
+    """Returns what each rank returned.
+
+    Raises: AssertionError when one of them failed.
+    """
+    assert not any(result.error or result.is_gone for result in results), results
+    return [result.value for result in results]
 
 
 def _forget_fork_server() -> None:

@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import run_ranks
-
-pytestmark = pytest.mark.torch
+from tests.torch.ranks import get_values, run_ranks
 
 COUNT = 60
 
@@ -40,9 +36,8 @@ def read(rank: int, costs: tuple[Any, ...], trace: Path | None) -> list[list[int
 @pytest.mark.parametrize(("cost", "status"), [("attention/20", Status.HOLDS), (square, Status.NOT_APPLICABLE)])
 def test_batches_meet_by_cost_and_hold_every_sample_once(cost: object, status: Status, tmp_path: Path) -> None:
     """Spec: R2.7. Checks: COVER, ORDER."""
-    results = run_ranks(2, read, (cost, cost), tmp_path / "run.ndjson", timeout_s=120)
-    assert not any(result.error for result in results), results
-    assert sorted(number for result in results for batch in result.value for number in batch) == list(range(COUNT))
+    values = get_values(run_ranks(2, read, (cost, cost), tmp_path / "run.ndjson", timeout_s=120))
+    assert sorted(number for value in values for batch in value for number in batch) == list(range(COUNT))
     (job,) = check_traces(sorted(map(str, tmp_path.glob("*.ndjson")))).jobs
     assert not job.violations
     assert {item.property: item.status for item in job.properties}[Property.ORDER] is status

@@ -17,18 +17,14 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-torch = pytest.importorskip("torch")
-
-from torch.nn.utils.rnn import pad_sequence  # noqa: E402
-from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import make_sample
+from tests.torch.ranks import run_ranks
 
 KEPT: Final = Path(__file__).with_name("batch_digests.json")
 SEEDS: Final = range(50)

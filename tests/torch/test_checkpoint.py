@@ -6,19 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.stateful import Stateful
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.checkpoint.stateful import Stateful  # noqa: E402
-
-from odb_ref.torch import JobState, ODBDataLoader, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, read  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobState, ODBDataLoader, UsageError
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, read
+from tests.torch.ranks import run_ranks
 
 COUNT = 47
 

@@ -7,17 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from torch.utils.data import Dataset, Sampler
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.data import Dataset, Sampler  # noqa: E402
-
-from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobError, ODBDataLoader, UsageError
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Stream, collate, make_sample
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
 COUNT = 40

@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch import JobState, ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, read  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import UsageError
+from odb_ref.torch import JobState, ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, read
+from tests.torch.ranks import get_values, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 9, "collate_fn": collate, "shuffle": True, "timeout_s": 20}
 VALUES: list[Any] = [None, True, False, -1, 0, 1, 2**40, 2**70, 1.0, float("nan"), "", "0", [], [0], [[]], {}, {"a": 1}]
@@ -33,9 +29,7 @@ def save(rank: int, options: dict[str, Any], base: list[Any]) -> Any:
 
 
 def save_with(world_size: int, options: dict[str, Any], base: list[Any]) -> list[Any]:
-    results = run_ranks(world_size, save, options, base)
-    assert not any(result.error for result in results), results
-    return [result.value for result in results]
+    return get_values(run_ranks(world_size, save, options, base))
 
 
 def walk(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -6,14 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 from odb_sim.cli.main import main
 
 from tests.helpers.programs import run_program
-
-pytestmark = pytest.mark.torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

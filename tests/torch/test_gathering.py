@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,8 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from odb_ref import gather_objects
 from odb_ref.torch.loop.ranks import average, reduce_sum
 from tests.torch.ranks import run_ranks
-
-pytestmark = pytest.mark.torch
 
 
 def gather_uneven(rank: int) -> list[list[Any]]:

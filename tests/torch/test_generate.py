@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch.loop import generate  # noqa: E402
-from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.loop import generate
+from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.ranks import run_ranks
 
 COUNT = 37
 EXPECTED = [int(make_sample(number)["input_ids"].sum()) for number in range(COUNT)]

@@ -5,38 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.models import check_gradient, compute_loss, compute_union_gradient, get_gradient, make_model
+from tests.torch.ranks import get_values, run_ranks
 
 # Counting devices leaves the driver alone where it can: what this process starts by fork could not use a GPU afterwards.
 HAS_GPU = torch.cuda.device_count() > 0
 ON_GPU = (pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine"))
 HAS_NCCL = torch.distributed.is_nccl_available()
 EPOCHS = 2
-
-
-def make_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(32, 6), nn.Tanh(), nn.Linear(6, 32)).double()
-
-
-def compute_loss(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    logits = model(ids)[:, :-1].flatten(0, 1)
-    return nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
-
-
-def get_gradient(model: nn.Module) -> torch.Tensor:
-    return torch.cat([item.grad.flatten().cpu() for item in model.parameters() if item.grad is not None])
 
 
 def train(rank: int, sizes: list[int], device: str, num_workers: int) -> Any:
@@ -52,24 +34,12 @@ def train(rank: int, sizes: list[int], device: str, num_workers: int) -> Any:
             steps = []
             for batch, info in loader.steps():
                 assert batch["input_ids"].is_pinned() == (device == "cuda")
-                ids, labels = (batch[key].to(device, non_blocking=True) for key in ("input_ids", "labels"))
+                there = {key: batch[key].to(device, non_blocking=True) for key in ("input_ids", "labels")}
                 model.zero_grad()
-                (compute_loss(model, ids, labels) * info.loss_scale).backward()
-                steps.append(([] if info.is_idle else batch["numbers"], get_gradient(model).tolist()))
+                (compute_loss(model, there, "sum") * info.loss_scale).backward()
+                steps.append(([] if info.is_idle else batch["numbers"], get_gradient(model)))
             epochs.append(steps)
     return epochs
-
-
-def compute_union_gradient(numbers: list[int]) -> torch.Tensor:
-    """The gradient of the mean over all supervised tokens of these samples, in one process on the CPU."""
-    model = make_model()
-    total, count = torch.zeros((), dtype=torch.float64), 0
-    for number in numbers:
-        batch = collate([make_sample(number)])
-        total = total + compute_loss(model, batch["input_ids"], batch["labels"])
-        count += int((batch["labels"][:, 1:] != -100).sum())
-    (total / max(1, count)).backward()
-    return get_gradient(model)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +58,11 @@ def test_the_gradient_is_that_of_the_union(device: str, backend: str, sizes: lis
     # Forked processes could not use a GPU that this process has touched.
     method = "spawn" if device == "cuda" else "fork"
     arguments = (sizes, device, num_workers)
-    results = run_ranks(len(sizes), train, *arguments, timeout_s=200, method=method, backend=backend)
-    assert not any(result.error for result in results), results
-    for epochs in zip(*(result.value for result in results), strict=True):
+    values = get_values(run_ranks(len(sizes), train, *arguments, timeout_s=200, method=method, backend=backend))
+    for epochs in zip(*values, strict=True):
         emitted = [number for steps in epochs for numbers, _ in steps for number in numbers]
         assert sorted(emitted) == list(range(sum(sizes)))
         for step in zip(*epochs, strict=True):
             expected = compute_union_gradient([number for numbers, _ in step for number in numbers])
             for _, gradient in step:
-                found = torch.tensor(gradient, dtype=torch.float64)
-                assert torch.linalg.norm(found - expected) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)
+                check_gradient(gradient, expected)

@@ -15,22 +15,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler  # noqa: E402
-from torch.utils.data.distributed import DistributedSampler  # noqa: E402
-
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch import ODBDataLoader, apply  # noqa: E402
-from odb_ref.torch.settings import RENAMED  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, read  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import UsageError
+from odb_ref.torch import ODBDataLoader, apply
+from odb_ref.torch.settings import RENAMED
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, read
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": collate, "timeout_s": 20}
 

@@ -12,19 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset  # noqa: E402
-
-from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.exchange.facts import list_facts  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
-from tests.torch.ranks import Result, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobError, ODBDataLoader, UsageError
+from odb_ref.torch.exchange.identity import list_facts
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.ranks import Result, get_values, run_ranks
 
 TIMEOUT_S = 6.0
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": TIMEOUT_S}
@@ -214,9 +210,8 @@ def begin_in_another_order(rank: int, kind: str, are_named: bool, is_same: bool)
 )
 def test_loaders_of_one_line_meet_whatever_order_they_are_made_in(kind: str, are_named: bool) -> None:
     """Spec: R18.1."""
-    results = run_ranks(2, begin_in_another_order, kind, are_named, True)
-    assert not any(result.error for result in results), results
-    assert sorted(results[0].value + results[1].value) == list(range(24))
+    values = get_values(run_ranks(2, begin_in_another_order, kind, are_named, True))
+    assert sorted(values[0] + values[1]) == list(range(24))
 
 
 @pytest.mark.parametrize(
@@ -274,10 +269,9 @@ def begin_one_after_another(rank: int, kind: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", ["common", "stream", "sampler", "given", "hidden"])
 def test_loaders_of_one_line_need_no_names_one_after_another(kind: str) -> None:
-    results = run_ranks(2, begin_one_after_another, kind)
-    assert not any(result.error for result in results), results
+    values = get_values(run_ranks(2, begin_one_after_another, kind))
     starts = [0, 100, 0, 0, 0] if kind == "common" else [0, 100]
-    for start, *parts in zip(starts, *(result.value for result in results), strict=True):
+    for start, *parts in zip(starts, *values, strict=True):
         assert sorted(number for part in parts for number in part) == list(range(start, start + 24))
 
 
@@ -319,9 +313,8 @@ def read_local(rank: int, kind: Any, name: str | None) -> list[int]:
 
 @pytest.mark.parametrize(("kind", "name"), [(Local, None), (Elsewhere, "train")])
 def test_what_differs_between_ranks_of_one_data_set_can_be_said(kind: Any, name: str | None) -> None:
-    results = run_ranks(2, read_local, kind, name)
-    assert not any(result.error for result in results), results
-    assert sorted(results[0].value + results[1].value) == list(range(24))
+    values = get_values(run_ranks(2, read_local, kind, name))
+    assert sorted(values[0] + values[1]) == list(range(24))
 
 
 def test_ranks_with_other_data_of_one_type_are_told() -> None:
@@ -372,9 +365,8 @@ def interleave(rank: int) -> Any:
 
 
 def test_interleaved_nested_and_new_loaders_go_on_to_work() -> None:
-    results = run_ranks(2, interleave)
-    assert not any(result.error for result in results), results
-    anew = zip(*(result.value[2] for result in results), strict=True)
+    values = get_values(run_ranks(2, interleave))
+    anew = zip(*(value[2] for value in values), strict=True)
     for epoch, shards in enumerate(anew):
         assert sorted(number for shard in shards for number in shard) == list(range(epoch, epoch + 24))
 
@@ -400,9 +392,8 @@ def begin_anew(rank: int, store: Path) -> Any:
 
 def test_a_process_group_that_is_made_anew_is_a_new_generation(tmp_path: Path) -> None:
     """Spec: R18.3."""
-    results = run_ranks(2, begin_anew, tmp_path / "store")
-    assert not any(result.error for result in results), results
-    for shards in zip(*(result.value for result in results), strict=True):
+    values = get_values(run_ranks(2, begin_anew, tmp_path / "store"))
+    for shards in zip(*values, strict=True):
         assert sorted(number for shard in shards for number in shard) == list(range(24))
 
 

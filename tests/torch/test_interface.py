@@ -9,20 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
-torch = pytest.importorskip("torch")
-
-from torch.distributed import HashStore, PrefixStore, TCPStore  # noqa: E402
-
-from odb_ref import Batching, Faults, ODBDataLoader  # noqa: E402
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch.exchange import interface  # noqa: E402
-from odb_ref.torch.exchange.interface import choose_address, find_master, list_ports  # noqa: E402
-from odb_ref.torch.exchange.listener import Listener  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref import Batching, Faults, ODBDataLoader
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.exchange import interface
+from odb_ref.torch.exchange.interface import choose_address, find_master, list_ports
+from odb_ref.torch.exchange.listener import Listener
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import get_values, run_ranks
 
 SECRET = bytes(16)
 
@@ -164,6 +159,5 @@ def read_on_ports(rank: int, first: int) -> Any:
 def test_loaders_one_after_another_get_on_with_a_port_for_each_process() -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
         first = probe.getsockname()[1]
-    results = run_ranks(2, read_on_ports, first)
-    assert not any(result.error for result in results), results
-    assert all(not result.value[1] for result in results), "once all have met, nothing listens"
+    values = get_values(run_ranks(2, read_on_ports, first))
+    assert all(not value[1] for value in values), "once all have met, nothing listens"

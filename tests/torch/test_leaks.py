@@ -11,17 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.data import DataLoader  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import get_values, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate, "timeout_s": 20}
 
@@ -101,11 +96,10 @@ def test_fast_epochs_with_early_breaks_leave_nothing_behind(
 ) -> None:
     """A fresh loader for each epoch: not a thread, process, descriptor or shared-memory file more than after the first."""
     before = list_shared()
-    results = run_ranks(world_size, break_early, options, is_closed, epochs, timeout_s=150)
-    assert not any(result.error for result in results), results
-    for result in results:
-        plain, first, last = result.value
-        assert all(last[key] <= first[key] for key in first), result.value
+    values = get_values(run_ranks(world_size, break_early, options, is_closed, epochs, timeout_s=150))
+    for value in values:
+        plain, first, last = value
+        assert all(last[key] <= first[key] for key in first), value
         assert last["children"] <= plain["children"]  # one where processes are spawned, which Python keeps for the next
     # Files live for a moment on their way from process to process, those of other jobs on this machine too.
     deadline = time.monotonic() + 10

@@ -14,26 +14,21 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from torch.distributed import HashStore, PrefixStore
 
-torch = pytest.importorskip("torch")
-
-from torch.distributed import HashStore, PrefixStore  # noqa: E402
-
-from odb_ref.core.errors import PeerError  # noqa: E402
-from odb_ref.core.events import PeerLost, Report  # noqa: E402
-from odb_ref.torch.exchange import links as links_module  # noqa: E402
-from odb_ref.torch.exchange import process_table  # noqa: E402
-from odb_ref.torch.exchange.collectives import GatherTransport, Transport  # noqa: E402
-from odb_ref.torch.exchange.exchange_thread import Exchange, RankStatus  # noqa: E402
-from odb_ref.torch.exchange.identity import LoaderIdentity  # noqa: E402
-from odb_ref.torch.exchange.link import End, EndedError, Endpoint, Link, MessageKind  # noqa: E402
-from odb_ref.torch.exchange.links import Links  # noqa: E402
-from odb_ref.torch.exchange.listener import MAX_PENDING, Listener, connect  # noqa: E402
-from odb_ref.torch.exchange.process_table import read_status  # noqa: E402
-from odb_ref.torch.exchange.rendezvous import _Meeting  # noqa: E402
-from odb_ref.torch.exchange.roster import Roster  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import PeerError
+from odb_ref.core.events import PeerLost, Report
+from odb_ref.torch.exchange import links as links_module
+from odb_ref.torch.exchange import process_table
+from odb_ref.torch.exchange.collectives import GatherTransport, Transport
+from odb_ref.torch.exchange.exchange_thread import Exchange, RankStatus
+from odb_ref.torch.exchange.identity import LoaderIdentity
+from odb_ref.torch.exchange.link import End, EndedError, Endpoint, Link, MessageKind
+from odb_ref.torch.exchange.links import Links
+from odb_ref.torch.exchange.listener import MAX_PENDING, Listener, connect
+from odb_ref.torch.exchange.process_table import read_status
+from odb_ref.torch.exchange.rendezvous import _Meeting
+from odb_ref.torch.exchange.roster import Roster
 
 SECRET = bytes(range(16))
 IDENTITY = LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, is_common=False)

@@ -5,22 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
-
-from odb_ref.core.errors import JobError, UsageError  # noqa: E402
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from odb_ref.torch.loop import MemoryFit, fit_token_budget, rehearse, scaled_learning_rate  # noqa: E402
-from odb_ref.torch.loop.memory import is_out_of_memory, measure_peak  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import JobError, UsageError
+from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.loop import MemoryFit, fit_token_budget, rehearse, scaled_learning_rate
+from odb_ref.torch.loop.memory import is_out_of_memory, measure_peak
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import get_values, run_ranks
 
 torch.set_num_threads(1)
 MIB = 2**20
@@ -214,12 +210,11 @@ def fit_on_rank(rank: int) -> Any:
 
 
 def test_all_ranks_get_the_budget_of_the_one_that_needs_most() -> None:
-    results = run_ranks(2, fit_on_rank)
-    assert not any(result.error for result in results), results
-    assert results[0].value == results[1].value
-    assert results[0].value[1][0] == (1, 50)
+    values = get_values(run_ranks(2, fit_on_rank))
+    assert values[0] == values[1]
+    assert values[0][1][0] == (1, 50)
     alone = fit_token_budget(Step(), [50], limit_bytes=20 * MIB)
-    assert f"token budget {alone.token_budget}:" not in results[0].value[0]
+    assert f"token budget {alone.token_budget}:" not in values[0][0]
 
 
 def fail_on_rank(rank: int, failing: str) -> Any:

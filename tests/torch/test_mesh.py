@@ -8,20 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.checkpoint import JobState  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
-from tests.torch.ranks import Result, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.torch.checkpoint import JobState
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Stream, collate, make_sample
+from tests.torch.ranks import Result, get_values, run_ranks
 
 COUNT = 61
 SETTINGS: dict[str, Any] = {
@@ -335,10 +330,9 @@ def read_in_part(rank: int, groups: list[list[int]]) -> Any:
 
 @pytest.mark.parametrize("groups", [[[0, 1]], [[0, 1], [2, 3]]])
 def test_groups_that_are_said_to_be_apart_read_apart(groups: list[list[int]]) -> None:
-    results = run_ranks(3 if len(groups) == 1 else 4, read_in_part, groups)
-    assert not any(result.error for result in results), results
+    values = get_values(run_ranks(3 if len(groups) == 1 else 4, read_in_part, groups))
     for ranks in groups:
-        assert sorted(number for rank in ranks for number in results[rank].value) == list(range(COUNT))
+        assert sorted(number for rank in ranks for number in values[rank]) == list(range(COUNT))
 
 
 def write_traces(rank: int, folder: Path, told: int, failing: tuple[int, ...]) -> Any:

@@ -5,27 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.plan import plan_ranks  # noqa: E402
-from odb_ref.torch.micro_batches import plan_micro_batches  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import UsageError
+from odb_ref.plan import plan_ranks
+from odb_ref.torch.micro_batches import plan_micro_batches
+from tests.torch.models import get_gradient, make_model
+from tests.torch.ranks import run_ranks
 
 SHARDS = [[9, 4, 30, 17, 2], [12], [25, 26, 27, 28, 5, 5, 6]]
 """Unequal, and one rank has fewer samples than there are micro-batches."""
-
-
-def make_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(32, 6), nn.Tanh(), nn.Linear(6, 32)).double()
 
 
 def make_tokens(rank: int, index: int) -> torch.Tensor:
@@ -37,10 +29,6 @@ def compute_loss(model: nn.Module, rank: int, indices: tuple[int, ...]) -> torch
     """The mean over the tokens of a row in which the samples lie end to end."""
     row = torch.cat([make_tokens(rank, index) for index in indices])
     return nn.functional.cross_entropy(model(row), (row + 1) % 32)
-
-
-def get_gradient(model: nn.Module) -> list[float]:
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).tolist()
 
 
 def train(rank: int, options: dict[str, Any]) -> tuple[list[tuple[Any, ...]], list[float], list[float]]:

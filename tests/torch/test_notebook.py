@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from tests.helpers.programs import run_program
-
-pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "lengths.ipynb"

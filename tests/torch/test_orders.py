@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
-from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
-from odb_ref.torch.plan.order import compute_order  # noqa: E402
-from tests.torch.data import Numbers, collate, read  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import Batching, ODBDataLoader
+from odb_ref.torch.plan.order import compute_order
+from tests.torch.data import Numbers, collate, read
 
 
 def read_order(seed: int, epoch: int) -> list[int]:

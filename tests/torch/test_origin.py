@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
 from tests.helpers.tamper import Tampered
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import run_ranks
+from tests.torch.ranks import get_values, run_ranks
 from tests.trace.test_lineage import (
     change,
     drop_the_tail,
@@ -24,8 +22,6 @@ from tests.trace.test_lineage import (
     go_on_after_another_step,
     tell,
 )
-
-pytestmark = pytest.mark.torch
 
 SETTINGS: dict[str, Any] = {
     "token_budget": 40,
@@ -56,8 +52,7 @@ def train_and_resume(rank: int, folder: Path, options: dict[str, Any]) -> None:
 
 
 def write(folder: Path, **options: Any) -> list[Path]:
-    results = run_ranks(2, train_and_resume, folder, options)
-    assert not any(result.error for result in results), results
+    get_values(run_ranks(2, train_and_resume, folder, options))
     return sorted(folder.glob("*.ndjson"))
 
 

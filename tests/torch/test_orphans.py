@@ -13,11 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from odb_ref.torch.workers.serving import _is_orphaned
-
-pytestmark = pytest.mark.torch
 
 SCRIPT = """
 import os, signal, sys, time

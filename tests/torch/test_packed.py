@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
 
-torch = pytest.importorskip("torch")
-
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.utils.data import Dataset  # noqa: E402
-
-from odb_ref.torch import FlattenSamples, JobError, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.reading.tasks import SampleError  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import FlattenSamples, JobError, ODBDataLoader, UsageError
+from odb_ref.torch.reading.tasks import SampleError
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.torch.data import make_sample
+from tests.torch.ranks import get_values, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "layout": "packed", "window": 12, "timeout_s": 20}
 SIZES = [23, 8]
@@ -248,11 +244,10 @@ def train(rank: int) -> list[tuple[list[dict[str, Any]], list[float]]]:
 
 def test_two_ranks_of_uneven_shards_get_the_gradient_of_single_samples() -> None:
     """Checks: WEIGHT, ALIGN, COVER."""
-    results = run_ranks(2, train, timeout_s=120)
-    assert not any(result.error for result in results), results
+    values = get_values(run_ranks(2, train, timeout_s=120))
     model = make_model()
     seen = 0
-    for (samples, gradient), (others, same) in zip(results[0].value, results[1].value, strict=True):
+    for (samples, gradient), (others, same) in zip(values[0], values[1], strict=True):
         both = [{name: torch.tensor(ids) for name, ids in sample.items()} for sample in samples + others]
         expected = compute_single_gradient(both, model)
         for found in (gradient, same):
@@ -260,4 +255,4 @@ def test_two_ranks_of_uneven_shards_get_the_gradient_of_single_samples() -> None
                 torch.tensor(found, dtype=torch.float64) - expected
             ) <= TOLERANCE * torch.linalg.norm(expected)
         seen += len(both)
-    assert seen == sum(SIZES) and len(results[0].value) > 2
+    assert seen == sum(SIZES) and len(values[0]) > 2

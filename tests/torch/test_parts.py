@@ -8,26 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler  # noqa: E402
-from torch.utils.data.distributed import DistributedSampler  # noqa: E402
-
-from odb_ref.core.batching.weighting import LossReduction, LossScaling, Weighting  # noqa: E402
-from odb_ref.core.types import StepCounts  # noqa: E402
-from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply  # noqa: E402
-from odb_ref.torch.options import compute_trace_path  # noqa: E402
-from odb_ref.torch.reading.collator import Collator, OnIdle  # noqa: E402
-from odb_ref.torch.reading.measure import Measured, SupervisedCounter  # noqa: E402
-from odb_ref.torch.reading.serialization import LARGE_BYTES, pack, unpack  # noqa: E402
-from odb_ref.torch.reading.service import BatchRequest, ReadPlan  # noqa: E402
-from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK_HERE, KeyFeed, LoaderOptions, Source  # noqa: E402
-from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_whole  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.batching.weighting import LossReduction, LossScaling, Weighting
+from odb_ref.core.types import StepCounts
+from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply
+from odb_ref.torch.epoch.trace import compute_trace_path
+from odb_ref.torch.reading.collator import Collator, OnIdle
+from odb_ref.torch.reading.measure import Measured, SupervisedCounter
+from odb_ref.torch.reading.serialization import LARGE_BYTES, pack, unpack
+from odb_ref.torch.reading.service import BatchRequest, ReadPlan
+from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK_HERE, KeyFeed, LoaderOptions, Source
+from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_whole
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Stream, collate
 
 # Two micro-steps of three ranks: samples, tokens and supervised tokens; one idle.
 WINDOW = [
@@ -205,6 +201,7 @@ def test_a_trace_has_a_name_for_each_rank_and_epoch() -> None:
     assert compute_trace_path("a/run.ndjson.gz", 1, 2, 0) == Path("a/run-rank1.ndjson.gz")
     assert compute_trace_path("run-{epoch}-{rank}.ndjson", 1, 2, 3) == Path("run-3-1.ndjson")
     assert compute_trace_path("run.ndjson", 0, 1, 3) == Path("run-epoch3.ndjson")
+    assert compute_trace_path("run.ndjson", 1, 2, 3) == Path("run-rank1-epoch3.ndjson")
     assert compute_trace_path("run.ndjson", 1, 2, 0, 36) == Path("run-rank1-step36.ndjson")
 
 
@@ -359,7 +356,7 @@ def test_quick_samples_come_in_larger_chunks_unless_they_draw_together(
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_what_a_collate_fn_does_to_a_sample_no_idle_step_sees(size: int, is_packed: bool) -> None:
     sample = {"input_ids": torch.ones(size, dtype=torch.uint8)}
-    collator = Collator(OnIdle.REPLAY, None, print)
+    collator = Collator(OnIdle.REPLAY, None)
     collator.put([(0, Measured(3, 3, pack(sample) if is_packed else sample))])
     for places in ((0,), (), ()):
         task = collator.take(BatchRequest(0, places))

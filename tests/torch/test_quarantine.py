@@ -14,24 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
+from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError
+from odb_ref.torch.exchange.collectives import Transport
+from odb_ref.torch.exchange.exchange_thread import Exchange
+from odb_ref.torch.plan.order import compute_order
+from odb_ref.torch.reading.datasets import KeyChunk, SeededDataset
+from odb_ref.torch.reading.quarantine import BadSample, Quarantine
+from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Stream, collate, make_sample, read
+from tests.torch.ranks import get_values, run_ranks
 
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.exchange.collectives import Transport  # noqa: E402
-from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
-from odb_ref.torch.plan.order import compute_order  # noqa: E402
-from odb_ref.torch.reading.datasets import SeededDataset  # noqa: E402
-from odb_ref.torch.reading.quarantine import BadSample, Quarantine  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate, make_sample, read  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
 
 SETTINGS: dict[str, Any] = {
     "token_budget": 60,
@@ -225,9 +222,8 @@ def test_the_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> No
         {"num_workers": 1, "persistent_workers": True},
     ]
     for options in variants:
-        results = run_ranks(2, read_epochs, options, timeout_s=120)
-        assert not any(result.error for result in results), results
-        found.append([result.value for result in results])
+        values = get_values(run_ranks(2, read_epochs, options, timeout_s=120))
+        found.append(values)
     assert found[0] == found[1] == found[2]
     (epochs, bad, count), (other_epochs, other_bad, other_count) = found[0]
     for mine, others in zip(epochs, other_epochs, strict=True):
@@ -335,10 +331,9 @@ def test_other_numbers_of_ranks_finish_the_epoch_without_loss_or_repetition(worl
         bad_before = 0
         for world_size in worlds:
             is_final = world_size == worlds[-1]
-            results = run_ranks(world_size, save, 100 if is_final else limit // (1 + bool(base)), base, BAD)
-            assert not any(result.error for result in results), results
-            seen += [number for result in results for number in result.value[0]]
-            base = [result.value[1] for result in results]
+            values = get_values(run_ranks(world_size, save, 100 if is_final else limit // (1 + bool(base)), base, BAD))
+            seen += [number for value in values for number in value[0]]
+            base = [value[1] for value in values]
             bad_before += 0 if is_final else sum(len(state["bad"]) for state in base)
         assert sorted(seen) == GOOD, (worlds, limit)
         assert bad_before
@@ -488,10 +483,10 @@ class AtOnce(Spoiled):
 
 def test_a_guarded_data_set_that_reads_at_once_says_which_sample_is_bad() -> None:
     inner = AtOnce()
-    guarded = SeededDataset(inner, is_guarded=True)
-    good = [(0, 0, 2), (0, 1, 3)]
-    assert [sample["number"] for sample in guarded.__getitems__(good)] == [2, 3]  # type: ignore[index]
+    guarded = SeededDataset(inner, list, is_guarded=True)
+    found: Any = guarded[KeyChunk(0, [(0, 2), (1, 3)])]
+    assert [(place, sample["number"]) for place, sample in found] == [(0, 2), (1, 3)]
     assert inner.calls == 1
-    first, second = guarded.__getitems__([(0, 0, 0), (0, 1, 2)])
+    (_, first), (_, second) = guarded[KeyChunk(0, [(0, 0), (1, 2)])]
     assert first == BadSample("ValueError: bad row 0")
     assert second["number"] == 2  # type: ignore[index]

@@ -14,14 +14,10 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.soak import faults
 from tests.soak.case import Case, Fault, Victim, World, expand
 from tests.soak.judge import judge
 from tests.soak.rank import SHARD, Found, Rank
-
-pytestmark = pytest.mark.torch
 
 RUNS = int(os.environ.get("ODB_FAULT_RUNS", "4"))
 

@@ -6,17 +6,12 @@ import hashlib
 from typing import Any
 
 import pytest
+from demo_texts import ByteTexts, Text, read_docstrings
+from demo_train import collate
 
-torch = pytest.importorskip("torch")
-
-from demo_texts import ByteTexts, Text, read_docstrings  # noqa: E402
-from demo_train import collate  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.ranks import get_values, run_ranks
 
 SHARES = (61, 23, 40, 8)
 EPOCHS = 3
@@ -41,9 +36,7 @@ def read_epochs(rank: int, texts: list[Text], options: dict[str, Any]) -> list[l
 
 
 def run(texts: list[Text], options: dict[str, Any]) -> list[list[list[str]]]:
-    results = run_ranks(len(SHARES), read_epochs, texts, options, timeout_s=200)
-    assert not any(result.error for result in results), results
-    return [result.value for result in results]
+    return get_values(run_ranks(len(SHARES), read_epochs, texts, options, timeout_s=200))
 
 
 @pytest.fixture(scope="module")

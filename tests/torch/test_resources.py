@@ -15,15 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading import serialization  # noqa: E402
-from odb_ref.torch.reading.serialization import LARGE_BYTES, TransferError, pack, unpack  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.reading import serialization
+from odb_ref.torch.reading.serialization import LARGE_BYTES, TransferError, pack, unpack
+from tests.helpers.options import nested
 
 EPOCH_OF_IMAGES = textwrap.dedent(
     """

@@ -11,14 +11,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import get_values, run_ranks
 
 WORLDS = (1, 2, 3, 4)
 COUNT = 53
@@ -70,9 +66,7 @@ Saved = list[tuple[list[Row], list[Any]]]
 
 
 def save(world_size: int, options: dict[str, Any]) -> Saved:
-    results = run_ranks(world_size, save_at_every_step, options, timeout_s=120)
-    assert not any(result.error for result in results), results
-    saved = [result.value for result in results]
+    saved = get_values(run_ranks(world_size, save_at_every_step, options, timeout_s=120))
     assert sorted(number for rows, _ in saved for _, numbers, _ in rows for number in numbers) == list(range(COUNT))
     return saved
 
@@ -83,11 +77,10 @@ def check_continuations(
     """Goes on with ``world_size`` ranks after so many steps of each epoch as ``limits`` lists."""
     keys = [(world, limit) for world in saved_by_world for limit in limits[world]]
     cells = [[states[limit] for _, states in saved_by_world[world]] for world, limit in keys]
-    results = run_ranks(world_size, go_on, cells, options, timeout_s=240)
-    assert not any(result.error for result in results), results
+    values = get_values(run_ranks(world_size, go_on, cells, options, timeout_s=240))
     for index, (world, limit) in enumerate(keys):
         saved = saved_by_world[world]
-        after = [result.value[index] for result in results]
+        after = [value[index] for value in values]
         before = [rows[:limit] for rows, _ in saved]
         numbers = [number for rows in before + after for _, some, _ in rows for number in some]
         assert sorted(numbers) == list(range(COUNT)), (world, limit, world_size)

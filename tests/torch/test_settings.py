@@ -7,12 +7,8 @@ from typing import get_type_hints
 
 import pytest
 
-pytest.importorskip("torch")
-
 from odb_ref import ODBDataLoader, UsageError
 from odb_ref.torch.settings import GROUP_OF, GROUPS, RENAMED, LoaderArguments, arrange, describe_new_spelling, spread
-
-pytestmark = pytest.mark.torch
 
 MOST_ARGUMENTS = 24
 KEPT = {"scaling", "reduction", "is_divided_by_trainer"}

@@ -6,11 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
-pytest.importorskip("torch")
-
 import numpy as np
+import pytest
 import torch
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
@@ -22,8 +19,6 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.effects import Collate
 from tests.helpers.options import nested
 from tests.torch.data import make_sample
-
-pytestmark = pytest.mark.torch
 
 BUDGET = 12_288
 SHAPES = 8

@@ -8,18 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Dataset, Sampler
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.data import Dataset, Sampler  # noqa: E402
-
-from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate, make_sample, read  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-from tests.torch.states import change  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobError, ODBDataLoader, UsageError
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Stream, collate, make_sample, read
+from tests.torch.ranks import get_values, run_ranks
+from tests.torch.states import change
 
 SETTINGS: dict[str, Any] = {
     "token_budget": 60,
@@ -57,10 +53,9 @@ def save_and_go_on(rank: int, options: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("options", [{}, {"mode": "quota", "quota": 30}])
 def test_the_same_ranks_go_on_identically_after_any_step(options: dict[str, Any]) -> None:
-    results = run_ranks(2, save_and_go_on, options, timeout_s=120)
-    assert not any(result.error for result in results), results
-    for result in results:
-        whole, _, *rows = result.value
+    values = get_values(run_ranks(2, save_and_go_on, options, timeout_s=120))
+    for value in values:
+        whole, _, *rows = value
         assert all(before + after == whole for before, after in rows)
 
 
@@ -79,10 +74,9 @@ def test_other_numbers_of_ranks_finish_the_epoch_without_loss_or_repetition(worl
         seen: list[int] = []
         for world_size in worlds:
             is_final = world_size == worlds[-1]
-            results = run_ranks(world_size, save, 100 if is_final else limit // (1 + bool(base)), base)
-            assert not any(result.error for result in results), results
-            seen += [number for result in results for number in result.value[0]]
-            base = [result.value[1] for result in results]
+            values = get_values(run_ranks(world_size, save, 100 if is_final else limit // (1 + bool(base)), base))
+            seen += [number for value in values for number in value[0]]
+            base = [value[1] for value in values]
         assert sorted(seen) == list(range(COUNT)), (worlds, limit)
 
 

@@ -8,19 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from odb_ref.torch.plan.state import compute_digest  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, read  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import UsageError
+from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.plan.state import compute_digest
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, read
+from tests.torch.ranks import run_ranks
 
 COUNT = 40
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": collate, "timeout_s": 20}

@@ -10,25 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
+from odb_ref.core.errors import UsageError
+from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.loop import MemoryFit, StepGuard
+from odb_ref.torch.loop import guard as guard_module
+from odb_ref.torch.loop.splitting import split_batch
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.models import check_gradient, compute_loss, compute_union_gradient, get_gradient, make_model
+from tests.torch.ranks import get_values, run_ranks
 
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from odb_ref.torch.loop import MemoryFit, StepGuard  # noqa: E402
-from odb_ref.torch.loop import guard as guard_module  # noqa: E402
-from odb_ref.torch.loop.splitting import split_batch  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-from tests.torch.test_training import compute_loss, compute_union_gradient, get_gradient, make_model  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 torch.set_num_threads(1)
 SIZES = [30, 9]
@@ -66,7 +64,7 @@ class Faults:
         self.passes: list[tuple[int, ...]] = []
         """The samples of each pass that came to its end."""
 
-    def compute_loss(self, model: nn.Module, batch: dict[str, Any], reduction: str) -> torch.Tensor:
+    def compute_loss(self, model: nn.Module, batch: dict[str, Any], reduction: str = "mean") -> torch.Tensor:
         place = ""
         if len(batch["numbers"]) > self.most and self.choose.random() < self.chance:
             place = self.choose.choice(["before", "forward", "loss", "first", "middle"])
@@ -133,8 +131,7 @@ def check(ranks: list[list[dict[str, Any]]], sizes: list[int], epochs: int = 1) 
     for windows in zip(*ranks, strict=True):
         expected = compute_union_gradient([number for window in windows for number in window["numbers"]])
         for window in windows:
-            found = torch.tensor(window["gradient"], dtype=torch.float64)
-            assert torch.linalg.norm(found - expected) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)
+            check_gradient(window["gradient"], expected)
 
 
 VARIANTS: list[dict[str, Any]] = [
@@ -158,9 +155,8 @@ def test_gradients_are_exact_on_one_process_whatever_fails() -> None:
 
 
 def test_gradients_are_exact_on_two_processes_whatever_fails() -> None:
-    results = run_ranks(2, train_variants, timeout_s=200)
-    assert not any(result.error for result in results), results
-    for variant in zip(*(result.value for result in results), strict=True):
+    values = get_values(run_ranks(2, train_variants, timeout_s=200))
+    for variant in zip(*values, strict=True):
         check([windows for windows, _, _ in variant], SIZES)
         assert sum(failures for _, failures, _ in variant) > 3
 
@@ -168,10 +164,9 @@ def test_gradients_are_exact_on_two_processes_whatever_fails() -> None:
 @pytest.mark.slow
 def test_a_thousand_failures_lose_no_sample_and_leave_nobody_waiting() -> None:
     epochs = 64
-    results = run_ranks(2, train, 0.75, 100, {"accumulation_steps": 2}, "ddp", epochs, timeout_s=280)
-    assert not any(result.error for result in results), results
-    check([result.value[0] for result in results], SIZES, epochs)
-    assert sum(result.value[1] for result in results) >= 1000
+    values = get_values(run_ranks(2, train, 0.75, 100, {"accumulation_steps": 2}, "ddp", epochs, timeout_s=280))
+    check([value[0] for value in values], SIZES, epochs)
+    assert sum(value[1] for value in values) >= 1000
 
 
 class Prompts(Numbers):
@@ -185,7 +180,7 @@ class Prompts(Numbers):
 def test_a_batch_without_a_label_goes_in_halves_and_adds_nothing() -> None:
     model = make_model()
     faults = Faults(0, 1.0)
-    guard = StepGuard(model, lambda model, batch: faults.compute_loss(model, batch, "mean"))
+    guard = StepGuard(model, faults.compute_loss)
     with ODBDataLoader(Prompts(0, 8), **nested(**(OPTIONS | {"loss_scaling": "none"}))) as loader:
         for batch, info in loader.steps():
             assert guard.backward(batch, info) == 0.0
@@ -250,7 +245,7 @@ def train_with_less(rank: int) -> Any:
         def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
             if rank == 1 and batch["input_ids"].numel() > 60:
                 raise torch.OutOfMemoryError("CUDA out of memory: injected")
-            return compute_loss(model, batch, "mean")
+            return compute_loss(model, batch)
 
         guard = StepGuard(make_model(), step, lower_budget=loader.accept_budget)
         for _ in range(3):
@@ -279,14 +274,14 @@ def test_what_one_rank_cannot_hold_becomes_the_budget_of_all() -> None:
 def guard_inside(rank: int) -> str:
     model = nn.Sequential(DistributedDataParallel(make_model()))
     with pytest.raises(UsageError) as caught:
-        StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
+        StepGuard(model, compute_loss)
     return str(caught.value)
 
 
 def test_an_engine_of_deepspeed_is_refused() -> None:
     engine = type("DeepSpeedEngine", (nn.Module,), {"__module__": "deepspeed.runtime.engine"})()
     with pytest.raises(UsageError, match="DeepSpeed's engine has collectives of its own"):
-        StepGuard(engine, lambda model, batch: compute_loss(model, batch, "mean"))
+        StepGuard(engine, compute_loss)
 
 
 def test_a_wrapper_that_hides_what_averages_is_refused() -> None:
@@ -303,7 +298,7 @@ def fail_for_good(rank: int, error: Exception, accumulation_steps: int) -> Any:
     def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
         if rank == 1:
             raise error
-        return compute_loss(model, batch, "mean")
+        return compute_loss(model, batch)
 
     guard = StepGuard(model, step)
     options = OPTIONS | {"accumulation_steps": accumulation_steps}
@@ -358,7 +353,7 @@ def train_sharded(rank: int, kind: str, options: dict[str, Any], least: int = 31
     def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
         nonlocal passes
         passes += 1
-        return compute_loss(model, batch, "mean")
+        return compute_loss(model, batch)
 
     guard = StepGuard(wrapped, step, memory=FIT)
     choose = random.Random(rank)
@@ -387,10 +382,9 @@ def get_whole_gradient(model: nn.Module) -> list[float]:
 
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
 def test_a_sharded_model_takes_more_passes_on_every_rank(kind: str) -> None:
-    results = run_ranks(2, train_sharded, kind, {"accumulation_steps": 2}, timeout_s=120)
-    assert not any(result.error for result in results), results
-    check([result.value[0] for result in results], SIZES)
-    (_, failures, more), (_, other_failures, others_more) = (result.value for result in results)
+    values = get_values(run_ranks(2, train_sharded, kind, {"accumulation_steps": 2}, timeout_s=120))
+    check([value[0] for value in values], SIZES)
+    (_, failures, more), (_, other_failures, others_more) = values
     assert failures + other_failures > 5
     assert more == others_more >= 3
 
@@ -430,7 +424,7 @@ def run_once(batch: dict[str, Any], **options: Any) -> list[float]:
     """The gradient of a batch of four samples that fails once."""
     model = make_model()
     faults = Faults(0, 1.0, most=3)
-    guard = StepGuard(model, lambda model, batch: faults.compute_loss(model, batch, "mean"), **options)
+    guard = StepGuard(model, faults.compute_loss, **options)
     with ODBDataLoader(Numbers(0, 4), **nested(**(OPTIONS | {"token_budget": 1000, "ramp_rounds": 0}))) as loader:
         ((found, info),) = loader.steps()
         guard.backward(found | batch, info)
@@ -448,7 +442,7 @@ def test_labels_that_do_not_show_what_carries_loss_need_a_count() -> None:
     with pytest.raises(UsageError, match="pass count="):
         model = make_model()
         faults = Faults(0, 1.0, most=3)
-        guard = StepGuard(model, lambda model, batch: faults.compute_loss(model, batch, "mean"))
+        guard = StepGuard(model, faults.compute_loss)
         options = OPTIONS | {"token_budget": 1000, "ramp_rounds": 0, "supervised_fn": lambda sample: 1}
         with ODBDataLoader(Numbers(0, 4), **nested(**options)) as loader:
             guard.backward(*next(iter(loader.steps())))

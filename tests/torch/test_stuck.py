@@ -15,44 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading.description import describe  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import Result, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import Batching, ODBDataLoader
+from odb_ref.torch.reading.description import describe
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, Unspeakable, collate, go_wrong
+from tests.torch.ranks import Result, get_values, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "shard": "given", "timeout_s": 5}
-
-
-class Panic(BaseException):
-    """As pyo3's PanicException: no Exception."""
-
-
-class Unspeakable(Exception):
-    """Neither its text nor a pickle of it can be had."""
-
-    def __str__(self) -> str:
-        raise Panic("no text")
-
-    def __reduce__(self) -> Any:
-        raise SystemExit(4)
-
-
-ERRORS: dict[str, Any] = {
-    "SystemExit": lambda: sys.exit(3),
-    "exit 0": lambda: sys.exit(0),
-    "Panic": lambda: (_ for _ in ()).throw(Panic("it panicked")),
-    "KeyboardInterrupt": lambda: (_ for _ in ()).throw(KeyboardInterrupt("by hand")),
-    "Unspeakable": lambda: (_ for _ in ()).throw(Unspeakable()),
-    "os._exit": lambda: os._exit(0),
-}
 
 
 class Raising(Numbers):
@@ -64,14 +36,14 @@ class Raising(Numbers):
 
     def __getitem__(self, index: int) -> Any:
         if index == self.at:
-            ERRORS[self.kind]()
+            go_wrong(self.kind)
         return super().__getitem__(index)
 
 
 def read_raising(rank: int, where: str, kind: str, num_workers: int) -> None:
     def combine(samples: list[Any]) -> Any:
         if where == "collate" and rank == 1 and any(sample["number"] == 12 for sample in samples):
-            ERRORS[kind]()
+            go_wrong(kind)
         return collate(samples)
 
     at = 12 if where == "data set" and rank == 1 else None
@@ -100,7 +72,7 @@ def check_blamed(results: list[Result], rank: int, cause: str = "") -> None:
         ("data set", "SystemExit", 0),
         ("data set", "Panic", 0),
         ("data set", "KeyboardInterrupt", 0),
-        ("data set", "exit 0", 1),
+        ("data set", "exit", 1),
         ("data set", "Panic", 1),
         ("data set", "Unspeakable", 1),
         ("data set", "os._exit", 2),
@@ -308,11 +280,10 @@ class Slow(Numbers):
     ],
 )
 def test_a_rank_that_waits_says_for_whom(what: str, num_workers: int, text: str) -> None:
-    results = run_ranks(4, wait_and_listen, what, num_workers)
-    assert not any(result.error for result in results), results
+    values = get_values(run_ranks(4, wait_and_listen, what, num_workers))
     for rank in (0, 1, 3):
         expected = text.replace("rank 0", f"rank {rank}")
-        assert any(re.search(expected, line) for line in results[rank].value), results[rank].value
+        assert any(re.search(expected, line) for line in values[rank]), values[rank]
 
 
 LEAVER = """

@@ -3,49 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader, UsageError
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.models import (
+    check_gradient,
+    compute_gradient,
+    compute_loss,
+    compute_union_gradient,
+    get_gradient,
+    make_model,
+)
+from tests.torch.ranks import get_values, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 12, "collate_fn": collate, "shard": "given", "timeout_s": 20}
 
 
 def make_shard(rank: int, sizes: list[int]) -> Numbers:
     return Numbers(sum(sizes[:rank]), sizes[rank])
-
-
-def make_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(32, 6), nn.Tanh(), nn.Linear(6, 32)).double()
-
-
-def compute_loss(model: nn.Module, batch: dict[str, Any], reduction: str) -> torch.Tensor:
-    logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
-    return nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), reduction=reduction)
-
-
-def get_gradient(model: nn.Module) -> list[float]:
-    gradients = [parameter.grad for parameter in model.parameters()]
-    whole = [gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient for gradient in gradients]
-    return torch.cat([gradient.flatten() for gradient in whole]).tolist()
 
 
 def wrap(model: nn.Module, kind: str) -> nn.Module:
@@ -77,22 +62,6 @@ def train(rank: int, sizes: list[int], options: dict[str, Any], kind: str) -> An
     return steps, updates, numbers_of_step
 
 
-def compute_union_gradient(numbers: list[int]) -> torch.Tensor:
-    """The gradient of the mean over all supervised tokens, in one process."""
-    return compute_gradient([make_sample(number) for number in numbers])
-
-
-def compute_gradient(samples: list[dict[str, Any]]) -> torch.Tensor:
-    model = make_model()
-    total, count = torch.zeros((), dtype=torch.float64), 0
-    for sample in samples:
-        batch = collate([sample])
-        total = total + compute_loss(model, batch, "sum")
-        count += int((batch["labels"][:, 1:] != -100).sum())
-    (total / max(1, count)).backward()
-    return torch.tensor(get_gradient(model), dtype=torch.float64)
-
-
 VARIANTS = [
     {"accumulation_steps": steps, "loss_reduction": reduction, "transport": transport}
     for steps, reduction, transport in itertools.product((1, 4), ("mean", "sum"), ("reduce", "gather"))
@@ -109,9 +78,8 @@ def train_all(rank: int, sizes: list[int], kind: str) -> Any:
 def test_the_gradient_of_uneven_shards_is_that_of_the_union(kind: str) -> None:
     # https://github.com/pytorch/pytorch/issues/33148
     sizes = [30, 9, 4]
-    results = run_ranks(3, train_all, sizes, kind, timeout_s=120)
-    assert not any(result.error for result in results), results
-    for variant in zip(*(result.value for result in results), strict=True):
+    values = get_values(run_ranks(3, train_all, sizes, kind, timeout_s=120))
+    for variant in zip(*values, strict=True):
         check_gradients(sizes, variant)
 
 
@@ -122,8 +90,7 @@ def check_gradients(sizes: list[int], ranks: tuple[Any, ...]) -> None:
     for updates in zip(*(updates for _, updates, _ in ranks), strict=True):
         expected = compute_union_gradient([number for update in updates for number in update["numbers"]])
         for update in updates:
-            found = torch.tensor(update["gradient"], dtype=torch.float64)
-            assert torch.linalg.norm(found - expected) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)
+            check_gradient(update["gradient"], expected)
 
 
 RATE = 0.5
@@ -146,19 +113,18 @@ def train_sharded(rank: int, sizes: list[int]) -> Any:
 
 def test_zero_sharded_training_equals_one_process_on_the_union() -> None:
     """Checks: ALIGN, WEIGHT with collectives in the optimizer's step too."""
-    results = run_ranks(3, train_sharded, [20, 7, 2], timeout_s=120)
-    assert not any(result.error for result in results), results
+    values = get_values(run_ranks(3, train_sharded, [20, 7, 2], timeout_s=120))
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    for groups in zip(*(result.value[0] for result in results), strict=True):
+    for groups in zip(*(value[0] for value in values), strict=True):
         optimizer.zero_grad()
         samples = [make_sample(number) for group in groups for number in group]
         losses = [compute_loss(model, collate([sample]), "sum") for sample in samples]
         count = sum(int((sample["labels"][1:] != -100).sum()) for sample in samples)
         (sum(losses) / count).backward()
         optimizer.step()
-    for result in results:
-        for found, expected in zip(result.value[1], model.parameters(), strict=True):
+    for value in values:
+        for found, expected in zip(value[1], model.parameters(), strict=True):
             torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected.data, rtol=1e-9, atol=1e-12)
 
 
@@ -215,9 +181,8 @@ def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exac
 ) -> None:
     """Checks: WEIGHT. Idle replays and real batches alike; their mean loss is 0/0."""
     # https://github.com/instructlab/training/issues/547
-    results = run_ranks(2, train_on_prompts, masked, options)
-    assert not any(result.error for result in results), results
-    steps = list(zip(*(result.value for result in results), strict=True))
+    values = get_values(run_ranks(2, train_on_prompts, masked, options))
+    steps = list(zip(*values, strict=True))
     if masked != ["no", "odd"] and "loss_reduction" not in options:
         assert any(is_nan for step in steps for is_nan, _, _ in step)
     data = [Prompts(0, 200, kind) for kind in masked]
@@ -227,55 +192,7 @@ def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exac
         assert torch.equal(found[0], found[1])
         if "loss_scaling" not in options:
             union = [data[rank][number] for rank, (_, numbers, _) in enumerate(step) for number in numbers]
-            expected = compute_gradient(union)
-            assert torch.linalg.norm(found[0] - expected) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)
-
-
-def read_epochs(rank: int, sizes: list[int], options: dict[str, Any], epochs: int) -> Any:
-    with ODBDataLoader(make_shard(rank, sizes), **nested(**(SETTINGS | options))) as loader:
-        return [[([] if info.is_idle else batch["numbers"]) for batch, info in loader.steps()] for _ in range(epochs)]
-
-
-def test_fork_and_spawn_and_any_number_of_workers_give_the_same_batches(tmp_path: Path) -> None:
-    sizes, epochs = [25, 3], 2
-    variants = [
-        {"num_workers": 0},
-        {"num_workers": 2, "multiprocessing_context": "fork"},
-        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
-    ]
-    found = []
-    for variant in variants:
-        results = run_ranks(2, read_epochs, sizes, {"shuffle": True} | variant, epochs, timeout_s=120)
-        assert not any(result.error for result in results), results
-        found.append([result.value for result in results])
-    assert found[0] == found[1] == found[2]
-
-
-def test_the_traces_of_a_run_pass_the_checker(tmp_path: Path) -> None:
-    results = run_ranks(4, read_epochs, [40, 13, 13, 1], {"trace": tmp_path / "run.ndjson"}, 2)
-    assert not any(result.error for result in results), results
-    paths = sorted(tmp_path.glob("*.ndjson"))
-    assert [path.name for path in paths] == [
-        *(f"run-rank{rank}{epoch}.ndjson" for rank in range(4) for epoch in ("-epoch1", "")),
-    ]
-    verdict = check_traces([str(path) for path in paths])
-    assert not verdict.violations
-
-
-def read_on_mesh(rank: int) -> Any:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    options = SETTINGS | {"shard": "auto", "shuffle": True}
-    with ODBDataLoader(Numbers(0, 31), **nested(device_mesh=mesh, **options)) as by_mesh:
-        return [[] if info.is_idle else batch["numbers"] for batch, info in by_mesh.steps()]
-
-
-def test_peers_of_a_mesh_get_the_same_batches() -> None:
-    results = run_ranks(4, read_on_mesh)
-    assert not any(result.error for result in results), results
-    first, first_peer, second, second_peer = (result.value for result in results)
-    assert first == first_peer
-    assert second == second_peer
-    assert sorted(number for batch in first + second for number in batch) == list(range(31))
+            check_gradient(found[0], compute_gradient(union))
 
 
 def read_auto(rank: int) -> Any:
@@ -311,9 +228,8 @@ def read_with_two_loaders(rank: int) -> Any:
 
 
 def test_two_loaders_at_once_do_not_disturb_each_other() -> None:
-    results = run_ranks(2, read_with_two_loaders)
-    assert not any(result.error for result in results), results
-    first, second = results[0].value
+    values = get_values(run_ranks(2, read_with_two_loaders))
+    first, second = values[0]
     assert sorted(first["train"] + second["train"]) == list(range(17))
     assert set(first["eval"]) == {0, 1}
     assert set(second["eval"]) == set(range(2, 8))

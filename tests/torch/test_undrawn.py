@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import Dataset
 
-torch = pytest.importorskip("torch")
-
-from torch.utils.data import Dataset  # noqa: E402
-
-from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading import datasets  # noqa: E402
-from odb_ref.torch.reading.datasets import SeededDataset  # noqa: E402
-from odb_ref.torch.reading.quarantine import BadSample  # noqa: E402
-from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate, seed_generators  # noqa: E402
-from tests.torch.data import make_sample  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import Batching, ODBDataLoader
+from odb_ref.torch.reading import datasets
+from odb_ref.torch.reading.datasets import KeyChunk, SeededDataset
+from odb_ref.torch.reading.quarantine import BadSample
+from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate, seed_generators
+from tests.torch.data import make_sample
 
 COUNT = 40
 SEED = 77
@@ -110,6 +106,10 @@ def cut(sizes: list[int]) -> Iterator[range]:
         first += size
 
 
+def read_chunk(seeded: SeededDataset, numbers: Iterable[int]) -> list[Any]:
+    return [item for _, item in seeded[KeyChunk(SEED, [(number, number) for number in numbers])]]
+
+
 @given(
     where=st.frozensets(st.integers(0, COUNT - 1)),
     how=st.sampled_from(sorted(DRAWS | OTHERS)),
@@ -120,9 +120,8 @@ def test_what_is_drawn_is_what_the_sample_s_own_seed_gives(where: frozenset[int]
     """However samples are read together, and whichever of them draw. Spec: R12.1, R12.3."""
     dataset = Drawing(where, (DRAWS | OTHERS)[how])
     expected = [read_seeded(dataset, number) for number in range(COUNT)]
-    seeded = SeededDataset(dataset)
-    found = [item for chunk in cut(sizes) for item in seeded.__getitems__([(SEED, number, number) for number in chunk])]
-    assert found == expected
+    seeded = SeededDataset(dataset, list)
+    assert [item for numbers in cut(sizes) for item in read_chunk(seeded, numbers)] == expected
 
 
 @given(where=st.frozensets(st.integers(0, COUNT - 1)), size=st.integers(1, COUNT))
@@ -130,10 +129,8 @@ def test_what_is_drawn_is_what_the_sample_s_own_seed_gives(where: frozenset[int]
 def test_a_sample_that_raises_for_what_it_draws_does_so_with_its_own_seed(where: frozenset[int], size: int) -> None:
     dataset = Drawing(where, draw_and_raise)
     expected = [read_seeded(dataset, number) for number in range(COUNT)]
-    seeded = SeededDataset(dataset, is_guarded=True)
-    found = [
-        item for chunk in cut([size]) for item in seeded.__getitems__([(SEED, number, number) for number in chunk])
-    ]
+    seeded = SeededDataset(dataset, list, is_guarded=True)
+    found = [item for numbers in cut([size]) for item in read_chunk(seeded, numbers)]
     causes = [item.cause.removeprefix("ValueError: ") if isinstance(item, BadSample) else item for item in found]
     assert causes == expected
 
@@ -147,9 +144,9 @@ def test_nothing_is_seeded_for_samples_that_do_not_draw(where: frozenset[int], m
     arm = DrawDetector.arm
     monkeypatch.setattr(DrawDetector, "arm", lambda self: (armed.append(self), arm(self)))
     dataset = Drawing(where, DRAWS["random"])
-    seeded = SeededDataset(dataset)
+    seeded = SeededDataset(dataset, list)
     for first in range(0, COUNT, 10):
-        seeded.__getitems__([(SEED, number, number) for number in range(first, first + 10)])
+        read_chunk(seeded, range(first, first + 10))
     if where:
         assert dataset.reads == [*range(26), *range(26, 30), *range(20, 40)]
         assert len(seeds) == 20
@@ -161,7 +158,7 @@ def test_nothing_is_seeded_for_samples_that_do_not_draw(where: frozenset[int], m
 
 def test_what_draws_for_its_first_sample_is_read_once() -> None:
     dataset = Drawing(frozenset(range(COUNT)), DRAWS["random"])
-    SeededDataset(dataset).__getitems__([(SEED, number, number) for number in range(COUNT)])
+    read_chunk(SeededDataset(dataset, list), range(COUNT))
     assert dataset.reads == list(range(COUNT))
 
 

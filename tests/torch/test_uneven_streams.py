@@ -6,18 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import IterableDataset, get_worker_info
 
-torch = pytest.importorskip("torch")
-
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import collate, make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import collate, make_sample
+from tests.torch.ranks import get_values, run_ranks
 
 COUNT, RANKS = 60, 3
 KEPT = {0: 1, 1: 4, 2: 100}
@@ -59,8 +55,7 @@ def test_filtered_streams_of_any_length_end_together(num_workers: int) -> None:
     """Checks: ALIGN, COVER. What each rank has kept, and no more, in as many steps on each."""
     # https://github.com/huggingface/datasets/issues/6594
     # https://github.com/huggingface/datasets/issues/6719
-    results = run_ranks(RANKS, train, num_workers, timeout_s=60)
-    assert not any(result.error for result in results), results
-    assert len({steps for steps, _ in (result.value for result in results)}) == 1
-    for rank, (_, numbers) in enumerate(result.value for result in results):
+    values = get_values(run_ranks(RANKS, train, num_workers, timeout_s=60))
+    assert len({steps for steps, _ in values}) == 1
+    for rank, (_, numbers) in enumerate(values):
         assert sorted(numbers) == list_kept(rank)

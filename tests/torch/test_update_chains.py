@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.ranks import run_ranks
 
-import torch.distributed as dist  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
 
 MOST_RANKS = 3
 CHAINS_EACH = 25

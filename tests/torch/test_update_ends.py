@@ -6,20 +6,16 @@ import time
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-
-from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.loop import StepGuard  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-from tests.torch.test_training import compute_loss, get_gradient, make_model  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import JobError, ODBDataLoader, UsageError
+from odb_ref.torch.loop import StepGuard
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.models import compute_loss, get_gradient, make_model
+from tests.torch.ranks import get_values, run_ranks
 
 STEPS = 3
 OPTIONS: dict[str, Any] = {
@@ -51,10 +47,9 @@ def take_and_leave(rank: int) -> list[tuple[int, bool, bool]]:
 
 def test_a_rank_that_leaves_ends_no_update_of_another() -> None:
     """Spec: R7.1, R7.4. Else one rank would average gradients, or train, with a step that was none of the others' last."""
-    results = run_ranks(2, take_and_leave)
-    assert not any(result.error for result in results), results
-    assert results[0].value == results[1].value
-    assert results[0].value == [(0, False, False), (1, False, True), (2, False, False)]
+    values = get_values(run_ranks(2, take_and_leave))
+    assert values[0] == values[1]
+    assert values[0] == [(0, False, False), (1, False, True), (2, False, False)]
 
 
 def take_and_fail(rank: int) -> list[tuple[int, bool, bool]]:
@@ -73,11 +68,10 @@ def take_and_fail(rank: int) -> list[tuple[int, bool, bool]]:
 
 def test_a_failed_epoch_has_no_last_step() -> None:
     """Spec: R7.1, R7.2."""
-    results = run_ranks(2, take_and_fail)
-    assert not any(result.error for result in results), results
-    assert results[0].value == results[1].value
-    assert [end for _, _, end in results[0].value] == [bool(step % 2) for step, _, _ in results[0].value]
-    assert not any(is_last for _, is_last, _ in results[0].value)
+    values = get_values(run_ranks(2, take_and_fail))
+    assert values[0] == values[1]
+    assert [end for _, _, end in values[0]] == [bool(step % 2) for step, _, _ in values[0]]
+    assert not any(is_last for _, is_last, _ in values[0])
 
 
 # A guard's updates ----------------------------------------------------------------------------------------------------------
@@ -97,7 +91,7 @@ def get_gradients_after(guard: StepGuard[Any], model: nn.Module, loader: ODBData
 def test_an_update_that_was_broken_off_adds_nothing_to_the_next(number: int) -> None:
     """Preserves: WEIGHT. An epoch that is left in the middle of an update, and one after it."""
     model = make_model()
-    guard = StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
+    guard = StepGuard(model, compute_loss)
     with ODBDataLoader(Numbers(0, 40), **nested(**OPTIONS | {"num_workers": 0, "accumulation_steps": 3})) as loader:
         expected = get_gradients_after(guard, model, loader)
         for batch, info in loader.steps():
@@ -116,7 +110,7 @@ def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
     def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
         if is_bad:
             raise ValueError("a bug")
-        return compute_loss(model, batch, "mean")
+        return compute_loss(model, batch)
 
     guard = StepGuard(model, step)
     errors = []
@@ -141,7 +135,7 @@ def test_an_update_that_failed_is_over() -> None:
 
 def train_plainly(rank: int) -> list[list[float]]:
     model = make_model()
-    guard = StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
+    guard = StepGuard(model, compute_loss)
     with ODBDataLoader(Numbers(40 * rank, 40), **nested(**OPTIONS | {"num_workers": 0})) as loader:
         return get_gradients_after(guard, model, loader)
 
@@ -149,7 +143,7 @@ def train_plainly(rank: int) -> list[list[float]]:
 def unfreeze_later(rank: int) -> list[list[float]]:
     model = make_model()
     model[0].requires_grad_(False)
-    guard = StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
+    guard = StepGuard(model, compute_loss)
     model[0].requires_grad_(True)
     with ODBDataLoader(Numbers(40 * rank, 40), **nested(**OPTIONS | {"num_workers": 0})) as loader:
         return get_gradients_after(guard, model, loader)
@@ -157,18 +151,17 @@ def unfreeze_later(rank: int) -> list[list[float]]:
 
 def test_what_is_trained_only_later_is_averaged_too() -> None:
     """Preserves: WEIGHT. Layers that were frozen when the guard was made."""
-    results = run_ranks(2, unfreeze_later)
-    assert not any(result.error for result in results), results
-    assert results[0].value == results[1].value == run_ranks(2, train_plainly)[0].value
+    values = get_values(run_ranks(2, unfreeze_later))
+    assert values[0] == values[1] == run_ranks(2, train_plainly)[0].value
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:
     with pytest.raises(UsageError, match="no parameter to train"):
-        StepGuard(make_model().requires_grad_(False), lambda model, batch: compute_loss(model, batch, "mean"))
+        StepGuard(make_model().requires_grad_(False), compute_loss)
 
 
 def test_gradients_that_cannot_be_averaged_are_refused() -> None:
     """A rank whose batches are idle has none of them, and would wait for a rank that has failed."""
     model = nn.Sequential(nn.Embedding(32, 6, sparse=True), nn.Linear(6, 32))
     with pytest.raises(UsageError, match="use sparse=False"):
-        StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
+        StepGuard(model, compute_loss)

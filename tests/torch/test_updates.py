@@ -9,19 +9,15 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler
 
-torch = pytest.importorskip("torch")
-
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.utils.data import Dataset, DistributedSampler, RandomSampler  # noqa: E402
-
-from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.reading.source import CHUNK_SAMPLES  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import CAN_SHARD, run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.torch.reading.source import CHUNK_SAMPLES
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import CAN_SHARD, get_values, run_ranks
 
 SAMPLES = 103
 UPDATE = 16
@@ -466,9 +462,8 @@ def test_the_weights_are_those_of_plain_training_whatever_ranks_go_on(shard: str
     assert not plain.error, plain
     saved, done = None, 0
     for world_size, end in zip(ranks, (RESUMED - 3, RESUMED, EPOCHS * UPDATES), strict=True):
-        results = run_ranks(world_size, train_part, saved, end - done, shard, timeout_s=120)
-        assert not any(result.error for result in results), results
-        for result in results:
-            for ours, theirs in zip(result.value[0], plain.value[done:end], strict=True):
+        values = get_values(run_ranks(world_size, train_part, saved, end - done, shard, timeout_s=120))
+        for value in values:
+            for ours, theirs in zip(value[0], plain.value[done:end], strict=True):
                 assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-11)
-        saved, done = results[-1].value[1], end
+        saved, done = values[-1][1], end

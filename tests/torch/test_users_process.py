@@ -15,17 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.reading.collate_workers import Made  # noqa: E402
-from odb_ref.torch.reading.collator import OwnMemory  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.torch.reading.collator import Made, OwnMemory
+from tests.helpers.options import nested
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate}
 ARRAY = np.zeros(64, dtype=np.int64)

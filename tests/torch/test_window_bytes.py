@@ -8,23 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from odb_sim.recorded.replay import replay
+from odb_sim.recorded.runs import RecordedRun, load_runs
 
-torch = pytest.importorskip("torch")
-
-from odb_sim.recorded.replay import replay  # noqa: E402
-from odb_sim.recorded.runs import RecordedRun, load_runs  # noqa: E402
-
-from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.core.events import SamplesRead  # noqa: E402
-from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading.serialization import count_bytes  # noqa: E402
-from odb_ref.trace.check import check_traces  # noqa: E402
-from odb_ref.trace.format import decode_event  # noqa: E402
-from odb_ref.trace.reading import read_trace  # noqa: E402
-from tests.helpers.options import nested  # noqa: E402
-from tests.torch.ranks import run_ranks  # noqa: E402
-
-pytestmark = pytest.mark.torch
+from odb_ref.core.errors import UsageError
+from odb_ref.core.events import SamplesRead
+from odb_ref.torch import Batching, ODBDataLoader
+from odb_ref.torch.reading.serialization import count_bytes
+from odb_ref.trace.check import check_traces
+from odb_ref.trace.format import decode_event
+from odb_ref.trace.reading import read_trace
+from tests.helpers.options import nested
+from tests.torch.ranks import run_ranks
 
 SAMPLES = 150
 HUGE = 77

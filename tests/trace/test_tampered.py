@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,75 +14,70 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.offer import Offer
-from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.tamper import Tampered
-from tests.helpers.world import Fault, make_configs, run_by_arrival
+from tests.helpers.world import make_configs, run_by_arrival
+from tests.trace.lies import FAIL, LIMITS, QUOTA, SHARDS, STOP, Lie, Lies, configure, find_broken, run, tell
 from tests.trace.said import check_said
 
-SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(40 - 9 * rank)] for rank in range(3)]
-JOIN: dict[str, Any] = {"max_age_rounds": 3}
-LIMITS: dict[str, Any] = {"limits": (20, 5)}
 SHARED: dict[str, Any] = {"shared_samples": sum(map(len, SHARDS)), "max_age_rounds": 3}
-PACKED_SHARED: dict[str, Any] = {**SHARED, "layout": Layout.PACKED}
-SAMPLER: dict[str, Any] = {"order": StepOrder.SAMPLER}
-FULLEST: dict[str, Any] = {"order": StepOrder.FULLEST}
-SIZES: dict[str, Any] = {"sizes": Sizes.POWERS, "budget_tokens": 60}
-QUOTA: dict[str, Any] = {"mode": Mode.QUOTA, "quota_samples": 50}
-FAIL = (Fault("fail", 1, 120),)
-STOP = (Fault("stop", 2, 120),)
+
+lie = Lies()
 
 
-def run(path: Path, settings: dict[str, Any], faults: tuple[Fault, ...] = ()) -> Tampered:
-    run_by_arrival(SHARDS, make_configs(len(SHARDS), **settings), seed=3, faults=faults, trace=path)
-    return Tampered(path)
-
-
-def tell(path: Path) -> list[str]:
-    """What is said of the trace at ``path``."""
-    return [str(item) for item in check_traces([path]).violations]
-
-
-def check(trace: Tampered, path: Path, is_replayed: bool = False) -> set[str]:
-    return {str(item.property) for item in check_traces([trace.write(path)], is_replayed=is_replayed).violations}
-
-
-# One function for each lie; it changes the trace in place.
-
-
+@lie("EXCHANGE")
 def tell_one_rank_another_agreement(trace: Tampered) -> None:
     trace.events("agreed", 1)[2]["agreement"]["groups_max"] += 1
 
 
+@lie("ABORT EXCHANGE", FAIL)
 def tell_one_rank_another_report(trace: Tampered) -> None:
     trace.events("reported", 0)[0]["reports"][1]["cause"] = "something else"
 
 
+@lie("EXCHANGE")
 def offer_for_another_round(trace: Tampered) -> None:
     for rank in trace.ranks:
         trace.effects("post_offer", rank)[2]["offer"] |= {"round_min": 1, "round_max": 1}
     trace.reduce_again()
 
 
+@lie("ALIGN REPLAY")
 def form_fewer_steps_on_one_rank(trace: Tampered) -> None:
     trace.effects("post_counts", 1)[1]["counts"].pop()
 
 
+@lie("ALIGN")
 def drop_a_step_on_one_rank(trace: Tampered) -> None:
     collate = next(effect for effect in trace.effects("collate", 2) if not effect["steps"][-1]["positions"])
     collate["steps"].pop()
 
 
+@lie("ALIGN")
+def allow_fewer_steps_than_planned(trace: Tampered) -> None:
+    for effect in trace.effects("finish"):
+        effect["step_limit"] -= 1
+
+
+@lie("CONSERVE COVER EXCHANGE FEWEST RELEASE REPLAY TERM")
+def read_nothing(trace: Tampered) -> None:
+    for event in trace.events("samples_read"):
+        event["samples"] = []
+
+
+@lie("ALIGN")
 def renumber_a_step(trace: Tampered) -> None:
     trace.effects("collate", 0)[1]["steps"][0]["number"] += 100
 
 
+@lie("ALIGN")
 def deliver_out_of_order(trace: Tampered) -> None:
     in_records = [[effect for effect in record["effects"] if effect["kind"] == "deliver"] for record in trace.records]
     first, second = next(pair for pair in in_records if len(pair) == 2)
     first["number"], second["number"] = second["number"], first["number"]
 
 
+@lie("CONSERVE")
 def offer_more_samples_than_held(trace: Tampered) -> None:
     offer = trace.effects("post_offer", 0)[1]["offer"]
     offer["samples_min"] += 1
@@ -91,10 +85,12 @@ def offer_more_samples_than_held(trace: Tampered) -> None:
     trace.reduce_again()
 
 
+@lie("CONSERVE")
 def form_a_step_of_a_sample_never_read(trace: Tampered) -> None:
     trace.effects("collate", 0)[-1]["steps"][0]["positions"].append(1000)
 
 
+@lie("CONSERVE")
 def read_past_a_gap(trace: Tampered) -> None:
     for event in trace.events("samples_read", 0):
         for row in event["samples"]:
@@ -104,71 +100,78 @@ def read_past_a_gap(trace: Tampered) -> None:
             step["positions"] = [position + (position >= 38) for position in step["positions"]]
 
 
+@lie("CONSERVE REPLAY")
 def read_more_than_asked_for(trace: Tampered) -> None:
     trace.effects("read", 1)[1]["count"] -= 1
 
 
+@lie("COVER ONCE REPLAY")
 def read_a_sample_again(trace: Tampered) -> None:
     first, *_, last = trace.events("samples_read", 2)
     trace.effects("read", 2)[-1]["count"] += 1
     last["samples"].append(first["samples"][0])
 
 
+@lie("ONCE")
 def emit_a_sample_again(trace: Tampered) -> None:
     collates = trace.effects("collate", 0)
     again = next(step["positions"][0] for step in collates[0]["steps"] if step["positions"])
     collates[2]["steps"][0]["positions"].append(again)
 
 
+@lie("ONCE REPLAY")
 def emit_a_sample_twice_in_a_round(trace: Tampered) -> None:
     steps = trace.effects("collate", 0)[1]["steps"]
     steps[-1]["positions"].append(steps[0]["positions"][0])
 
 
+@lie("COVER FEWEST REPLAY")
 def do_not_end_the_source(trace: Tampered) -> None:
     for event in trace.events("samples_read", 1):
         event["is_ended"] = False
 
 
-def lower_the_quota(trace: Tampered) -> None:
-    trace.configure(quota_samples=20)
+lie("QUOTA", name="lower_the_quota", **QUOTA)(configure(quota_samples=20))
+lie("QUOTA REPLAY", name="raise_the_quota", **QUOTA)(configure(quota_samples=10_000))
 
 
-def raise_the_quota(trace: Tampered) -> None:
-    trace.configure(quota_samples=10_000)
+lie("ALIGN FREE QUOTA RELEASE REPLAY STOP", name="call_a_join_a_quota")(configure(mode="quota"))
 
 
-def call_a_join_a_quota(trace: Tampered) -> None:
-    trace.configure(mode="quota")
-
-
+@lie("FREE")
 def lose_the_end_of_the_file(trace: Tampered) -> None:
     del trace.records[len(trace.records) // 2 :]
 
 
+@lie("FREE")
 def lose_a_finish(trace: Tampered) -> None:
     record, effect = next(trace.iterate("finish", 1))
     record["effects"].remove(effect)
 
 
+@lie("FREE")
 def finish_twice(trace: Tampered) -> None:
     record, effect = next(trace.iterate("finish", 1))
     record["effects"].append(effect)
 
 
+@lie("FREE")
 def lose_the_last_step_taken(trace: Tampered) -> None:
     trace.drop(trace.answers("step_taken", 1)[-1])
 
 
+@lie("ABORT", FAIL)
 def end_one_rank_otherwise(trace: Tampered) -> None:
     trace.effects("finish", 2)[0]["outcome"]["cause"] = "something else"
 
 
+@lie("ABORT", FAIL)
 def end_all_ranks_otherwise(trace: Tampered) -> None:
     for effect in trace.effects("finish"):
         effect["outcome"]["rank"] = 0
 
 
+@lie("ABORT RELEASE", FAIL)
 def end_one_rank_a_round_early(trace: Tampered) -> None:
     own = [record for record in trace.records if record["rank"] == 2]
     last = next(i for i, record in enumerate(own) if any(item["kind"] == "post_report" for item in record["effects"]))
@@ -179,12 +182,14 @@ def end_one_rank_a_round_early(trace: Tampered) -> None:
     own[last - 1]["effects"] += [effect for effect in late if effect["kind"] != "deliver"]
 
 
+@lie("ABORT", FAIL)
 def complete_in_spite_of_a_failure(trace: Tampered) -> None:
     for effect in trace.effects("finish"):
         effect["outcome"] = {"kind": "complete", "rank": None, "cause": ""}
         effect["step_limit"] = max(0, effect["step_limit"])
 
 
+@lie("ABORT FREE")
 def keep_a_failure_to_oneself(trace: Tampered) -> None:
     record = next(record for record in trace.records if record["rank"] == 1 and len(record["effects"]) == 1)
     trace.records.insert(
@@ -193,10 +198,12 @@ def keep_a_failure_to_oneself(trace: Tampered) -> None:
     )
 
 
+@lie("ABORT")
 def lose_a_peer_without_notice(trace: Tampered) -> None:
     trace.effects("finish", 0)[0]["outcome"] = {"kind": "lost", "rank": 1, "cause": "gone"}
 
 
+@lie("EXCHANGE RELEASE")
 def deliver_when_formed(trace: Tampered) -> None:
     """What a loader does that hands out a batch as soon as it is collated."""
     record, effect = next(trace.iterate("deliver", 1))
@@ -205,6 +212,7 @@ def deliver_when_formed(trace: Tampered) -> None:
     target["effects"].append(effect)
 
 
+@lie("RELEASE")
 def say_ready_before_collated(trace: Tampered) -> None:
     record = trace.answers("collated", 1)[1]
     place = trace.drop(record)
@@ -212,14 +220,17 @@ def say_ready_before_collated(trace: Tampered) -> None:
     later["effects"] += record["effects"]  # its offer goes out nevertheless
 
 
+@lie("RELEASE")
 def collate_another_round(trace: Tampered) -> None:
     trace.effects("collate", 0)[1]["round"] += 1
 
 
+@lie("FREE RELEASE")
 def say_that_another_round_is_collated(trace: Tampered) -> None:
     trace.events("collated", 0)[1]["round"] += 1
 
 
+@lie("RELEASE")
 def agree_before_all_have_offered(trace: Tampered) -> None:
     for rank in trace.ranks:
         for number, record in enumerate(trace.answers("agreed", rank)):
@@ -233,21 +244,25 @@ def agree_before_all_have_offered(trace: Tampered) -> None:
     raise AssertionError("this trace does not fit the lie")
 
 
+@lie("RELEASE")
 def take_before_delivery(trace: Tampered) -> None:
     trace.drop(trace.answers("step_taken", 0)[-1])
     trace.records.insert(5, {"rank": 0, "event": {"kind": "step_taken"}, "effects": []})
 
 
+@lie("STOP", STOP)
 def blame_another_rank_for_the_stop(trace: Tampered) -> None:
     for effect in trace.effects("finish"):
         effect["outcome"]["rank"] = 0
 
 
+@lie("RELEASE STOP", STOP)
 def take_a_step_after_leaving(trace: Tampered) -> None:
     place = next(i for i, record in enumerate(trace.records) if record["event"] == {"kind": "consumer_stopped"})
     trace.records.insert(place + 1, {"rank": 2, "event": {"kind": "step_taken"}, "effects": []})
 
 
+@lie("FREE STOP", STOP)
 def leave_before_the_last_steps(trace: Tampered) -> None:
     stopped = trace.answers("consumer_stopped", 2)[0]
     delivering = [item for item in trace.answers("step_taken", 2) if item["effects"]][-1]
@@ -258,16 +273,19 @@ def leave_before_the_last_steps(trace: Tampered) -> None:
     later["effects"] += stopped["effects"]
 
 
+@lie("STOP", STOP)
 def allow_more_steps_than_the_leaver_took(trace: Tampered) -> None:
     for effect in trace.effects("finish"):
         effect["step_limit"] += 3
 
 
+@lie("STOP", STOP)
 def do_not_tell_of_the_stop(trace: Tampered) -> None:
     trace.effects("post_offer", 2)[-1]["offer"]["stop_step"] += 1
     trace.reduce_again()
 
 
+@lie("BUDGET REPLAY")
 def put_two_groups_into_one(trace: Tampered) -> None:
     for collate in trace.effects("collate", 0):
         steps = [step for step in collate["steps"] if step["positions"] and step["counts"][0] > len(step["positions"])]
@@ -278,10 +296,10 @@ def put_two_groups_into_one(trace: Tampered) -> None:
     trace.count_again()
 
 
-def lower_a_limit(trace: Tampered) -> None:
-    trace.configure(limits=[20, 4])
+lie("BUDGET FEWEST REPLAY", name="lower_a_limit", **LIMITS)(configure(limits=[20, 4]))
 
 
+@lie("BUDGET FEWEST REPLAY WEIGHT", **LIMITS)
 def use_more_of_a_resource(trace: Tampered) -> None:
     collates = trace.effects("collate", 0)
     position = next(step["positions"][0] for effect in collates for step in effect["steps"] if step["positions"][1:])
@@ -289,15 +307,18 @@ def use_more_of_a_resource(trace: Tampered) -> None:
     rows[position][4] += 100
 
 
+@lie("BUDGET FEWEST REPLAY WEIGHT", **LIMITS)
 def leave_a_cost_out(trace: Tampered) -> None:
     trace.events("samples_read", 1)[0]["samples"][0].pop()
 
 
+@lie("FEWEST")
 def offer_a_group_more(trace: Tampered) -> None:
     trace.effects("post_offer", 0)[1]["offer"]["groups_max"] += 1
     trace.reduce_again()
 
 
+@lie("FEWEST REPLAY")
 def offer_to_emit_what_is_left_over(trace: Tampered) -> None:
     offers = [effect["offer"] for effect in trace.effects("post_offer", 0)]
     offer = next(offer for offer in offers if offer["groups_min"] < offer["groups_max"])
@@ -305,6 +326,7 @@ def offer_to_emit_what_is_left_over(trace: Tampered) -> None:
     trace.reduce_again()
 
 
+@lie("FEWEST REPLAY")
 def offer_to_keep_a_full_group_back(trace: Tampered) -> None:
     offers = [effect["offer"] for effect in trace.effects("post_offer", 0)]
     offer = next(offer for offer in offers if offer["groups_min"] == offer["groups_max"] > 1)
@@ -312,14 +334,17 @@ def offer_to_keep_a_full_group_back(trace: Tampered) -> None:
     trace.reduce_again()
 
 
-def lower_the_age(trace: Tampered) -> None:
-    trace.configure(max_age_rounds=1)
+lie("AGE REPLAY", name="lower_the_age", max_age_rounds=3, window_samples=4, budget_tokens=23)(
+    configure(max_age_rounds=1)
+)
 
 
+@lie("WEIGHT")
 def tell_one_rank_another_sum(trace: Tampered) -> None:
     trace.events("counted", 1)[1]["counts"][0][2] += 1
 
 
+@lie("WEIGHT")
 def count_input_tokens_as_supervised(trace: Tampered) -> None:
     """What the released peer's exact mode does."""
     for effect in trace.effects("post_counts"):
@@ -328,14 +353,13 @@ def count_input_tokens_as_supervised(trace: Tampered) -> None:
     trace.sum_again()
 
 
-def say_that_steps_are_balanced_by_attention(trace: Tampered) -> None:
-    trace.configure(cost="attention/1")
+lie("ORDER", name="say_that_steps_are_balanced_by_attention")(configure(cost="attention/1"))
+lie("ORDER", name="say_that_steps_are_balanced_by_tokens", max_age_rounds=3, cost=get_cost("attention/1"))(
+    configure(cost="tokens")
+)
 
 
-def say_that_steps_are_balanced_by_tokens(trace: Tampered) -> None:
-    trace.configure(cost="tokens")
-
-
+@lie("WEIGHT", **LIMITS)
 def say_that_nobody_uses_a_resource(trace: Tampered) -> None:
     """On all ranks alike: those without an image then skip the tower that another rank runs."""
     for effect in trace.effects("post_counts"):
@@ -344,10 +368,12 @@ def say_that_nobody_uses_a_resource(trace: Tampered) -> None:
     trace.sum_again()
 
 
+@lie("WEIGHT", **LIMITS)
 def tell_one_rank_of_less_of_a_resource(trace: Tampered) -> None:
     trace.events("counted", 1)[0]["counts"][0][3] -= 1
 
 
+@lie("WEIGHT")
 def carry_other_counts_in_a_step(trace: Tampered) -> None:
     trace.effects("collate", 1)[1]["steps"][0]["counts"][1] += 5
 
@@ -362,12 +388,14 @@ def swap_two_like_steps(trace: Tampered) -> None:
     raise AssertionError("this trace does not fit the lie")
 
 
+@lie("DEAL", **SHARED)
 def want_another_number(trace: Tampered) -> None:
     trace.effects("post_counts", 1)[1]["wanted"] -= 1
     for rank in trace.ranks:
         trace.events("counted", rank)[1]["wants"][1] -= 1
 
 
+@lie("DEAL", **SHARED, layout=Layout.PACKED)
 def want_more_near_the_end(trace: Tampered) -> None:
     posted = trace.effects("post_counts", 1)
     last = max(i for i, counts in enumerate(posted) if counts["wanted"])
@@ -376,25 +404,30 @@ def want_more_near_the_end(trace: Tampered) -> None:
         trace.events("counted", rank)[last]["wants"][1] += 1
 
 
+@lie("DEAL WEIGHT", **SHARED)
 def tell_one_rank_other_wants(trace: Tampered) -> None:
     wants = trace.events("counted", 0)[1]["wants"]
     wants[1], wants[2] = wants[2] + 1, wants[1]
 
 
+@lie("COVER DEAL ONCE", **SHARED)
 def read_from_another_place(trace: Tampered) -> None:
     trace.effects("read", 1)[1]["first"] -= 1
 
 
+@lie("COVER DEAL", **SHARED)
 def read_from_a_source_of_ones_own(trace: Tampered) -> None:
     del trace.effects("read", 1)[1]["first"]
 
 
+@lie("CONSERVE COVER DEAL", **SHARED)
 def leave_places_out(trace: Tampered) -> None:
     """Consistently: a rank draws one sample fewer in the round before the last, and what it reads it has not drawn."""
     trace.effects("read", 2)[1]["count"] -= 1
     trace.events("samples_read", 2)[1]["is_ended"] = True
 
 
+@lie("ORDER")
 def exchange_two_steps(trace: Tampered) -> None:
     """On one rank, one fuller than the other, with their counts; both as long as before."""
     samples = {row[1]: row for event in trace.events("samples_read", 0) for row in event["samples"]}
@@ -414,136 +447,39 @@ def exchange_two_steps(trace: Tampered) -> None:
     raise AssertionError("this trace does not fit the lie")
 
 
-def leave_the_order_of_the_sampler(trace: Tampered) -> None:
-    exchange_two_steps(trace)
+lie("ORDER", name="leave_the_order_of_the_sampler", order=StepOrder.SAMPLER)(exchange_two_steps)
+lie("ORDER", name="let_the_fullest_wait", order=StepOrder.FULLEST)(exchange_two_steps)
 
 
-def let_the_fullest_wait(trace: Tampered) -> None:
-    exchange_two_steps(trace)
-
-
+@lie("ORDER REPLAY SIZES WEIGHT", sizes=Sizes.POWERS, budget_tokens=60)
 def move_a_sample_to_another_step(trace: Tampered) -> None:
     steps = max((effect["steps"] for effect in trace.effects("collate", 0)), key=len)
     from_, to = (step["positions"] for step in steps[:2])
     to.append(from_.pop())
 
 
-LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, ...]]] = [
-    (tell_one_rank_another_agreement, "EXCHANGE", JOIN, ()),
-    (tell_one_rank_another_report, "ABORT EXCHANGE", JOIN, FAIL),
-    (offer_for_another_round, "EXCHANGE", JOIN, ()),
-    (form_fewer_steps_on_one_rank, "ALIGN REPLAY", JOIN, ()),
-    (drop_a_step_on_one_rank, "ALIGN", JOIN, ()),
-    (renumber_a_step, "ALIGN", JOIN, ()),
-    (deliver_out_of_order, "ALIGN", JOIN, ()),
-    (offer_more_samples_than_held, "CONSERVE", JOIN, ()),
-    (form_a_step_of_a_sample_never_read, "CONSERVE", JOIN, ()),
-    (read_past_a_gap, "CONSERVE", JOIN, ()),
-    (read_more_than_asked_for, "CONSERVE REPLAY", JOIN, ()),
-    (read_a_sample_again, "COVER ONCE REPLAY", JOIN, ()),
-    (emit_a_sample_again, "ONCE", JOIN, ()),
-    (exchange_two_steps, "ORDER", JOIN, ()),
-    (leave_the_order_of_the_sampler, "ORDER", SAMPLER, ()),
-    (let_the_fullest_wait, "ORDER", FULLEST, ()),
-    (emit_a_sample_twice_in_a_round, "ONCE REPLAY", JOIN, ()),
-    (do_not_end_the_source, "COVER FEWEST REPLAY", JOIN, ()),
-    (want_another_number, "DEAL", SHARED, ()),
-    (want_more_near_the_end, "DEAL", PACKED_SHARED, ()),
-    (tell_one_rank_other_wants, "DEAL WEIGHT", SHARED, ()),
-    (read_from_another_place, "COVER DEAL ONCE", SHARED, ()),
-    (read_from_a_source_of_ones_own, "COVER DEAL", SHARED, ()),
-    (leave_places_out, "CONSERVE COVER DEAL", SHARED, ()),
-    (lower_the_quota, "QUOTA", QUOTA, ()),
-    (raise_the_quota, "QUOTA REPLAY", QUOTA, ()),
-    (call_a_join_a_quota, "ALIGN FREE QUOTA RELEASE REPLAY STOP", JOIN, ()),
-    (lose_the_end_of_the_file, "FREE", JOIN, ()),
-    (lose_a_finish, "FREE", JOIN, ()),
-    (finish_twice, "FREE", JOIN, ()),
-    (lose_the_last_step_taken, "FREE", JOIN, ()),
-    (end_one_rank_otherwise, "ABORT", JOIN, FAIL),
-    (end_all_ranks_otherwise, "ABORT", JOIN, FAIL),
-    (end_one_rank_a_round_early, "ABORT RELEASE", JOIN, FAIL),
-    (complete_in_spite_of_a_failure, "ABORT", JOIN, FAIL),
-    (keep_a_failure_to_oneself, "ABORT FREE", JOIN, ()),
-    (lose_a_peer_without_notice, "ABORT", JOIN, ()),
-    (deliver_when_formed, "EXCHANGE RELEASE", JOIN, ()),
-    (say_ready_before_collated, "RELEASE", JOIN, ()),
-    (collate_another_round, "RELEASE", JOIN, ()),
-    (say_that_another_round_is_collated, "FREE RELEASE", JOIN, ()),
-    (agree_before_all_have_offered, "RELEASE", JOIN, ()),
-    (take_before_delivery, "RELEASE", JOIN, ()),
-    (blame_another_rank_for_the_stop, "STOP", JOIN, STOP),
-    (take_a_step_after_leaving, "RELEASE STOP", JOIN, STOP),
-    (leave_before_the_last_steps, "FREE STOP", JOIN, STOP),
-    (allow_more_steps_than_the_leaver_took, "STOP", JOIN, STOP),
-    (do_not_tell_of_the_stop, "STOP", JOIN, STOP),
-    (put_two_groups_into_one, "BUDGET REPLAY", JOIN, ()),
-    (lower_a_limit, "BUDGET FEWEST REPLAY", LIMITS, ()),
-    (use_more_of_a_resource, "BUDGET FEWEST REPLAY WEIGHT", LIMITS, ()),
-    (leave_a_cost_out, "BUDGET FEWEST REPLAY WEIGHT", LIMITS, ()),
-    (move_a_sample_to_another_step, "ORDER REPLAY SIZES WEIGHT", SIZES, ()),
-    (offer_a_group_more, "FEWEST", JOIN, ()),
-    (offer_to_emit_what_is_left_over, "FEWEST REPLAY", JOIN, ()),
-    (offer_to_keep_a_full_group_back, "FEWEST REPLAY", JOIN, ()),
-    (lower_the_age, "AGE REPLAY", JOIN | {"window_samples": 4, "budget_tokens": 23}, ()),
-    (tell_one_rank_another_sum, "WEIGHT", JOIN, ()),
-    (count_input_tokens_as_supervised, "WEIGHT", JOIN, ()),
-    (carry_other_counts_in_a_step, "WEIGHT", JOIN, ()),
-    (say_that_nobody_uses_a_resource, "WEIGHT", LIMITS, ()),
-    (say_that_steps_are_balanced_by_attention, "ORDER", JOIN, ()),
-    (say_that_steps_are_balanced_by_tokens, "ORDER", JOIN | {"cost": get_cost("attention/1")}, ()),
-    (tell_one_rank_of_less_of_a_resource, "WEIGHT", LIMITS, ()),
-]
-
-
-@pytest.mark.parametrize(("lie", "property_", "settings", "faults"), LIES, ids=[lie[0].__name__ for lie in LIES])
-def test_a_tampered_trace_is_refused_with_its_property(
-    lie: Callable[[Tampered], None],
-    property_: str,
-    settings: dict[str, Any],
-    faults: tuple[Fault, ...],
-    tmp_path: Path,
-) -> None:
-    trace = run(tmp_path / "t", settings, faults)
-    assert check(trace, tmp_path / "same", is_replayed=True) == set()
-    lie(trace)
-    found = check_traces([trace.write(tmp_path / "tampered")]).violations
-    assert {str(item.property) for item in found} == set(property_.split())
-    check_said(lie.__name__, [str(item) for item in found])
+@pytest.mark.parametrize("told", lie, ids=str)
+def test_a_tampered_trace_is_refused_with_its_property(told: Lie, tmp_path: Path) -> None:
+    check_said(told.name, told.check(tmp_path / "t"))
 
 
 def test_replay_sees_a_swap_that_no_property_can_see(tmp_path: Path) -> None:
     run_by_arrival([[3] * 20, [5] * 9], make_configs(2, budget_tokens=9), trace=tmp_path / "t")
     trace = Tampered(tmp_path / "t")
     swap_two_like_steps(trace)
-    assert check(trace, tmp_path / "swapped") == set()
-    assert check(trace, tmp_path / "swapped", is_replayed=True) == {"REPLAY"}
+    path = trace.write(tmp_path / "swapped")
+    assert find_broken(path) == set()
+    assert find_broken(path, is_replayed=True) == {"REPLAY"}
 
 
 def test_a_failure_without_a_cause_is_an_unknown_one(tmp_path: Path) -> None:
     """Spec: R5.8. A true trace: the machine itself says so of a driver that gives no cause."""
     path = tmp_path / "t"
-    run(path, JOIN, FAIL)
+    run(path, FAIL)
     path.write_text(path.read_text().replace("broken sample", "unknown failure"))
     trace = Tampered(path)
     trace.events("local_failed", 1)[0]["cause"] = ""
-    assert check(trace, path, is_replayed=True) == set()
-
-
-def test_a_shorter_limit_than_the_plan_violates_align(tmp_path: Path) -> None:
-    trace = run(tmp_path / "t", JOIN)
-    for effect in trace.effects("finish"):
-        effect["step_limit"] -= 1
-    assert check(trace, tmp_path / "t") == {"ALIGN"}
-    assert "ALIGN rank 0 round 8 step 15: may take 14 steps, the ranks have planned 15" in tell(tmp_path / "t")
-
-
-def test_more_rounds_than_samples_violate_term(tmp_path: Path) -> None:
-    trace = run(tmp_path / "t", JOIN)
-    for event in trace.events("samples_read"):
-        event["samples"] = []
-    assert {"TERM", "CONSERVE"} <= check(trace, tmp_path / "t")
-    assert "TERM rank - round - step -: 8 rounds for 0 samples" in tell(tmp_path / "t")
+    assert tell(trace.write(path), is_replayed=True) == []
 
 
 # Wrong protocols: the machine itself is changed, its trace is honest.
@@ -551,9 +487,11 @@ def test_more_rounds_than_samples_violate_term(tmp_path: Path) -> None:
 
 def test_closing_when_the_first_rank_runs_dry_violates_cover(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine_module, "is_closing", lambda _, agreement: agreement.samples_min == 0)
+    path = tmp_path / "t"
+    run(path)
     # By the agreement it is not over: some rank holds samples.
-    assert check(run(tmp_path / "t", JOIN), tmp_path / "t") == {"ALIGN", "COVER", "RELEASE"}
-    assert [line for line in tell(tmp_path / "t") if line.startswith("COVER")] == [
+    assert find_broken(path) == {"ALIGN", "COVER", "RELEASE"}
+    assert [line for line in tell(path) if line.startswith("COVER")] == [
         "COVER rank 0 round 6 step 11: closes before its source has ended",
         "COVER rank 0 round 6 step 11: closes with 6 samples not emitted: position 31, 32, 33, 34, 35",
         "COVER rank 1 round 6 step 11: closes with 6 samples not emitted: position 25, 26, 27, 28, 29",
@@ -593,12 +531,12 @@ def test_carrying_without_regard_to_age_violates_age(monkeypatch: pytest.MonkeyP
 
 
 def test_every_property_has_a_lie() -> None:
-    elsewhere = {"TERM", "REPLAY", "RESUME", "UPDATE", "PEERS"}
-    assert {item for _, name, _, _ in LIES for item in name.split()} | elsewhere == {str(item) for item in Property}
+    elsewhere = {"RESUME", "UPDATE", "PEERS"}
+    assert {item for told in lie for item in told.properties} | elsewhere == {str(item) for item in Property}
 
 
 def test_a_violation_is_one_line_with_id_rank_round_and_step(tmp_path: Path) -> None:
-    trace = run(tmp_path / "t", JOIN)
+    trace = run(tmp_path / "t")
     emit_a_sample_again(trace)
     verdict = check_traces([trace.write(tmp_path / "t")])
     (violation,) = verdict.violations

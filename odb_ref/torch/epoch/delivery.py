@@ -7,19 +7,21 @@ import os
 import re
 import threading
 import time
-from dataclasses import dataclass
 from typing import Final
 
+from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.core.events import BudgetAccepted, ConsumerStopped, Event, Urged
 from odb_ref.core.state import Phase, State
-from odb_ref.core.types import Step, StepCounts, compute_counts
+from odb_ref.core.types import compute_counts
 from odb_ref.torch.epoch.driver import CHANGED, EpochDriver
+from odb_ref.torch.epoch.info import StepInfo
 from odb_ref.torch.epoch.metrics import EpochMetrics
 from odb_ref.torch.exchange.exchange_thread import RankStatus
 from odb_ref.torch.exchange.roster import Roster
+from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.description import describe
 
 logger: Final = logging.getLogger("odb_ref")
@@ -36,30 +38,23 @@ _PEER: Final = re.compile(r"\bits peer (\d+)")
 """How a cause names a process of the rank that an outcome names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """A step as the consumer takes it."""
-
-    step: Step
-    batch: object
-    local: StepCounts
-    padded_tokens: int
-    update_counts: StepCounts
-    """Global counts of its update."""
-    update: int
-    """Counts the updates of the epoch from 0."""
-    is_update_end: bool
-    emitted_samples: int
-    is_last: bool
-
-
 class Delivery:
     """The consumer's side of one epoch of one rank. `take` belongs to one thread, the rest to any."""
 
-    def __init__(self, config: Config, driver: EpochDriver, *, started_s: float, log_wait_s: float) -> None:
+    def __init__(
+        self,
+        config: Config,
+        driver: EpochDriver,
+        start: EpochStart,
+        weighting: Weighting = Weighting(),  # noqa: B008 - frozen
+        *,
+        log_wait_s: float,
+    ) -> None:
         self.driver = driver
-        self.metrics = EpochMetrics(started_s)
+        self.metrics = EpochMetrics(start.started_s)
         self._config = config
+        self._start = start
+        self._weighting = weighting
         self._log_wait_s = log_wait_s
         self._condition = driver.condition
         self._pid = os.getpid()
@@ -102,8 +97,9 @@ class Delivery:
         """The number of the step that is taken next."""
         return max(self.driver.next_step, self.driver.cursor.first_step)
 
-    def take(self) -> Taken | None:
-        """Returns the next step; None when the epoch is complete, or its consumer has left it. Waits for it.
+    def take(self) -> tuple[object, StepInfo] | None:
+        """Returns the next batch, and what belongs to it; None when the epoch is complete, or its consumer has left it. Waits
+        for it.
 
         Raises: JobError when the epoch has ended early, on this rank or another; UsageError when its consumer has lost it.
         """
@@ -128,23 +124,40 @@ class Delivery:
         self._check_ending()
         return None
 
-    def _take(self) -> Taken:
-        cursor, is_update_end = self.driver.cursor, self.driver.cursor.is_update_end(self.driver.next_step)
+    def _take(self) -> tuple[object, StepInfo]:
+        config, start, cursor = self._config, self._start, self.driver.cursor
+        is_update_end = cursor.is_update_end(self.driver.next_step)
         step, batch, update_counts = self.driver.take()
+        local, counts = compute_counts(step.group, len(config.limits)), step.global_counts
+        padded_tokens = config.layout.compute_tokens(step.group)
+        self.metrics.count(local, padded_tokens, cursor.budget_tokens, counts)
         is_last = self._is_last(step.number)
-        taken = Taken(
-            step=step,
-            batch=batch,
-            local=compute_counts(step.group, len(self._config.limits)),
-            padded_tokens=self._config.layout.compute_tokens(step.group),
-            update_counts=update_counts,
-            update=cursor.compute_update(step),
-            is_update_end=is_last or is_update_end,
-            emitted_samples=cursor.emitted_samples,
+        emitted, total = len(start.taken_before) + cursor.emitted_samples, start.total_samples
+        return batch, StepInfo(
+            loss_scale=self._weighting.compute_scale(local, update_counts, config.world_size),
+            step=step.number,
+            round=step.round,
+            epoch=start.epoch,
+            is_idle=step.is_idle,
             is_last=is_last,
+            is_update_end=is_last or is_update_end,
+            update=cursor.compute_update(step),
+            local_samples=local.samples,
+            local_tokens=local.tokens,
+            local_supervised=local.supervised,
+            padded_tokens=padded_tokens,
+            local_costs=local.costs,
+            global_samples=counts.samples,
+            global_tokens=counts.tokens,
+            global_supervised=counts.supervised,
+            global_costs=counts.costs,
+            update_supervised=update_counts.supervised,
+            emitted_samples=emitted,
+            progress=emitted / total if total else None,
+            world_size=config.world_size,
+            weighting=self._weighting,
+            quarantined_samples=self.driver.quarantine.count,
         )
-        self.metrics.count(taken.local, taken.padded_tokens, cursor.budget_tokens, step.global_counts)
-        return taken
 
     def _work(self) -> None:
         """Waits until a step is available, or none will be. Where it is this thread that reads and collates, does that

@@ -25,16 +25,7 @@ from typing import Final, assert_never
 
 from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.config import Config
-from odb_ref.core.effects import (
-    Collate,
-    Deliver,
-    Effect,
-    Finish,
-    PostCounts,
-    PostOffer,
-    PostReport,
-    Read,
-)
+from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import OdbError, UsageError
 from odb_ref.core.events import BudgetAccepted, Collated, Counted, Event, LocalFailed, SamplesRead, StepTaken
 from odb_ref.core.machine import Machine
@@ -47,8 +38,10 @@ from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.plan.order import make_plan
 from odb_ref.torch.plan.start import Drawing, EpochStart
 from odb_ref.torch.plan.state import START, EpochProgress
+from odb_ref.torch.reading.collator import pin
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.quarantine import QuarantineError
+from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import BatchRequest, ReadItem, SampleService
 
 CHANGED: Final = "the samples are not what they were when the state was saved: the steps taken would be others"
@@ -74,6 +67,7 @@ class EpochDriver:
         *,
         schedule: BudgetSchedule | None = None,
         accumulation_steps: int = 1,
+        is_pinned: bool = False,
     ) -> None:
         self.condition = threading.Condition(threading.RLock())
         self.service = service
@@ -101,6 +95,7 @@ class EpochDriver:
         self._batches: dict[int, object] = {}
         """The batches that are ready, by the number of their step."""
         self._is_wanted = True
+        self._is_pinned = is_pinned
         self._uncollated: set[int] = set()
         """The steps of the round being collated whose batches are still to come."""
         self.failure: BaseException | None = None
@@ -122,11 +117,10 @@ class EpochDriver:
                 plan = make_plan(start, self.quarantine)
                 self._is_reading = True
                 self.service.begin(plan, self, start.read_ahead)
-            except Exception as error:  # a data set that cannot be sent to a worker, say
+            except BaseException as error:  # a data set that cannot be sent to a worker, or Ctrl-C meanwhile
                 self.on_error(describe(error), error)
-            except BaseException as error:  # Ctrl-C, or what the data set raises while it is sent
-                self.on_error(describe(error), error)
-                raise
+                if not isinstance(error, Exception):
+                    raise
             else:
                 if checkpoint is not None and checkpoint.start.carried:
                     self.service.read(len(checkpoint.start.carried))
@@ -168,7 +162,8 @@ class EpochDriver:
             if is_own and is_ended and not items and (fault := self.quarantine.find_emptiness()):
                 self.on_error(fault, QuarantineError(fault))
                 return
-            samples = tuple(self._make_sample(*item) for item in items)
+            get_id, get_position = self._start.get_id, self.quarantine.places.get_position
+            samples = tuple([make_sample(get_id(item[0]), get_position(item[0]), *item[1:]) for item in items])
             if not self.has_begun:
                 self.submit(_Begin(samples))
             elif not items and self._is_stuck(state):
@@ -184,11 +179,6 @@ class EpochDriver:
         """Returns True when nothing is held while the ranks still draw: only an update may hold nothing. Spec: R14.5, R16.5."""
         is_free = self._config.update_samples is None
         return self._start.is_shared and is_free and not state.window and not state.is_ended
-
-    def _make_sample(self, place: int, length: int, supervised: int, costs: tuple[int, ...]) -> Sample:
-        return make_sample(
-            self._start.get_id(place), self.quarantine.places.get_position(place), length, supervised, costs
-        )
 
     def on_bad(self, place: int, cause: str) -> None:
         """Sets a sample aside; it lies behind those reported before. Spec: R11."""
@@ -207,7 +197,8 @@ class EpochDriver:
             self.warnings.append(text)
 
     def on_batch(self, number: int, batch: object) -> None:
-        """Keeps the batch of a step until it is taken; with the last of a round the round is ready."""
+        """Keeps the batch of a step, rebuilt and pinned, until it is taken; with the last of a round the round is ready."""
+        batch = pin(unpack(batch)) if self._is_pinned else unpack(batch)
         with self.condition:
             if number not in self._uncollated or not self._is_reading:
                 return
@@ -373,7 +364,8 @@ class EpochDriver:
         return BatchRequest(step.number, self._get_places(step.group), step.number >= self.cursor.first_step)
 
     def _get_places(self, samples: Group) -> tuple[int, ...]:
-        return tuple(self.quarantine.places.get_place(sample.position) for sample in samples)
+        get_place = self.quarantine.places.get_place
+        return tuple([get_place(sample.position) for sample in samples])
 
     # State -----------------------------------------------------------------------------------------------------------
 

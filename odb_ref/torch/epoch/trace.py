@@ -6,9 +6,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
+from typing import Final
+from weakref import WeakValueDictionary
 
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Effect
+from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event
 from odb_ref.core.resume import Resumed
 from odb_ref.torch.plan.start import EpochStart
@@ -93,3 +97,48 @@ def _find_others(start: EpochStart) -> tuple[OwnedLot, ...]:
         return ()
     saved = parts[0].checkpoint
     return (OwnedLot(lot=make_lot(taken), steps=saved.start.planned_steps + saved.taken_steps),)
+
+
+def compute_trace_path(
+    path: str | Path, rank: int, world_size: int, epoch: int, resumed_at: int = 0, *, peer: int = 0
+) -> Path:
+    """Returns where a rank writes the trace of an epoch: ``{rank}`` and ``{epoch}`` in the name are replaced.
+
+    Without them ``-rank0`` is added where there are several ranks, and ``-epoch1`` from the second epoch on; for the further
+    processes of a rank ``-peer1`` in any case. A rank of a group has its number in the job. The rest of an epoch that was saved
+    after so many steps does not overwrite its beginning: ``-step36`` is added.
+    """
+    path = Path(path)
+    name = path.name
+    stem, dot, suffix = name.partition(".")
+    if "{rank}" not in name and world_size > 1:
+        stem += "-rank{rank}"
+    if peer:
+        stem += f"-peer{peer}"
+    if "{epoch}" not in name and epoch:
+        stem += "-epoch{epoch}"
+    if resumed_at:
+        stem += f"-step{resumed_at}"
+    name = f"{stem}{dot}{suffix}".replace("{rank}", str(rank)).replace("{epoch}", str(epoch))
+    return path.with_name(name)
+
+
+_writers: Final[WeakValueDictionary[Path, object]] = WeakValueDictionary()
+"""By the file of a trace, the loader that writes it."""
+
+
+def claim_trace(path: Path, owner: object) -> None:
+    """Notes that a loader writes a trace there.
+
+    Raises: UsageError when another loader does, which is neither closed nor gone: one trace would be lost.
+    """
+    if _writers.setdefault(path.absolute(), owner) is not owner:
+        raise UsageError(
+            f"trace: another loader of this process writes {path}; give each a path of its own, or close the one before"
+        )
+
+
+def release_traces(owner: object) -> None:
+    """Forgets what a loader writes."""
+    for path in [path for path, other in _writers.items() if other is owner]:
+        _writers.pop(path, None)

@@ -25,7 +25,6 @@ from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.core.events import PeerLost, Report
 from odb_ref.torch.exchange.blocked import Wait, blocked
 from odb_ref.torch.exchange.collectives import TRANSPORTS, Transport, compute_tree
-from odb_ref.torch.exchange.group_store import get_group_store
 from odb_ref.torch.exchange.identity import LoaderIdentity, describe_crossed, get_generation
 from odb_ref.torch.exchange.interface import choose_address, list_ports
 from odb_ref.torch.exchange.link import End, EndedError, Endpoint, Link
@@ -63,7 +62,7 @@ def make_transport(
     met = get_generation().met
     met[roster.processes] += 1
     digest = hashlib.sha256(repr(roster.processes).encode()).hexdigest()[:12]
-    store = get_group_store(group)
+    store = _get_store(group)
     keys = PrefixStore(f"odb_ref/{digest}/{met[roster.processes]}", store)
     begun = PrefixStore("odb_ref/begun", store)
     try:
@@ -75,6 +74,13 @@ def make_transport(
     except RuntimeError as error:
         cause = "the store that torch.distributed was started with cannot be reached: the others may have given up, and ended"
         raise JobError(f"the exchange could not be set up: {cause}", rank=None, cause=cause) from error
+
+
+def _get_store(group: dist.ProcessGroup) -> Store:
+    if hasattr(group, "get_group_store"):
+        return group.get_group_store()
+    store: Store = dist.distributed_c10d._get_process_group_store(group)  # torch has no public name for it before 2.9
+    return store
 
 
 def _meet(meeting: _Meeting, name: str, roster: Roster) -> Transport:

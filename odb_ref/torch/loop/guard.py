@@ -30,9 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.core.batching.weighting import LossReduction
 from odb_ref.core.errors import JobError, UsageError, choose
+from odb_ref.torch import StepInfo
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.gathering import name_rank
-from odb_ref.torch.info import StepInfo
 from odb_ref.torch.loop.budget import MemoryFit
 from odb_ref.torch.loop.memory import is_out_of_memory, release_memory, reserve_memory
 from odb_ref.torch.loop.ranks import average, reduce_max, reduce_sum

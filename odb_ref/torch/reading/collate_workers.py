@@ -1,10 +1,10 @@
-"""Makes batches: here, or where one process would not keep up, in several, each of which has one in hand and the next at hand.
+"""Makes batches in processes of their own, each of which has one in hand and the next at hand.
 
 A DataLoader's workers collate too, each its own batches. Here a batch is made of samples that several workers have read, so it
 is sent, as the bytes it came in, to a process that only collates. It is not a worker: ``worker_init_fn`` is not called there,
-and ``get_worker_info()`` is None, as where the machine is. A quick ``collate_fn`` is not worth the way, so the first batches
-are timed. What a ``collate_fn`` opens when it is first called must not be forked into several processes; so where processes
-are forked, they are made while this one has not called it, and a process of its own makes the first batches too.
+and ``get_worker_info()`` is None, as where the machine is. What a ``collate_fn`` opens when it is first called must not be
+forked into several processes, so the process that starts them never calls it. There is one of them, and more where it does not
+keep up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import multiprocessing
 import pickle
 import signal
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -22,23 +21,18 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, TypeAlias
 
 import torch
 
 from odb_ref.core.errors import OdbError
+from odb_ref.torch.reading.collator import CollateTask, Made
 from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.serialization import Packed, pack
+from odb_ref.torch.reading.serialization import pack
 
 SLOW_S: Final = 0.004
-"""A ``collate_fn`` that takes longer than this on average is worth processes of its own."""
-
-TRIAL_BATCHES: Final = 4
-"""The average of so many decides, or of fewer when they have taken as long as so many may. The first does not count: what is
-loaded once is loaded then.
-"""
+"""Where no batch is made for so long, and another waits to be begun, one more process is worth it."""
 
 AHEAD: Final = 2
 """How many batches a process is given at most: the one that it makes, and the next, for which it is not to wait until one
@@ -51,39 +45,12 @@ POLL_S: Final = 1.0
 NAME: Final = "odb-collate"
 """What the names of these processes begin with."""
 
-_SCHEDULED: Final = Path("/proc/thread-self/schedstat")
-"""What Linux tells of a thread: nanoseconds that it has run, and that it has waited to."""
-
 Pipe: TypeAlias = "Connection[object, object]"
 """One end of a pipe between two processes."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollateTask:
-    """What a batch is made of, and the seed of what is drawn meanwhile."""
-
-    seed: int
-    samples: tuple[object, ...]
-    supervised: int | None
-    """Supervised tokens that were counted; None where nothing depends on them (idle batches)."""
-
-    @property
-    def can_travel(self) -> bool:
-        """True when another process can be sent the samples as they are."""
-        return all(isinstance(sample, Packed) for sample in self.samples)
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A batch, what to warn of, and how long it took to make."""
-
-    batch: object
-    warnings: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-
 class CollateWorkerError(OdbError, RuntimeError):
-    """A ``collate_fn`` has failed in another process; the text is its traceback."""
+    """A ``collate_fn`` has failed; the text is its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +68,7 @@ class _Worker:
 
 
 class CollateWorkers:
-    """Makes batches, here or in other processes: up to ``count`` others. For one thread."""
+    """Makes batches in up to ``count`` processes. For one thread."""
 
     def __init__(
         self,
@@ -122,31 +89,18 @@ class CollateWorkers:
         self.processes: tuple[BaseProcess, ...] = ()
         """All that were started and not ended by `close`."""
         self._workers: list[_Worker] = []
-        self._made_here: deque[tuple[int, Made]] = deque()
-        self._warnings: tuple[str, ...] = ()
-        self._trials_s: list[float] = []
-        self._are_worth_it: bool | None = None if count > 1 else False
-        """None while that is not known."""
+        self._is_warm = False
+        """True once a batch was made: what takes long before is to load what it takes."""
 
     @property
     def pending(self) -> int:
         """How many batches have begun and are not collected."""
-        return sum(len(worker.steps) for worker in self._workers) + len(self._made_here)
+        return sum(len(worker.steps) for worker in self._workers)
 
     @property
     def oldest(self) -> int | None:
-        """The first of the steps whose batches are being made elsewhere."""
+        """The first of the steps whose batches are being made."""
         return min((worker.steps[0] for worker in self._workers if worker.steps), default=None)
-
-    def has_room(self, left: int) -> bool:
-        """Returns True when another batch can be begun before one is collected, of so many as are ``left`` to begin.
-
-        The last are not given out ahead: whichever process is done first makes them.
-        """
-        if self._made_here or not self._are_worth_it:
-            return not self.pending
-        most = AHEAD if left > self._count else 1
-        return len(self._workers) < self._count or any(len(worker.steps) < most for worker in self._workers)
 
     @property
     def has_lost_one(self) -> bool:
@@ -159,24 +113,46 @@ class CollateWorkers:
         return self._context.get_start_method() == "fork"
 
     def prepare(self) -> None:
-        """Starts a process for the first batches, where it must be started before ``collate_fn`` is called here.
+        """Starts the first process, unless there is one.
 
         Raises: what starting one raises.
         """
-        if self._are_worth_it is None and self.is_forking and not self._workers:
+        if not self._workers:
             self._start()
 
-    def begin(self, number: int, task: CollateTask) -> None:
-        """Makes the batch of a step, or has it made.
+    def has_room(self, left: int) -> bool:
+        """Returns True when another batch can be begun before one is collected, of so many as are ``left`` to begin; in a new
+        process where those there are do not keep up.
 
-        Raises: what ``collate_fn`` raises here, and what sending samples raises.
+        The last are not given out ahead: whichever process is done first makes them.
         """
-        worker = self._find_worker() if task.can_travel else None
-        if worker is None:
-            made = _make_timed(self._make, task) if self._are_worth_it is None else self._make(task)
-            self._made_here.append((number, made))
-            return
-        data = ForkingPickler.dumps(task)
+        most = AHEAD if left > self._count else 1
+        if not self._workers or any(len(worker.steps) < most for worker in self._workers):
+            return True
+        if not self._is_warm or len(self._workers) >= self._count:
+            return False
+        return not wait([worker.link for worker in self._workers], SLOW_S) and self._grow()
+
+    def _grow(self) -> bool:
+        """Starts another process, and returns whether there is one; where that takes seconds all at once, for sending to one
+        may wait until it is there.
+        """
+        try:
+            for _ in range(1 if self.is_forking else self._count - len(self._workers)):
+                self._start()
+        except OSError:  # a limit of the system: those there are go on
+            self._count = len(self._workers)
+            return False
+        return True
+
+    def begin(self, number: int, task: CollateTask) -> None:
+        """Sends a process what the batch of a step is made of.
+
+        Raises: what sending samples raises.
+        """
+        self.prepare()
+        worker = min(self._workers, key=lambda worker: len(worker.steps))
+        data = ForkingPickler.dumps(replace(task, samples=tuple(map(pack, task.samples))))
         # It may still have a batch to send, so large that it waits to be received. It takes in what is sent here all the same
         # (`_listen`): neither waits for the other.
         try:
@@ -186,19 +162,10 @@ class CollateWorkers:
         worker.steps.append(number)
 
     def collect(self) -> tuple[int, Made]:
-        """Returns the next batch that is ready, packed if it was made elsewhere, and the number of its step. Waits for it.
+        """Returns the next batch that is ready, packed, and the number of its step. Waits for it.
 
-        Raises: CollateWorkerError when ``collate_fn`` has raised in another process, or that is gone.
+        Raises: CollateWorkerError when ``collate_fn`` has raised, or a process is gone.
         """
-        if len(self._trials_s) == 1 and self._are_worth_it is None:
-            self._start_meanwhile()
-        number, made = self._made_here.popleft() if self._made_here else self._receive()
-        if self._are_worth_it is None:
-            self._judge(made.seconds)
-        warnings, self._warnings = self._warnings, ()
-        return number, replace(made, warnings=made.warnings + warnings) if warnings else made
-
-    def _receive(self) -> tuple[int, Made]:
         busy = [worker for worker in self._workers if worker.steps]
         while not (ready := wait([worker.link for worker in busy], POLL_S)):
             # One that is gone ends its link, unless it has left a child, which has a copy of that.
@@ -210,6 +177,7 @@ class CollateWorkers:
             answer = worker.link.recv()
         except (EOFError, OSError):
             raise self._lose(worker) from None
+        self._is_warm = True
         number = worker.steps.popleft()
         match answer:
             case Made():
@@ -218,41 +186,6 @@ class CollateWorkers:
                 raise CollateWorkerError(f"{cause}, where step {number} is collated.\nOriginal Traceback: {text}")
             case _:
                 raise CollateWorkerError(f"unexpected answer: {answer!r}")
-
-    def _judge(self, seconds: float) -> None:
-        self._trials_s.append(seconds)
-        counted = self._trials_s[1:]
-        if sum(counted) > SLOW_S * TRIAL_BATCHES:
-            self._are_worth_it = True
-        elif len(counted) == TRIAL_BATCHES:
-            self._are_worth_it = False
-            self.close()
-
-    def _find_worker(self) -> _Worker | None:
-        """Returns the process that has the least to do, started now if need be; None when this one is to make the batch."""
-        while self._are_worth_it and len(self._workers) < self._count:
-            if self.is_forking and not all(worker.steps for worker in self._workers):
-                break
-            self._try_start()  # where it takes seconds, all at once: sending to one may wait until it is there
-        return min(self._workers, key=lambda worker: len(worker.steps), default=None)
-
-    def _start_meanwhile(self) -> None:
-        """Starts processes for as long as one makes the second batch, once that has taken what proves ``collate_fn`` slow."""
-        links = [worker.link for worker in self._workers if worker.steps]
-        wait_s = SLOW_S * TRIAL_BATCHES
-        while links and len(self._workers) < self._count and not wait(links, wait_s):
-            self._try_start()
-            wait_s = 0.0
-
-    def _try_start(self) -> None:
-        try:
-            self._start()
-        except Exception as error:  # a collate_fn that cannot be sent, now that it was called; a limit of the system
-            self._count = len(self._workers)
-            self._are_worth_it = self._are_worth_it if self._count else False
-            self._warnings = (
-                f"collate_fn is slow, and cannot run in all the processes of the workers: {describe(error)}",
-            )
 
     def _start(self) -> None:
         ours, theirs = self._context.Pipe()
@@ -278,28 +211,12 @@ class CollateWorkers:
         """Ends the processes, whatever they do."""
         workers, self._workers = self._workers, []
         processes, self.processes = self.processes, ()
-        self._made_here.clear()
         for process in processes:
             process.kill()
         for process in processes:
             process.join()
         for worker in workers:
             worker.link.close()
-
-
-def _make_timed(make: Callable[[CollateTask], Made], task: CollateTask) -> Made:
-    """Returns the batch, and the time it took; without what this thread has waited for a processor, where that can be told."""
-    began_s, waited_s = time.monotonic(), _read_waited_s()
-    made = make(task)
-    return replace(made, seconds=time.monotonic() - began_s - (_read_waited_s() - waited_s))
-
-
-def _read_waited_s() -> float:
-    """Returns for how long this thread, ready to run, has waited for a processor; always 0 where that cannot be told."""
-    try:
-        return int(_SCHEDULED.read_text("ascii").split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | None, link: Pipe) -> None:
@@ -338,7 +255,7 @@ def _answer(make: Callable[[CollateTask], Made], task: object) -> Made | _Failur
             raise task
         if not isinstance(task, CollateTask):
             raise OdbError(f"unexpected message to a process that collates: {task!r}")
-        made = _make_timed(make, task)
+        made = make(task)
         return replace(made, batch=pack(made.batch))
     except BaseException as error:  # whatever collate_fn raises: also what would end the process without a word
         return _Failure(describe(error), "".join(traceback.format_exception(error)))

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.reading.collate_workers import CollateTask, Made
 from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.measure import Measured
@@ -34,6 +33,24 @@ _PADDED: Final = (
 )
 
 CollateFn = Callable[[list[object]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class CollateTask:
+    """What a batch is made of, and the seed of what is drawn meanwhile."""
+
+    seed: int
+    samples: tuple[object, ...]
+    supervised: int | None
+    """Supervised tokens that were counted; None where nothing depends on them (idle batches)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A batch, and what to warn of."""
+
+    batch: object
+    warnings: tuple[str, ...] = ()
 
 
 class OnIdle(StrEnum):
@@ -81,14 +98,7 @@ def _is_padded(batch: object, samples: int) -> bool:
 class Collator:
     """Holds the samples of one rank between reading and collating. Safe to fill from one thread and empty from another."""
 
-    def __init__(
-        self,
-        on_idle: OnIdle,
-        get_idle_sample: Callable[[], object] | None,
-        warn: Callable[[str], None],
-    ) -> None:
-        self._warn = warn
-        self._told: set[str] = set()
+    def __init__(self, on_idle: OnIdle, get_idle_sample: Callable[[], object] | None) -> None:
         self._on_idle = on_idle
         self._get_idle_sample = get_idle_sample
         self._epoch_seed = 0
@@ -96,13 +106,13 @@ class Collator:
         self._cheapest: Measured | None = None
         self._lock = threading.Lock()
 
-    def renew(self, epoch_seed: int, warn: Callable[[str], None]) -> Collator:
+    def renew(self, epoch_seed: int) -> Collator:
         """Returns one for an epoch: its batches draw at random what follows from the seed and their numbers.
 
         It is another, for whatever still belongs to the epoch before; it replays what this one would.
         """
-        other = Collator(self._on_idle, self._get_idle_sample, warn)
-        other._epoch_seed, other._cheapest, other._told = epoch_seed, self._cheapest, self._told
+        other = Collator(self._on_idle, self._get_idle_sample)
+        other._epoch_seed, other._cheapest = epoch_seed, self._cheapest
         return other
 
     def forget_idle_sample(self) -> None:
@@ -147,12 +157,6 @@ class Collator:
             return None
         seed_generators(seed)
         return CollateTask(seed, (self._make_idle_sample(),), None)
-
-    def warn_once(self, text: str) -> None:
-        """Warns, unless the same was said before."""
-        if text not in self._told:
-            self._told.add(text)
-            self._warn(text)
 
     def _make_idle_sample(self) -> object:
         if self._cheapest is not None:
@@ -280,35 +284,26 @@ def pin(batch: object) -> object:
         case str() | bytes():
             return batch
         case Mapping():
-            return _pin_mapping(batch)
+            return _renew(batch, {key: pin(value) for key, value in batch.items()})
         case tuple():
             make = getattr(batch, "_make", type(batch))  # of a named tuple
             return make(map(pin, batch))
         case Sequence():
-            return _pin_sequence(batch)
+            return _renew(batch, list(map(pin, batch)))
         case _:
             return batch
 
 
-def _pin_mapping(batch: Mapping[object, object]) -> object:
-    pinned = {key: pin(value) for key, value in batch.items()}
+def _renew(batch: object, pinned: dict[object, object] | list[object]) -> object:
+    """Returns a container as ``batch`` with these contents; these where there cannot be one."""
     try:
-        if not isinstance(batch, MutableMapping):
+        if not isinstance(batch, MutableMapping | MutableSequence):
             return type(batch)(pinned)  # type: ignore[call-arg]
         clone = copy.copy(batch)  # it may have more to it than its items
-        clone.update(pinned)
-    except TypeError:
-        return pinned
-    return clone
-
-
-def _pin_sequence(batch: Sequence[object]) -> object:
-    pinned = [pin(value) for value in batch]
-    try:
-        if not isinstance(batch, MutableSequence):
-            return type(batch)(pinned)  # type: ignore[call-arg]
-        clone = copy.copy(batch)
-        clone[:] = pinned
+        if isinstance(clone, MutableMapping):
+            clone.update(pinned)  # type: ignore[arg-type]
+        else:
+            clone[:] = pinned
     except TypeError:
         return pinned
     return clone

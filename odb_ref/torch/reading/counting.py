@@ -105,17 +105,6 @@ def _check_each(labels: object, count: int) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counting:
-    """What the functions of the user, or those in their place, come to."""
-
-    measure: MeasureFn
-    label_check: LabelCheck | None
-    """None where no weight depends on it, or only the user knows what carries loss."""
-    settings: dict[str, object]
-    """What all ranks must have in common: functions cannot be compared, but whether there is one can."""
-
-
 def make_counting(
     length_fn: LengthFn | None,
     supervised_fn: LengthFn | None,
@@ -125,8 +114,11 @@ def make_counting(
     is_checked: bool,
     is_packing: bool,
     is_weighing: bool,
-) -> Counting:
-    """Returns what the options of the loader say. ``is_checked`` when weights depend on what carries loss, ``is_packing``
+) -> tuple[MeasureFn, LabelCheck | None, dict[str, object]]:
+    """Returns how samples are measured; how batches are checked, None where no weight depends on it, or only the user knows
+    what carries loss; and what all ranks must have in common: functions cannot be compared, but whether there is one can.
+
+    ``is_checked`` when weights depend on what carries loss, ``is_packing``
     when samples go on to another process, ``is_weighing`` when their bytes are bounded.
     """
     settings: dict[str, object] = {
@@ -138,8 +130,6 @@ def make_counting(
         settings["causal_shift"] = causal_shift
     length = length_fn or get_length
     supervised = supervised_fn or SupervisedCounter(length, causal_shift)
-    return Counting(
-        measure=resources.make_measure(Measure(length, supervised, is_packing=is_packing, is_weighing=is_weighing)),
-        label_check=LabelCheck(causal_shift) if is_checked and supervised_fn is None else None,
-        settings=settings,
-    )
+    measure = Measure(length, supervised, is_packing=is_packing, is_weighing=is_weighing)
+    label_check = LabelCheck(causal_shift) if is_checked and supervised_fn is None else None
+    return resources.make_measure(measure), label_check, settings

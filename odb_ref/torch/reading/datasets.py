@@ -9,18 +9,26 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.description import describe, note_sample
-from odb_ref.torch.reading.quarantine import BadSample
+from odb_ref.torch.reading.quarantine import BadSample, MeasureFn
 from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, seed_generators
 
-SampleKey = tuple[int, int, object]
-"""The seed of the epoch, the place of a sample in the sampler's order, and what the sampler calls it."""
+Chunk = list[tuple[int, object]]
+"""Samples that were read at once, each with its place in the sampler's order, as the measure answers them."""
+
+
+class KeyChunk(NamedTuple):
+    """What to read at once: of each sample its place, and what the sampler calls it."""
+
+    seed: int
+    """That of the epoch."""
+    keys: Sequence[tuple[int, object]]
 
 
 class DataSetError(OdbError, RuntimeError):
@@ -78,25 +86,41 @@ class WorkerInit:
             Contained(self.init_fn, "worker_init_fn")(worker_id)
 
 
-class SeededDataset(Dataset[object]):
-    """A map-style data set, read by `SampleKey`. What it raises for a sample says for which; where it ``is_guarded``, a
-    `BadSample` stands in the place of that sample.
+class SeededDataset(Dataset[Chunk]):
+    """A map-style data set, read and measured by the `KeyChunk`. What it raises for a sample says for which; where it
+    ``is_guarded``, a `BadSample` stands in the place of that sample.
     """
 
-    def __init__(self, dataset: Dataset[object], *, is_guarded: bool = False) -> None:
+    def __init__(self, dataset: Dataset[object], measure: MeasureFn, *, is_guarded: bool = False) -> None:
         self._wrapped = dataset
+        self._measure = measure
         self._is_guarded = is_guarded
         self._is_drawing: bool | None = None
         """Whether anything was drawn for a sample; None before the first was read."""
         self._detector: DrawDetector | None = None
 
-    def __len__(self) -> int:
-        return len(self._wrapped)  # type: ignore[arg-type]
+    def __getitem__(self, chunk: KeyChunk) -> Chunk:
+        places = [place for place, _ in chunk.keys]
+        return list(zip(places, self._measure(self._read_chunk(chunk)), strict=True)) if places else []
 
-    def __getitem__(self, key: SampleKey) -> object:
-        epoch_seed, place, name = key
-        seed_generators(compute_seed(Use.SAMPLE, epoch_seed, place))
-        return self._read(name)
+    def _read_chunk(self, chunk: KeyChunk) -> Sequence[object]:
+        """Returns the samples; read at once, with the seed of the first, where the data set offers that."""
+        read_all = getattr(self._wrapped, "__getitems__", None)
+        if not callable(read_all):
+            return self._read_each(chunk)
+        if not self._is_guarded:
+            return self._read_at_once(read_all, chunk)
+        with contextlib.suppress(Exception):  # one by one finds which it is
+            return self._read_at_once(read_all, chunk)
+        return self._read_seeded(chunk, 0)
+
+    def _read_seeded(self, chunk: KeyChunk, first: int) -> list[object]:
+        """Returns the samples from the one number ``first`` on, each read with its own seed."""
+        samples = []
+        for place, name in chunk.keys[first:]:
+            seed_generators(compute_seed(Use.SAMPLE, chunk.seed, place))
+            samples.append(self._read(name))
+        return samples
 
     def _read(self, name: object) -> object:
         try:
@@ -111,23 +135,9 @@ class SeededDataset(Dataset[object]):
                 note_sample(error, name)
             raise
 
-    def __getitems__(self, keys: Sequence[SampleKey]) -> Sequence[object]:
-        """Returns the samples of several keys; at once, with the seed of the first, where the data set offers that."""
-        if not keys:
-            return []
-        read_all = getattr(self._wrapped, "__getitems__", None)
-        if not callable(read_all):
-            return self._read_each(keys)
-        if not self._is_guarded:
-            return self._read_at_once(read_all, keys)
-        with contextlib.suppress(Exception):  # one by one finds which it is
-            return self._read_at_once(read_all, keys)
-        return [self[key] for key in keys]
-
-    def _read_at_once(self, read_all: Callable[[list[object]], object], keys: Sequence[SampleKey]) -> Sequence[object]:
-        epoch_seed, place, _ = keys[0]
-        names = [name for _, _, name in keys]
-        seed_generators(compute_seed(Use.SAMPLE, epoch_seed, place))
+    def _read_at_once(self, read_all: Callable[[list[object]], object], chunk: KeyChunk) -> Sequence[object]:
+        names = [name for _, name in chunk.keys]
+        seed_generators(compute_seed(Use.SAMPLE, chunk.seed, chunk.keys[0][0]))
         samples: object = Contained(read_all, "__getitems__ of the data set")(names)
         if not isinstance(samples, Sequence):
             samples = list(samples) if hasattr(samples, "__iter__") else samples
@@ -136,27 +146,25 @@ class SeededDataset(Dataset[object]):
             raise DataSetError(f"__getitems__ of the data set gave {found} for {len(names)} keys: {names!r:.200}")
         return samples
 
-    def _read_each(self, keys: Sequence[SampleKey]) -> list[object]:
+    def _read_each(self, chunk: KeyChunk) -> list[object]:
         """Returns the samples, each as it is read with its own seed.
 
         To seed takes longer than to read a small sample. While nothing is drawn one seed serves for all; what is read when
         something was drawn is read again, and from then on every sample is seeded. Spec: R12.3. Preserves: REPLAY.
         """
-        epoch_seed, place, name = keys[0]
+        names = [name for _, name in chunk.keys]
         samples: list[object] = []
         if self._is_drawing is None:  # what draws does so for the first sample, in most cases: that is not read twice
-            detector = DrawDetector(compute_seed(Use.SAMPLE, epoch_seed, place))
+            detector = DrawDetector(compute_seed(Use.SAMPLE, chunk.seed, chunk.keys[0][0]))
             detector.arm()
-            samples.append(self._read(name))
+            samples.append(self._read(names[0]))
             self._is_drawing = detector.has_drawn()
         if not self._is_drawing:
-            rest = self._read_undrawn(
-                [name for _, _, name in keys[len(samples) :]], compute_seed(Use.UNDRAWN, epoch_seed)
-            )
+            rest = self._read_undrawn(names[len(samples) :], compute_seed(Use.UNDRAWN, chunk.seed))
             if rest is not None:
                 return samples + rest
             self._is_drawing = True
-        return samples + [self[key] for key in keys[len(samples) :]]
+        return samples + self._read_seeded(chunk, len(samples))
 
     def _read_undrawn(self, names: Sequence[object], seed: int) -> list[object] | None:
         """Returns the samples; None when something was drawn."""

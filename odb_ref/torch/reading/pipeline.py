@@ -13,16 +13,11 @@ from typing import Final
 
 from torch.utils.data import Dataset, IterableDataset
 
-from odb_ref.torch.reading.collate_workers import CollateWorkers, Made
-from odb_ref.torch.reading.collator import BatchMaker, CollateFn, Collator, OnIdle, OwnMemory, pin
+from odb_ref.torch.reading.collate_workers import CollateWorkers
+from odb_ref.torch.reading.collator import BatchMaker, CollateFn, Collator, Made, OnIdle, OwnMemory
 from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.quarantine import (
-    GuardedMeasure,
-    MeasureFn,
-    OnBadSample,
-    find_good,
-)
+from odb_ref.torch.reading.quarantine import GuardedMeasure, MeasureFn, OnBadSample, find_good
 from odb_ref.torch.reading.seeding import isolate
 from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import END_S, BatchRequest, ReadPlan, SampleListener
@@ -64,9 +59,9 @@ class ReadPipeline:
     def __init__(self, spec: PipelineSpec, *, is_inline: bool) -> None:
         self._spec = spec
         self._source = _make_source(spec)
-        self._collator = Collator(spec.on_idle, _make_idle_source(spec), _ignore)
-        self._workers = _make_collators(spec, is_inline=is_inline)
-        self._is_pinned = spec.options.is_pinned
+        self._collator = Collator(spec.on_idle, _make_idle_source(spec))
+        self._make = BatchMaker(spec.collate_fn, spec.label_check, is_packed=spec.is_packed)
+        self._workers = None if is_inline else _make_workers(spec, self._make)
         self._own = OwnMemory() if is_inline else None
         self.is_inline = is_inline
         self._epoch: _Epoch | None = None
@@ -81,11 +76,9 @@ class ReadPipeline:
         if self.find_dead_worker() is not None:
             self._kill_workers()
             self._source = _make_source(self._spec)
-        if self._workers.has_lost_one:
+        if self._workers is not None and self._workers.has_lost_one:
             self._workers.close()
-        if self.is_inline:  # a thread of an epoch before may still be at work with these
-            self._workers = _make_collators(self._spec, is_inline=True)
-        self._collator = self._collator.renew(plan.seed, listener.on_warning)
+        self._collator = self._collator.renew(plan.seed)
         read_ahead = 0 if self.is_inline else read_ahead
         most = self._spec.window_bytes
         self._feed = KeyFeed(plan)
@@ -98,14 +91,10 @@ class ReadPipeline:
             read_ahead=read_ahead,
             read_ahead_bytes=None if most is None else most // 2,
         )
-        maker = _Maker(self._collator, self._workers, listener, self._finish)
+        maker = _Maker(self._collator, self._make, self._workers, listener, self._own)
         self._epoch = _Epoch(reader, maker, self._left, is_inline=self.is_inline)
-        if not self.is_inline:
+        if self._workers is not None:
             self._epoch.start(is_forking=self._workers.is_forking)
-
-    def _finish(self, made: Made) -> object:
-        owned = made.batch if self._own is None else self._own.keep(made)
-        return pin(owned) if self._is_pinned else owned
 
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
         """Asks for samples: see `SampleService.read`."""
@@ -164,8 +153,8 @@ class ReadPipeline:
         self._left = tuple(thread for thread in (*self._left, *epoch.threads) if thread.is_alive())
         if self._left and not self.is_inline:
             self._kill_workers()  # one of them does not answer
-        self._collator = self._collator.renew(0, _ignore)
-        if self._workers.pending:
+        self._collator = self._collator.renew(0)
+        if self._workers is not None and self._workers.pending:
             self._workers.close()  # they would answer into the next epoch
 
     def _kill_workers(self) -> None:
@@ -175,12 +164,13 @@ class ReadPipeline:
     def close(self) -> None:
         """Ends the epoch, and the processes that collate."""
         self.end()
-        self._workers.close()
+        if self._workers is not None:
+            self._workers.close()
 
     @property
     def processes(self) -> tuple[BaseProcess, ...]:
         """Those that read and those that collate."""
-        return (*self._source.workers, *self._workers.processes)
+        return self._source.workers + (() if self._workers is None else self._workers.processes)
 
     def find_dead_worker(self) -> BaseProcess | None:
         """Returns a worker that has ended by itself, and with an error. For a process that has no other children."""
@@ -193,20 +183,16 @@ def find_failed(workers: Iterable[BaseProcess]) -> BaseProcess | None:
     return next((worker for worker in workers if worker.exitcode not in (None, 0, _UNKNOWN)), None)
 
 
-def _ignore(text: str) -> None:
-    """Listens between two epochs, to nothing."""
-
-
 def _make_source(spec: PipelineSpec) -> Source:
     is_guarded = spec.on_bad_sample is OnBadSample.QUARANTINE
     measure = GuardedMeasure(spec.measure) if is_guarded else spec.measure
     return Source(spec.dataset, measure, spec.options, is_guarded=is_guarded)
 
 
-def _make_collators(spec: PipelineSpec, *, is_inline: bool) -> CollateWorkers:
+def _make_workers(spec: PipelineSpec, make: BatchMaker) -> CollateWorkers:
     return CollateWorkers(
-        BatchMaker(spec.collate_fn, spec.label_check, is_packed=spec.is_packed),
-        0 if is_inline else spec.options.num_workers,
+        make,
+        spec.options.num_workers,
         context=spec.options.multiprocessing_context,
         init_fn=spec.options.collator_init_fn,
     )
@@ -225,24 +211,31 @@ def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:
 
 
 class _Maker:
-    """Makes batches. `work` belongs to one thread at a time."""
+    """Makes batches, here or where there are any in ``workers``. `work` belongs to one thread at a time."""
 
     def __init__(
-        self, collator: Collator, workers: CollateWorkers, listener: SampleListener, finish: Callable[[Made], object]
+        self,
+        collator: Collator,
+        make: BatchMaker,
+        workers: CollateWorkers | None,
+        listener: SampleListener,
+        own: OwnMemory | None,
     ) -> None:
         self._collator = collator
+        self._make = make
         self._workers = workers
         self.listener = listener
-        self._finish = finish
-        """What becomes of each batch before it is handed out."""
+        self._own = own
+        """Sees to it that a batch made here is not written into by the next."""
         self._requests: deque[BatchRequest] = deque()
         self._collating: int | None = None
 
     def prepare(self) -> None:
-        """Starts a process, where one is to be started before the first batch."""
-        if self._workers.pending:
-            self._workers.close()  # a thread of an earlier epoch that was slow to end has begun them
-        self._workers.prepare()
+        """Starts a process, where there is to be one."""
+        if self._workers is not None:
+            if self._workers.pending:
+                self._workers.close()  # a thread of an earlier epoch that was slow to end has begun them
+            self._workers.prepare()
 
     def forget_idle_sample(self) -> None:
         self._collator.forget_idle_sample()
@@ -255,30 +248,34 @@ class _Maker:
 
     def count_work(self) -> int:
         """Returns how many times `work` finds something to do."""
+        if self._workers is None:
+            return len(self._requests)
         return 2 * len(self._requests) + self._workers.pending
 
     def work(self) -> int:
         """Begins one batch, or hands one out, and returns 1: for how many times of `count_work` that counts."""
-        if self._requests and self._workers.has_room(len(self._requests)):
-            self._begin(self._requests.popleft())
+        workers = self._workers
+        if workers is None or (self._requests and workers.has_room(len(self._requests))):
+            self._begin(self._requests.popleft(), workers)
         else:
-            self._put(*self._workers.collect())
-            self._collating = self._workers.oldest
+            self._put(*workers.collect())
+        self._collating = None if workers is None else workers.oldest
         return 1
 
-    def _begin(self, request: BatchRequest) -> None:
+    def _begin(self, request: BatchRequest, workers: CollateWorkers | None) -> None:
         self._collating = request.number
         task = self._collator.take(request)
         if task is None:
             self._put(request.number, Made(None))
+        elif workers is None:
+            self._put(request.number, self._make(task))
         else:
-            self._workers.begin(request.number, task)
-        self._collating = self._workers.oldest
+            workers.begin(request.number, task)
 
     def _put(self, number: int, made: Made) -> None:
         for text in made.warnings:
-            self._collator.warn_once(text)
-        self.listener.on_batch(number, self._finish(made))
+            self.listener.on_warning(text)
+        self.listener.on_batch(number, made.batch if self._own is None else self._own.keep(made))
 
 
 class _Epoch:

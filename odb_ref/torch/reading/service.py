@@ -67,7 +67,7 @@ class SampleListener(Protocol):
         ...
 
     def on_batch(self, number: int, batch: object) -> None:
-        """Answers one of the requests of a `collate`, in any order."""
+        """Answers one of the requests of a `collate`, in any order; the batch may be `Packed`."""
         ...
 
     def on_error(self, cause: str, error: BaseException) -> None:

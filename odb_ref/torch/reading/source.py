@@ -20,7 +20,15 @@ from odb_ref.core.errors import OdbError
 from odb_ref.core.rounds import count_fitting
 from odb_ref.torch.reading import collate_workers
 from odb_ref.torch.reading.collator import Collator
-from odb_ref.torch.reading.datasets import Contained, DataSetError, SampleKey, SeededDataset, SeededStream, WorkerInit
+from odb_ref.torch.reading.datasets import (
+    Chunk,
+    Contained,
+    DataSetError,
+    KeyChunk,
+    SeededDataset,
+    SeededStream,
+    WorkerInit,
+)
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import BadSample, MeasureFn
 from odb_ref.torch.reading.serialization import Packed
@@ -29,16 +37,10 @@ from odb_ref.torch.reading.service import ReadItem, ReadPlan, SampleListener
 CHUNK_SAMPLES: Final = 16
 """How many samples a worker reads at a time, at least: one message for each chunk. And how many a data set reads at once."""
 
-LARGEST_CHUNK: Final = 64
 LARGEST_CHUNK_HERE: Final = 256
-CHUNK_S: Final = 0.025
-CHUNK_HERE_S: Final = 0.004
-"""Samples that are read quickly come in chunks that take about so long: for small ones, messages are what takes the time, or
-without workers, where nobody reads ahead, what is done once for each chunk.
+"""And at most, without workers. What is read quickly comes in chunks that take a moment (`Source._pace`): for small samples,
+messages are what takes the time, or without workers, where nobody reads ahead, what is done once for each chunk.
 """
-
-Chunk = list[tuple[int, object]]
-"""Samples that were read at once, each with its place, as the measure answers them."""
 
 _REPEATED: Final = (
     "the workers begin with the same samples, as those of an iterable data set do that does not share them out by "
@@ -78,8 +80,6 @@ class KeyFeed:
         """How many samples were added."""
         self._asked = len(plan.places)
         """How many samples are wanted by now: those an epoch begins with, and what was drawn since."""
-        self._taken: deque[list[int]] = deque()
-        """The places of each chunk that was taken and has not come back."""
         if plan.keys is not None:
             self._append(zip(plan.places, plan.keys, strict=True), len(plan.places))
 
@@ -98,31 +98,21 @@ class KeyFeed:
         """Nothing more is added."""
         self._is_closed = True
 
-    def take(self, most: int) -> list[SampleKey] | None:
+    def take(self, most: int) -> KeyChunk | None:
         """Returns the next chunk of at most so many, an empty one while nothing is drawn; None when nothing more comes."""
         is_closed = self._is_closed  # first: what was added before it was closed is not lost
-        chunk: list[SampleKey] = []
-        while self._parts and not chunk:
+        keys: list[tuple[int, object]] = []
+        while self._parts and not keys:
             items, count = self._parts[0]
             share = max(1, -(-count // self.readers))
-            chunk = [(self._seed, place, key) for place, key in islice(items, min(most, share))]
-            if not chunk:
+            keys = list(islice(items, min(most, share)))
+            if not keys:
                 self._parts.popleft()
-        if is_closed and not chunk:
-            return None
-        self._taken.append([place for _, place, _ in chunk])
-        return chunk
-
-    def name(self, items: list[object]) -> Chunk:
-        """Returns the samples of the chunk that comes back next, each with its place. Spec: R11.4, R14.4. Preserves: COVER."""
-        places = self._taken.popleft()
-        if len(places) != len(items):
-            raise DataSetError(f"the data set gave {len(items)} samples for {len(places)} keys")
-        return list(zip(places, items, strict=True))
+        return None if is_closed and not keys else KeyChunk(self._seed, keys)
 
 
-class KeySampler(Sampler[list[SampleKey]]):
-    """The batch sampler of the inner DataLoader.
+class KeySampler(Sampler[KeyChunk]):
+    """The sampler of the inner DataLoader.
 
     A DataLoader asks for chunks ahead of time, and cannot be told to wait. Where nothing is drawn yet it is given chunks of
     nothing, which come back at once.
@@ -134,10 +124,14 @@ class KeySampler(Sampler[list[SampleKey]]):
         self.chunk_samples = CHUNK_SAMPLES
         """At least 1."""
 
-    def __iter__(self) -> Iterator[list[SampleKey]]:
+    def __iter__(self) -> Iterator[KeyChunk]:
         feed = self.feed
         while (chunk := feed.take(self.chunk_samples)) is not None:
             yield chunk
+
+
+def _keep(chunk: Chunk) -> Chunk:
+    return chunk
 
 
 class Source:
@@ -159,7 +153,6 @@ class Source:
         # A DataLoader has ways of its own with data pipes.
         is_pipe = isinstance(dataset, IterDataPipe)
         arguments: dict[str, object] = {
-            "collate_fn": Contained(measure, "the measure of a sample"),
             "num_workers": options.num_workers,
             "worker_init_fn": options.worker_init_fn if is_pipe else WorkerInit(dataset, options.worker_init_fn),
             "timeout": options.timeout,
@@ -169,11 +162,12 @@ class Source:
         if options.num_workers:
             arguments["multiprocessing_context"] = options.multiprocessing_context
             arguments["prefetch_factor"] = options.prefetch_factor
+        contained = Contained(measure, "the measure of a sample")
         if not isinstance(dataset, IterableDataset):
-            dataset = SeededDataset(dataset, is_guarded=is_guarded)
-            arguments["batch_sampler"] = self._sampler
+            dataset = SeededDataset(dataset, contained, is_guarded=is_guarded)
+            arguments |= {"sampler": self._sampler, "batch_size": None, "collate_fn": _keep}
         else:
-            arguments["batch_size"] = CHUNK_SAMPLES
+            arguments |= {"batch_size": CHUNK_SAMPLES, "collate_fn": contained}
         if isinstance(dataset, IterableDataset) and not is_pipe:
             if options.persistent_workers:
                 self._epoch_seed.share_memory_()  # type: ignore[no-untyped-call]
@@ -196,41 +190,39 @@ class Source:
         self.workers = tuple(
             child for child in multiprocessing.active_children() if not child.name.startswith(collate_workers.NAME)
         )
-        return self._iterate(chunks, plan, feed, warn)
+        return self._iterate(chunks, plan, warn)
 
-    def _iterate(
-        self, chunks: Iterator[object], plan: ReadPlan, feed: KeyFeed, warn: Callable[[str], None]
-    ) -> Iterator[Chunk]:
-        items = self._pace(chunks)
+    def _iterate(self, chunks: Iterator[object], plan: ReadPlan, warn: Callable[[str], None]) -> Iterator[Chunk]:
+        lists = map(_check_list, chunks)
         if plan.keys is not None:
-            yield from map(feed.name, items)
+            yield from self._pace(lists)  # type: ignore[arg-type]  # what `SeededDataset` makes
         else:
             places = count()
-            for chunk in _compare(items, warn) if self._loader.num_workers > 1 else items:
+            for chunk in _compare(lists, warn) if self._loader.num_workers > 1 else lists:
                 yield [(place, item) for item, place in zip(chunk, places, strict=False) if plan.has(place)]
         if not self._loader.persistent_workers:
             self.workers = ()  # all is read: one that crashes while it ends takes nothing with it
 
-    def _pace(self, chunks: Iterator[object]) -> Iterator[list[object]]:
+    def _pace(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         """Yields the chunks, and sizes the next ones to what is read in a moment."""
-        count, workers = 0, self._loader.num_workers
-        began_s = time.monotonic()
+        workers = self._loader.num_workers
+        least, most, moment_s = (CHUNK_SAMPLES, 64, 0.025) if workers else (1, LARGEST_CHUNK_HERE, 0.004)
+        samples, began_s = 0, time.monotonic()
         for chunk in chunks:
-            if not isinstance(chunk, list):
-                raise OdbError(f"unexpected answer of the inner DataLoader: {type(chunk).__name__}")
-            count += len(chunk)
+            samples += len(chunk)
             if self._may_grow:
-                seconds = time.monotonic() - began_s
-                if workers:
-                    quick = int(CHUNK_S * count / (workers * max(seconds, CHUNK_S)))
-                    self._sampler.chunk_samples = max(CHUNK_SAMPLES, min(LARGEST_CHUNK, quick))
-                else:
-                    quick = int(CHUNK_HERE_S * count / max(seconds, CHUNK_HERE_S))
-                    self._sampler.chunk_samples = max(1, min(LARGEST_CHUNK_HERE, quick))
+                seconds = max(moment_s, time.monotonic() - began_s)
+                self._sampler.chunk_samples = max(least, min(most, int(moment_s * samples / seconds / max(1, workers))))
             handed_s = time.monotonic()
             yield chunk
             if not workers:
                 began_s += time.monotonic() - handed_s  # what becomes of a chunk is not reading
+
+
+def _check_list(answer: object) -> list[object]:
+    if not isinstance(answer, list):
+        raise OdbError(f"unexpected answer of the inner DataLoader: {type(answer).__name__}")
+    return answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

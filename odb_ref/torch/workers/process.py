@@ -21,20 +21,17 @@ from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from operator import methodcaller
-from typing import Concatenate, Final, ParamSpec, assert_never
+from typing import Concatenate, Final, ParamSpec
 
 import torch.multiprocessing
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.exchange.process_table import kill_with_children
 from odb_ref.torch.reading.collate_workers import Pipe
-from odb_ref.torch.reading.collator import pin
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.pipeline import PipelineSpec
-from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
-from odb_ref.torch.workers import wire
-from odb_ref.torch.workers.serving import WATCH_S, LoaderProcessError, LoaderServer, LoaderTask, serve
+from odb_ref.torch.workers.serving import WATCH_S, Failure, LoaderProcessError, LoaderServer, LoaderTask, Notice, serve
 from odb_ref.torch.workers.watching import Silence
 
 P = ParamSpec("P")
@@ -57,7 +54,6 @@ class LoaderProcess:
         self._context = (
             context if isinstance(context, BaseContext) else torch.multiprocessing.get_context(_name(context))
         )
-        self._is_pinned = spec.options.is_pinned
         start_method = self._context.get_start_method(allow_none=False)
         wanted = spec.options.persistent_workers
         self._is_persistent = start_method != "fork" if wanted is None else wanted
@@ -65,13 +61,8 @@ class LoaderProcess:
         """True when the process stays only as long as another one would read the same."""
         self._sent = b""
         """A digest of what the process was started with, where that is watched."""
-        # Pages are locked in the training process, and the process is already of the kind asked for.
-        options = replace(
-            spec.options,
-            is_pinned=False,
-            multiprocessing_context=start_method,
-            persistent_workers=self._is_persistent,
-        )
+        # The process is already of the kind asked for.
+        options = replace(spec.options, multiprocessing_context=start_method, persistent_workers=self._is_persistent)
         self._spec = replace(spec, options=options)
         self._silence_s = spec.options.silence_s
         self._process: BaseProcess | None = None
@@ -198,7 +189,7 @@ class LoaderProcess:
                 try:
                     if selector.select(WATCH_S):
                         silence.end()
-                        self._dispatch(pipe.recv())
+                        self._dispatch(pipe.recv(), pipe)
                         continue
                     # A killed process does not end the connection before its workers end too: they hold copies of its end.
                     if not process.is_alive() and not pipe.poll():
@@ -207,47 +198,37 @@ class LoaderProcess:
                     if silence.seconds >= self._silence_s:
                         cause = f"the loader process {silence.describe()}"
                         _kill(process)
-                        self._lose(cause, TimeoutError(cause))
+                        self._lose(cause, TimeoutError(cause), pipe)
                 except (EOFError, ConnectionResetError) as error:
                     if self._listener is not None:
                         process.join(1.0)
-                    self._lose(f"the loader process exited unexpectedly (exit code {process.exitcode})", error)
+                    self._lose(f"the loader process exited unexpectedly (exit code {process.exitcode})", error, pipe)
                     return
                 except BaseException as error:  # a batch that cannot be rebuilt here
-                    self._lose(describe(error), error)
+                    self._lose(describe(error), error, pipe)
 
-    def _lose(self, cause: str, error: BaseException) -> None:
+    def _lose(self, cause: str, error: BaseException, pipe: Pipe) -> None:
         with self._lock:
+            if pipe is not self._pipe:
+                return  # it was given up, and the next may be at work: on a busy machine, who receives learns of it late
             self._is_spoilt = True
             listener, self._listener = self._listener, None
         if listener is not None:
             listener.on_error(cause, error)
 
-    def _dispatch(self, message: object) -> None:
+    def _dispatch(self, message: object, pipe: Pipe) -> None:
+        listener = self._listener
         match message:
-            case wire.Heartbeat(doing):
-                self._doing = doing
-            case wire.EpochNotice(epoch, notice):
-                if self._listener is not None and epoch == self._epoch:
-                    self._report(notice, self._listener)
+            case str():
+                self._doing = message
+            case Notice(epoch) | Failure(epoch) if listener is None or epoch != self._epoch:
+                pass  # that one is over
+            case Notice(_, call):
+                call(listener)
+            case Failure(_, cause, text):
+                self._lose(cause, LoaderProcessError(text), pipe)
             case _:
                 raise OdbError(f"unexpected message of the loader process: {message!r}")
-
-    def _report(self, notice: wire.Notice, listener: SampleListener) -> None:
-        match notice:
-            case wire.SamplesMeasured(_, _, is_ended, is_full):
-                listener.on_read(list(notice.unpack()), is_ended=is_ended, is_full=is_full)
-            case wire.BatchMade(number, packed):
-                batch = unpack(packed)
-                listener.on_batch(number, pin(batch) if self._is_pinned else batch)
-            case wire.SetAside(place, cause):
-                listener.on_bad(place, cause)
-            case wire.WarningText(text):
-                listener.on_warning(text)
-            case wire.Failed(cause, text):
-                self._lose(cause, LoaderProcessError(text))
-            case _:
-                assert_never(notice)
 
 
 def send(pipe: Pipe, request: object) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from operator import methodcaller
-from typing import Final
+from typing import Concatenate, Final, ParamSpec
 
 import torch
 
@@ -29,9 +29,10 @@ from odb_ref.torch.reading.collate_workers import Pipe
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
 from odb_ref.torch.reading.serialization import pack
-from odb_ref.torch.reading.service import ReadItem, ReadPlan
-from odb_ref.torch.workers import wire
+from odb_ref.torch.reading.service import ReadItem, ReadPlan, SampleListener
 from odb_ref.torch.workers.watching import Stops
+
+P = ParamSpec("P")
 
 WATCH_S: Final = 0.5
 """How often a loader process looks whether the training process and its own workers are still there, and says that it is."""
@@ -48,19 +49,37 @@ class LoaderProcessError(OdbError, RuntimeError):
     """Something failed in the loader process; the text is its traceback."""
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What has happened in an epoch: a call of a method of its `SampleListener`."""
+
+    epoch: int
+    call: methodcaller
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Reading or collating has failed in an epoch: why in a line, and the traceback."""
+
+    epoch: int
+    cause: str
+    traceback: str
+
+
 class _Sender:
-    """Sends messages in order from a thread of its own, so that no other thread waits for the pipe.
+    """Sends messages in order from a thread of its own, so that no other thread waits for the pipe: what has happened, and as
+    a text what this process is doing.
 
     The training process may wait until its own message is read before it reads ours.
     """
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
-        self._messages: queue.SimpleQueue[wire.EpochNotice | wire.Heartbeat | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Notice | Failure | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="odb-send", daemon=True)
         self._thread.start()
 
-    def send(self, message: wire.EpochNotice | wire.Heartbeat) -> None:
+    def send(self, message: Notice | Failure | str) -> None:
         self._messages.put(message)
 
     def close(self) -> None:
@@ -73,18 +92,18 @@ class _Sender:
             try:
                 self._pipe.send(message)
             except BaseException as error:  # no shared memory left for a batch, or one that cannot be pickled
-                if isinstance(message, wire.EpochNotice):
-                    self._send_failure(message.epoch, error)
+                if isinstance(message, Notice):
+                    self._send_failure(_make_failure(message.epoch, describe(error), error))
 
-    def _send_failure(self, epoch: int, error: BaseException) -> None:
+    def _send_failure(self, failure: Failure) -> None:
         try:
-            self._pipe.send(wire.EpochNotice(epoch, _make_failure(describe(error), error)))
+            self._pipe.send(failure)
         except OSError:  # the training process is gone
             os._exit(1)
 
 
-def _make_failure(cause: str, error: BaseException) -> wire.Failed:
-    return wire.Failed(cause, "".join(traceback.format_exception(error)))
+def _make_failure(epoch: int, cause: str, error: BaseException) -> Failure:
+    return Failure(epoch, cause, "".join(traceback.format_exception(error)))
 
 
 class _Reporter:
@@ -94,23 +113,23 @@ class _Reporter:
         self._sender = sender
         self._epoch = epoch
 
-    def _send(self, notice: wire.Notice) -> None:
-        self._sender.send(wire.EpochNotice(self._epoch, notice))
+    def _send(self, method: Callable[Concatenate[SampleListener, P], None], *args: P.args, **options: P.kwargs) -> None:
+        self._sender.send(Notice(self._epoch, methodcaller(method.__name__, *args, **options)))
 
     def on_read(self, items: Sequence[ReadItem], *, is_ended: bool, is_full: bool) -> None:
-        self._send(wire.SamplesMeasured.pack(items, is_ended=is_ended, is_full=is_full))
+        self._send(SampleListener.on_read, items, is_ended=is_ended, is_full=is_full)
 
     def on_batch(self, number: int, batch: object) -> None:
-        self._send(wire.BatchMade(number, pack(batch)))
+        self._send(SampleListener.on_batch, number, pack(batch))
 
     def on_warning(self, text: str) -> None:
-        self._send(wire.WarningText(text))
+        self._send(SampleListener.on_warning, text)
 
     def on_bad(self, place: int, cause: str) -> None:
-        self._send(wire.SetAside(place, cause))
+        self._send(SampleListener.on_bad, place, cause)
 
     def on_error(self, cause: str, error: BaseException) -> None:
-        self._send(_make_failure(cause, error))
+        self._sender.send(_make_failure(self._epoch, cause, error))
 
 
 def _is_orphaned(forked_from: int | None) -> bool:
@@ -196,7 +215,7 @@ def serve(task: LoaderTask) -> None:
 
     def look() -> None:
         server.check_workers(WATCH_S)
-        sender.send(wire.Heartbeat(server.describe()))
+        sender.send(server.describe())
 
     _start_watch(task.forked_from, look)
     server.begin_epoch(task.epoch, task.plan, task.read_ahead, task.handled_signals)

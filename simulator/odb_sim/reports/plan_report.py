@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from odb_ref.core.batching.updates import PADDING_SHARE
 from odb_sim.engine.metrics import describe_update
-from odb_sim.inputs.texts import is_text_file
 from odb_sim.reports.charts import Bars, Series
 from odb_sim.reports.document import PageSource
 from odb_sim.reports.page import Page
@@ -94,11 +95,11 @@ def _describe_little(plan: RunPlan) -> str:
     )
 
 
-def list_commands(plan: RunPlan, data: str) -> list[str]:
-    """Returns the lines to train with, and to look closer; of texts their lengths are counted first."""
-    tokenize = []
-    if is_text_file(Path(data)):
-        tokenize, data = [f"odb-ref lengths {data} --tokenizer TOKENIZER --out lengths.csv"], "lengths.csv"
+def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
+    """Returns the lines to train with, and to look closer; texts are counted first, with the options of ``reading``."""
+    data, count = shlex.quote(data), []
+    if reading:
+        data, count = "lengths.csv", [f"odb-ref lengths {data} {reading} --out lengths.csv"]
     wanted, job, best = plan.wanted, plan.wanted.job, plan.ways[0].what
     nodes, own = -(-job.gpus // job.node_gpus), min(job.gpus, job.node_gpus)
     if wanted.global_batch is None:
@@ -114,14 +115,14 @@ def list_commands(plan: RunPlan, data: str) -> list[str]:
         f"loader = ODBDataLoader(dataset, token_budget={best.budget_tokens}{batching}, "
         "collate_fn=collate, num_workers=4, shuffle=True)",
         f"torchrun --nnodes {nodes} --nproc-per-node {own} train.py",
-        *tokenize,
+        *count,
         f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{options}"
         " --cost-model costs.json  # as --write-costs of this command writes it",
     ]
 
 
-def write_plan_report(path: Path, plan: RunPlan, data: str, source: PageSource) -> None:
-    """Writes the page of a plan."""
+def write_plan_report(path: Path, plan: RunPlan, commands: Sequence[str], source: PageSource) -> None:
+    """Writes the page of a plan, with the ``commands`` to train so."""
     wanted, job, best, fixed = plan.wanted, plan.wanted.job, plan.ways[0], plan.ways[1]
     seconds, band, speedup = plan.compute_seconds(best), plan.band(best), plan.compute_speedup(best)
     page = Page(
@@ -143,7 +144,7 @@ def write_plan_report(path: Path, plan: RunPlan, data: str, source: PageSource) 
         ]
     )
     page.add_heading("To train so")
-    page.add_code(list_commands(plan, data))
+    page.add_code(commands)
     page.add_heading("Ways to train")
     page.add_table(HEADER, build_rows(plan), chosen=0)
     page.add_text("What each needs: " + "; ".join(f"{way.name}: {way.needs}" for way in plan.ways) + ".")

@@ -1,8 +1,8 @@
 """What a training run takes, in time and money, in the best way for a user who changes nothing else, and in other ways.
 
-Every way trains on the same samples, in the same memory, and at the same global batch where one is asked for. The protocol's
-budget, and window where it has one, are searched for (`odb_sim.studies.search`); other ways are as good as their kind can be.
-A long epoch is judged by a part of it, drawn from the same lengths.
+Every way trains on the same samples, in the same memory, and at the same global batch where one is asked for. The budget of
+each, and the window where it has one, are searched for (`odb_sim.studies.search`): a smaller one can leave fewer ranks idle at
+the end of an update. A long epoch is judged by a part of it, drawn from the same lengths.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from odb_sim.studies.bands import LEFT_OUT, Band, Bands, Uncertain, compute_band
 from odb_sim.studies.cells import CellAnswer, CellFailure, Point, Store
 from odb_sim.studies.comparison import REFERENCE
 from odb_sim.studies.fitted import fit_batches
-from odb_sim.studies.runs import Run, run
+from odb_sim.studies.runs import Run, is_rule, run
 from odb_sim.studies.search import Dimensions, SettingSearch
 from odb_sim.studies.sweep import Grid, Study, run_grid
 from odb_sim.studies.tune import LARGEST_WINDOW, PADDING_SHARES, compute_budget_ladder, compute_ladder
@@ -206,17 +206,16 @@ def make_plan(
     ways: list[Way] = []
     cautions: tuple[Caution, ...] = ()
     for name, needs, policy, terms in _list_ways(wanted):
-        point, dimensions = _build_dimensions(wanted, terms.layout)
-        study = _build_study(wanted, terms)
-        grid, start = Grid(study=study, points=()), replace(point, policy=policy)
-        if policy == "odb":
+        study = _build_study(wanted, terms, _choose_global_batch(wanted, policy, ways))
+        grid = Grid(study=study, points=())
 
-            def simulate(points: Sequence[Point], study: Study = study) -> list[CellAnswer | CellFailure]:
-                return run_grid(Grid(study=study, points=tuple(points)), executor, tell, store=store)
+        def simulate(points: Sequence[Point], study: Study = study) -> list[CellAnswer | CellFailure]:
+            return run_grid(Grid(study=study, points=tuple(points)), executor, tell, store=store)
 
-            start = SettingSearch(simulate, dimensions, _TOLERANCE).run(start).point
-        what = grid.build_run(start, study.build_workload(wanted.job.gpus))
-        result = run(what := fit_batches(replace(what, global_batch=_choose_global_batch(wanted, policy, ways))))
+        start, dimensions = _build_dimensions(wanted, policy, terms.layout)
+        found = SettingSearch(simulate, dimensions, _TOLERANCE).run(start).point
+        what = fit_batches(grid.build_run(found, study.build_workload(wanted.job.gpus)))
+        result = run(what)
         summary, cautions = result.summary, cautions if ways else result.cautions
         tell(0)
         batch = "" if summary.batch_size is None else f" of {summary.batch_size:,}"
@@ -245,9 +244,9 @@ def choose(wanted: Sequence[Wanted]) -> Wanted:
 
 
 def _measure(wanted: Wanted) -> float:
-    terms = next(terms for _, _, _, terms in _list_ways(wanted))
+    _, _, policy, terms = next(_list_ways(wanted))
     study = _build_study(wanted, terms)
-    point, _ = _build_dimensions(wanted, terms.layout)
+    point, _ = _build_dimensions(wanted, policy, terms.layout)
     what = Grid(study=study, points=()).build_run(point, study.build_workload(wanted.job.gpus))
     return run(what).summary.sim_time_s
 
@@ -284,29 +283,30 @@ def _list_ways(wanted: Wanted) -> Iterator[tuple[str, str, str, Terms]]:
     yield "packed beforehand", f"all lengths before the run; {packed}", "packing", Terms()
 
 
-def _build_study(wanted: Wanted, terms: Terms) -> Study:
+def _build_study(wanted: Wanted, terms: Terms, global_batch: GlobalBatch = EVERY_STEP) -> Study:
     return Study(
         lengths=wanted.lengths,
         samples=wanted.judged_samples,
         seed=wanted.seed,
         costs=wanted.costs,
         terms=terms,
+        global_batch=global_batch,
     )
 
 
-def _build_dimensions(wanted: Wanted, layout: Layout) -> tuple[Point, Dimensions]:
-    """Returns where the search begins, and what is tried."""
+def _build_dimensions(wanted: Wanted, policy: str, layout: Layout) -> tuple[Point, Dimensions]:
+    """Returns where the search for a way's setting begins, and what is tried."""
     samples = len(wanted.lengths) if wanted.judged_samples is None else wanted.judged_samples
     shard = -(-samples // wanted.job.gpus)
     budgets = sorted({tokens // _ROUND * _ROUND or tokens for tokens in compute_budget_ladder(wanted.budget_tokens)})
     dimensions: dict[str, tuple[int, ...]] = {"budget_tokens": tuple(budgets)}
     window = min(LARGEST_WINDOW, shard)
-    if wanted.global_batch is None:
+    if is_rule(policy) and wanted.global_batch is None:
         dimensions["window_samples"] = tuple(compute_ladder(window, 8))
-    elif layout is Layout.PADDED:
+    elif is_rule(policy) and layout is Layout.PADDED:
         dimensions["padding_share"] = PADDING_SHARES
-    point = Point(policy="odb", ranks=wanted.job.gpus, budget_tokens=wanted.budget_tokens, window_samples=window)
-    return point, dict(dimensions)
+    point = Point(policy=policy, ranks=wanted.job.gpus, budget_tokens=wanted.budget_tokens, window_samples=window)
+    return point, dimensions
 
 
 def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -98,6 +99,13 @@ def build_reading(options: argparse.Namespace) -> RowReading:
         columns=tuple(options.column),
         max_tokens=options.max_length,
     )
+
+
+def describe_reading(options: argparse.Namespace) -> str:
+    """Returns the options of `add_reading_options` that decide the lengths, as a shell reads them."""
+    given = [("--tokenizer", options.tokenizer), ("--template", options.template), ("--max-length", options.max_length)]
+    given += [*(("--column", column) for column in options.column), ("--split", options.split)]
+    return shlex.join(str(word) for flag, value in given if value is not None for word in (flag, value))
 
 
 def run_command(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from odb_sim.cli.options import (
     build_source,
     open_study,
 )
-from odb_sim.cli.planning.lengths import add_reading_options, make_lengths, read_lengths
+from odb_sim.cli.planning.lengths import add_reading_options, describe_reading, make_lengths, read_lengths
 from odb_sim.inputs.cost_files import load_costs, write_costs
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.inputs.jobs import TrainingJob, build_job
@@ -97,15 +97,16 @@ def run_command(options: argparse.Namespace) -> int:
         executor,
     ):
         plan = make_plan(choose(wanted), executor, on_done, store=store)
+    commands = list_commands(plan, options.data, describe_reading(options) if _has_texts(options) else "")
     if options.json is not None:
-        write_json(options.json, encode(plan, options.data))
+        write_json(options.json, encode(plan, commands))
     if options.write_costs is not None:
         write_costs(options.write_costs, replace(plan.wanted.costs, ranges=compute_ranges(plan.wanted)))
     if options.html is not None:
-        write_plan_report(Path(options.html), plan, options.data, build_source(options, [options.data]))
+        write_plan_report(Path(options.html), plan, commands, build_source(options, [options.data]))
     print(describe_plan(plan))
     print_table("", HEADER, build_rows(plan))
-    print(*list_commands(plan, options.data), sep="\n")
+    print(*commands, sep="\n")
     print_cautions(plan.cautions)
     return 0
 
@@ -127,12 +128,14 @@ def _build_jobs(options: argparse.Namespace) -> Iterator[TrainingJob]:
 
 
 def _read(options: argparse.Namespace) -> Lengths:
-    if options.tokenizer is None or not is_text_file(Path(options.data)):
-        return load_lengths(options.data)
-    return make_lengths(options.data, read_lengths(options))
+    return make_lengths(options.data, read_lengths(options)) if _has_texts(options) else load_lengths(options.data)
 
 
-def encode(plan: RunPlan, data: str) -> dict[str, object]:
+def _has_texts(options: argparse.Namespace) -> bool:
+    return options.tokenizer is not None and is_text_file(Path(options.data))
+
+
+def encode(plan: RunPlan, commands: list[str]) -> dict[str, object]:
     """Returns all figures of a plan."""
     wanted, job = plan.wanted, plan.wanted.job
     memory = job.compute_memory(job.values)
@@ -165,6 +168,6 @@ def encode(plan: RunPlan, data: str) -> dict[str, object]:
         "costs": asdict(wanted.costs),
         "samples": wanted.samples,
         "ways": ways,
-        "commands": list_commands(plan, data),
+        "commands": commands,
         "cautions": list(plan.cautions),
     }

@@ -1,0 +1,78 @@
+"""Lies: changes of a true trace, each with the properties that it breaks, which the checker must see without ``--replay``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from odb_ref.core.types import Mode
+from odb_ref.trace.check import check_traces
+from tests.helpers.tamper import Tampered
+from tests.helpers.world import Fault, make_configs, run_by_arrival
+
+Change = Callable[[Tampered], None]
+
+SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(40 - 9 * rank)] for rank in range(3)]
+LIMITS: dict[str, Any] = {"limits": (20, 5)}
+QUOTA: dict[str, Any] = {"mode": Mode.QUOTA, "quota_samples": 50}
+FAIL = Fault("fail", 1, 120)
+STOP = Fault("stop", 2, 120)
+KILL = Fault("kill", 0, 60)
+
+
+def run(path: Path, *faults: Fault, **settings: Any) -> Tampered:
+    """A true trace, which is written to ``path``; samples may be carried for three rounds, where nothing else is asked for."""
+    configs = make_configs(len(SHARDS), **(settings or {"max_age_rounds": 3}))
+    run_by_arrival(SHARDS, configs, seed=3, faults=faults, trace=path)
+    return Tampered(path)
+
+
+def tell(path: Path, *, is_replayed: bool = False) -> list[str]:
+    """What is said of the trace at ``path``, each line beginning with the property."""
+    return [str(item) for item in check_traces([path], is_replayed=is_replayed).violations]
+
+
+def find_broken(path: Path, *, is_replayed: bool = False) -> set[str]:
+    """The properties that the trace at ``path`` breaks."""
+    return {line.split()[0] for line in tell(path, is_replayed=is_replayed)}
+
+
+@dataclass(frozen=True)
+class Lie:
+    """Breaks these ``properties`` of the trace of a job with these ``faults`` and ``settings``."""
+
+    name: str
+    change: Change
+    properties: frozenset[str]
+    faults: tuple[Fault, ...]
+    settings: dict[str, Any]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def check(self, path: Path) -> list[str]:
+        """Checks that it breaks these properties, and the true trace none; returns what is said of it."""
+        trace = run(path, *self.faults, **self.settings)
+        assert tell(path, is_replayed=True) == []
+        self.change(trace)
+        said = tell(trace.write(path))
+        assert {line.split()[0] for line in said} == self.properties, said
+        return said
+
+
+class Lies(list[Lie]):
+    """The lies of a file, in order; called, it is a decorator of one more."""
+
+    def __call__(self, properties: str, *faults: Fault, name: str = "", **settings: Any) -> Callable[[Change], Change]:
+        def add(change: Change) -> Change:
+            self.append(Lie(name or change.__name__, change, frozenset(properties.split()), faults, settings))
+            return change
+
+        return add
+
+
+def configure(**changes: Any) -> Change:
+    """Another configuration, in the offers too."""
+    return lambda trace: trace.configure(**changes)
