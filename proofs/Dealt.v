@@ -149,8 +149,8 @@ Theorem an_update_holds_only_what_its_rank_draws_of_it : forall s r x y, shared_
   In (place_of s r y) (part_of (s_round x) r).
 Proof.
   intros s r x y R H Ix Iy. destruct (what_is_drawn_is_in_place s R r H) as [[P1 _ _] _].
-  pose proof (with_shared_shards_nothing_is_lost W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H) as N. cbv zeta in N.
-  assert (I : In y (content (places s r))) by (apply (Permutation_in y N), in_or_app; left; apply in_concat; exists (s_group x); split; [apply in_map, Ix|exact Iy]).
+  pose proof (with_shared_shards_nothing_is_lost W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H) as Nl. cbv zeta in Nl.
+  assert (I : In y (content (places s r))) by (apply (Permutation_in y Nl), in_or_app; left; apply in_concat; exists (s_group x); split; [apply in_map, Ix|exact Iy]).
   pose proof (P1 x Ix y Iy) as B. destruct (begun s r) eqn:Bg.
   - assert (L : s_round x <= round (rank_of (base s) r)).
     { apply positions_of_content in I. destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H Bg) as [Ep [_ Lr]].

@@ -165,9 +165,6 @@ Proof.
   - destruct M as [_ M]. fold u in M. rewrite M. simpl. lia.
 Qed.
 
-Lemma got_within : forall s r, reachable s -> r < W -> got s r <= length (log s).
-Proof. intros s r R H. destruct (g_sync _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as [[_ [G _]]|[[_ [G _]]|[_ [G _]]]]; lia. Qed.
-
 Lemma nothing_more_is_wanted : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> b2n (0 <? wanted t) <= b2n (0 <? wanted s).
 Proof.
   intros c r d s e t NG E. pose proof (sa_window _ _ (transition_same _ _ _ _ _ _ NG E)) as X. destruct (wanted s) as [|n]; [destruct (X eq_refl) as [_ ->]; reflexivity|].

@@ -185,7 +185,7 @@ Proof.
       match goal with |- context[coming (drain ?d ?o ?l ?v)] => assert (Ct : coming (drain d o l v) = coming u) by (unfold coming, in_count; rewrite Ph; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
       rewrite Ct. exact B4.
   - pose proof (held_transition _ _ _ _ _ _ NG E) as He. pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. fold u in He, Ag. unfold aged in Ag. injection Ag as _ Ar _ _.
-    assert (Op : reads e <> [] -> ended u = false) by (intros N; destruct (ended u) eqn:En; [exfalso|reflexivity]; destruct (k_ended _ _ _ _ _ _ K En) as [_ Z]; fold u in Z; destruct e; try contradiction; destruct He; contradiction).
+    assert (Op : reads e <> [] -> ended u = false) by (intros Nx; destruct (ended u) eqn:En; [exfalso|reflexivity]; destruct (k_ended _ _ _ _ _ _ K En) as [_ Z]; fold u in Z; destruct e; try contradiction; destruct He; contradiction).
     destruct (what_is_held_stays_in_place (begin i) (cfg i) i (depth i) u e t NG E B1) as [B5 Ct].
     { intros x Ix. specialize (Op ltac:(intros Z; rewrite Z in Ix; exact Ix)). destruct B4 as [B4|[B3 B4]]; [congruence|]. destruct e as [xs en full| |y| | |cause|]; simpl in Ix; try contradiction.
       destruct He as [Wn [Lx _]]. destruct My as [Xs _]. fold u in Xs. rewrite Xs in Ix. apply (positions_of_a_part (input i) 0 (fun j z Ez => numbered i j z H Ez)) in Ix. lia. }
