@@ -94,7 +94,7 @@ MUTANTS = (
     # Statements that only seem to say the same.
     _edit("a program that is not the model", "Extract.v", 'Extraction "extracted',
           'Extract Constant odb_rule => "(fun _ -> 1)".\nExtraction "extracted', _REVIEWED, is_quick=True),
-    _edit("a program that leaves something out", "Extract.v", "handle_shared draws draw", "draws draw",
+    _edit("a program that leaves something out", "Extract.v", "handle_shared draws deal", "draws deal",
           f"{_REVIEWED}|Extract.v", is_quick=True),
     _edit("a definition of the same name", "Main.v", "Section Ranks.",
           "Definition total (W : nat) (input : nat -> list sample) : nat := Termination.total W input.\n\nSection Ranks.",

@@ -174,8 +174,15 @@ class ReadPipeline:
 
     def find_dead_worker(self) -> BaseProcess | None:
         """Returns a worker that has ended by itself, and with an error. For a process that has no other children."""
-        # Those without one may have read their part. One that has not is found by torch, after some seconds.
-        return next((worker for worker in self._source.workers if worker.exitcode not in (None, 0, _UNKNOWN)), None)
+        return find_failed(self._source.workers)
+
+
+def find_failed(workers: Sequence[BaseProcess]) -> BaseProcess | None:
+    """Returns the first that has ended with an error.
+
+    Those without one may have read their part. One that has not is found by torch, after some seconds.
+    """
+    return next((worker for worker in workers if worker.exitcode not in (None, 0, _UNKNOWN)), None)
 
 
 def _make_source(spec: PipelineSpec) -> Source:
