@@ -254,12 +254,14 @@ def leave(rank: int, leavers: list[int], step: int, how: str, trace: Path | None
     steps = 0
     with ODBDataLoader(Numbers(0, 60), **nested(trace=trace, **SETTINGS)) as loader:
         for _ in loader.steps():
+            if not steps:
+                dist.barrier()
             if rank in leavers and steps == step:
                 if how == "raise":
                     raise KeyError("the trainer's own")
                 break
             steps += 1
-            time.sleep(0.01)
+            time.sleep(0.1)  # what a collective would hold together: long enough for a message to arrive in
         if how == "again":
             return sum(1 for _ in loader)
     return steps
