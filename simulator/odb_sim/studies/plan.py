@@ -209,16 +209,14 @@ def make_plan(
         study = _build_study(wanted, terms, _choose_global_batch(wanted, policy, ways))
         grid = Grid(study=study, points=())
 
-        def simulate(points: Sequence[Point], study: Study = study) -> list[CellAnswer | CellFailure]:
-            return run_grid(Grid(study=study, points=tuple(points)), executor, tell, store=store)
+        def simulate(points: Sequence[Point], grid: Grid = grid) -> list[CellAnswer | CellFailure]:
+            return run_grid(replace(grid, points=tuple(points)), executor, tell, store=store)
 
         start, dimensions = _build_dimensions(wanted, policy, terms.layout)
-        found = SettingSearch(simulate, dimensions, _TOLERANCE).run(start).point
-        what = fit_batches(grid.build_run(found, study.build_workload(wanted.job.gpus)))
-        result = run(what)
-        summary, cautions = result.summary, cautions if ways else result.cautions
-        tell(0)
+        found = SettingSearch(simulate, dimensions, _TOLERANCE).run(start)
+        summary, cautions = found.summary, cautions if ways else found.cautions
         batch = "" if summary.batch_size is None else f" of {summary.batch_size:,}"
+        what = fit_batches(grid.build_run(found.point, study.build_workload(wanted.job.gpus)))
         ways.append(Way(name + batch, needs, what, summary))
     bands = compute_bands([way.what for way in ways], wanted.list_inputs(), executor=executor, on_done=tell)
     return RunPlan(wanted, tuple(ways), bands, _list_cautions(wanted, ways, cautions))
