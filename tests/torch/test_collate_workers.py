@@ -207,10 +207,10 @@ def test_batches_come_with_their_numbers_in_the_order_in_which_they_are_ready() 
     try:
         start_all(workers)
         for number, sample in enumerate(("last", "one", "two")):
-            assert workers.has_room(3)
+            assert workers.make_room(3)
             workers.begin(number, CollateTask(0, (pack(sample),), None))
-        assert not workers.has_room(3), "the last are for the worker that is done first"
-        assert workers.has_room(4)
+        assert not workers.make_room(3), "the last are for the worker that is done first"
+        assert workers.make_room(4)
         found = [workers.collect() for _ in range(2)]
         permit.release()
         found.append(workers.collect())
@@ -267,7 +267,7 @@ def test_one_that_fails_or_dies_leaves_the_others_at_work() -> None:
                 assert unpack(workers.collect()[1].batch) == int(found)
             except CollateWorkerError as error:
                 assert found in str(error)
-            assert workers.has_room(1)
+            assert workers.make_room(1)
             assert not workers.pending
     finally:
         workers.close()
@@ -291,21 +291,21 @@ def test_more_processes_are_started_while_there_is_more_to_make_than_those_there
         workers.prepare()
         begin(0)
         begin(1)
-        assert not workers.has_room(9), "the first batch may take long: what it needs is loaded then"
+        assert not workers.make_room(9), "the first batch may take long: what it needs is loaded then"
         workers.collect()
         begin(2)
-        assert [workers.has_room(9) for _ in range(SLOW_TIMES)] == [False] * (SLOW_TIMES - 1) + [True]
+        assert [workers.make_room(9) for _ in range(SLOW_TIMES)] == [False] * (SLOW_TIMES - 1) + [True]
         assert len(workers.processes) == 2
         permits.release()
         workers.collect()
         begin(3)
-        assert workers.has_room(9), "the second has not two in hand"
+        assert workers.make_room(9), "the second has not two in hand"
         assert len(workers.processes) == 2
         begin(4)
         begin(5)
         permits.release()
         monkeypatch.setattr(collate_workers, "SLOW_S", 60.0)
-        assert not workers.has_room(9), "it does not take that long until one of the two is done"
+        assert not workers.make_room(9), "it does not take that long until one of the two is done"
         assert len(workers.processes) == 2
     finally:
         workers.close()
@@ -353,9 +353,9 @@ def test_one_that_dies_with_two_batches_in_hand_is_told_of_at_the_one_that_it_ma
     try:
         start_all(workers)
         for step in range(10, 14):
-            assert workers.has_room(9)
+            assert workers.make_room(9)
             workers.begin(step, CollateTask(0, (pack("die" if step == fatal else step),), None))
-        assert not workers.has_room(9)
+        assert not workers.make_room(9)
         assert workers.oldest == 10
         numbers, errors = collect_all(workers)
         assert numbers == found
@@ -428,7 +428,7 @@ def test_samples_and_batches_that_fill_what_joins_two_processes_do_not_wait_for_
         start_all(workers)
         left = 12
         while left or workers.pending:
-            if left and workers.has_room(9):
+            if left and workers.make_room(9):
                 workers.begin(left, CollateTask(0, (pack(sample),), None))
                 left -= 1
                 time.sleep(4 * SLOW_S)  # meanwhile a batch is made, and waits to be received

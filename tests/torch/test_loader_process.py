@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind, PostCounts, PostOffer
 from odb_ref.core.events import Agreed, Counted, PeerLost, Reported, Urged
@@ -291,7 +292,7 @@ def begin() -> tuple[Delivery, Recorder, Wire]:
     service, wire = Recorder(), Wire()
     start = EpochStart(keys=range(99))
     driver = EpochDriver(CONFIG, service, wire, start)
-    delivery = Delivery(CONFIG, driver, start, log_wait_s=30.0)
+    delivery = Delivery(CONFIG, driver, start, Weighting(), log_wait_s=30.0)
     delivery.begin()
     assert service.asked == [("begin",), ("read", 16)]
     driver.on_read([(place, 20, 20, ()) for place in range(6)], is_ended=False, is_full=False)

@@ -46,7 +46,7 @@ class Delivery:
         config: Config,
         driver: EpochDriver,
         start: EpochStart,
-        weighting: Weighting = Weighting(),  # noqa: B008 - frozen
+        weighting: Weighting,
         *,
         log_wait_s: float,
     ) -> None:

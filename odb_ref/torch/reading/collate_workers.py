@@ -115,9 +115,9 @@ class CollateWorkers:
         if not self._workers:
             self._start()
 
-    def has_room(self, left: int) -> bool:
-        """Returns True when another batch can be begun before one is collected, of so many as are ``left`` to begin; in a new
-        process where those there are do not keep up.
+    def make_room(self, left: int) -> bool:
+        """Returns True when another batch can be begun before one is collected, of so many as are ``left`` to begin. Where the
+        processes there are do not keep up, waits a moment, and starts another.
 
         The last are not given out ahead: whichever process is done first makes them.
         """

@@ -254,7 +254,7 @@ class _Maker:
     def work(self) -> int:
         """Begins one batch, or hands one out, and returns 1: for how many times of `count_work` that counts."""
         workers = self._workers
-        if workers is None or (self._requests and workers.has_room(len(self._requests))):
+        if workers is None or (self._requests and workers.make_room(len(self._requests))):
             self._begin(self._requests.popleft(), workers)
         else:
             self._put(*workers.collect())
