@@ -36,7 +36,7 @@ COMMANDS = {
     "traces": "compare gsm8k sgd_dialogues --ranks 2 --samples 100",
     "sweep": "sweep gsm8k --samples 300 --ranks 2,4 --token-budget 1024,2048 --window 16,32,64 --policy odb,standard "
     "--processes 1",
-    "tune": "tune gsm8k --samples 600 --ranks 2 --memory-tokens 2048 --window-max 64 --processes 1",
+    "tune": "tune gsm8k --samples 300 --ranks 2 --memory-tokens 2048 --window-max 64 --processes 1",
     "replay": "replay TRACE",
     "plan": "plan LENGTHS --model qwen2.5-0.5b --gpu rtx4090 --gpus 4 --strategy ddp --global-batch 32 --processes 1",
 }

@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,7 +23,7 @@ from odb_sim.studies.comparison import choose_budget
 from odb_sim.studies.processes import Local, make_executor
 from odb_sim.studies.search import Value
 from odb_sim.studies.sweep import Study, run_grid
-from odb_sim.studies.tune import Question, Tuning, describe_point, list_choices, tune
+from odb_sim.studies.tune import Choice, Question, Tuning, describe_point, list_choices, tune
 
 from odb_ref.core.config import Terms
 
@@ -54,11 +54,15 @@ def ask(lengths: Lengths, ranks: int, window_max: int = 4096, update_samples: in
 
 
 def try_all(
-    question: Question, values: Mapping[str, Sequence[Value]] | None = None, executor: Executor | None = None
+    question: Question,
+    values: Mapping[str, Sequence[Value]] | None = None,
+    executor: Executor | None = None,
+    *,
+    choices: Iterable[Choice] = (),
 ) -> Verdict:
     """The tuning of ``question`` beside every combination of its settings' values, or of ``values``."""
     executor = executor or Local()
-    tuning = tune(question, executor)
+    tuning = tune(question, executor, choices=choices)
     lists = {name: (values or {}).get(name, every) for name, every in question.build_dimensions().items()}
     points: list[Point] = [
         replace(question.build_point(), **dict(zip(lists, chosen, strict=True))) for chosen in product(*lists.values())
@@ -68,17 +72,14 @@ def try_all(
 
 
 def compare_beside(
-    question: Question, tuning: Tuning, executor: Executor | None = None, *, only: str | None = None
+    question: Question, tuning: Tuning, choices: Iterable[Choice], executor: Executor | None = None
 ) -> dict[str, float]:
-    """What is shown beside, over what a tuning of that choice by itself finds; of ``only`` one choice, or of all."""
-    shares = {}
-    for options, _, study in list_choices(question):
-        if only not in (None, options):
-            continue
-        (shown,) = (item for item in tuning.beside if item.choice == options)
-        alone = tune(replace(question, study=study), executor or Local())
-        shares[options] = shown.answer.rate / alone.best.rate
-    return shares
+    """What is shown beside for each of ``choices``, over what a tuning of that choice by itself finds."""
+    shown = {item.choice: item.answer for item in tuning.beside}
+    return {
+        options: shown[options].rate / tune(replace(question, study=study), executor or Local()).best.rate
+        for options, _, study in choices
+    }
 
 
 def main() -> int:
@@ -96,8 +97,8 @@ def main() -> int:
             began = time.monotonic()
             update = UPDATE_SAMPLES_A_RANK * ranks if is_update else None
             question = ask(load_lengths(name), ranks, update_samples=update)
-            verdict = try_all(question, few, executor)
-            beside = compare_beside(question, verdict.tuning, executor)
+            verdict = try_all(question, few, executor, choices=list_choices(question))
+            beside = compare_beside(question, verdict.tuning, list_choices(question), executor)
             worst = min(beside, key=beside.__getitem__)
             is_right = verdict.share >= ENOUGH and beside[worst] >= ENOUGH_BESIDE
             status |= int(not is_right)

@@ -19,11 +19,11 @@ from odb_sim.reports.terminal import print_cautions, print_table
 from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.search import compute_host_tokens
 from odb_sim.studies.sweep import estimate_answer
-from odb_sim.studies.tune import LARGEST_WINDOW, NAMES, Question, Tuning, tune
+from odb_sim.studies.tune import LARGEST_WINDOW, NAMES, Question, Tuning, list_choices, tune
 
 HOST_BYTES_PER_TOKEN: Final = 24
 """Ids, labels and attention mask of 8 bytes each."""
-_USUAL_SIMULATIONS: Final = 250
+_USUAL_SIMULATIONS: Final = 600
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -65,7 +65,7 @@ def run_command(options: argparse.Namespace) -> int:
     check_writable(options.json, options.html, reads=[options.lengths, options.cost_model])
     label = f"tune {question.study.lengths.name}"
     with open_study(options, label, _USUAL_SIMULATIONS, is_estimate=True) as (on_done, store, executor):
-        tuning = tune(question, executor, on_done, store=store)
+        tuning = tune(question, executor, on_done, store=store, choices=list_choices(question))
     title = f"{question.study.lengths.name}, {question.ranks:,} ranks, memory for {question.memory_tokens:,} tokens"
     mebibytes = compute_host_tokens(tuning.recommended) * options.host_bytes_per_token / 2**20
     lead = _describe(tuning, question, mebibytes)

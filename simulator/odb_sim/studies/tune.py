@@ -27,7 +27,7 @@ shown beside it at what is best for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import count as count_from
@@ -157,6 +157,10 @@ class Question:
         return Grid(study=self.study, points=tuple(points))
 
 
+Choice = tuple[str, str, Study]
+"""A choice that is the user's: its options, what it needs, and the study with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beside:
     """What needs a choice of the user's: its options, what it needs, and the best setting found with it."""
@@ -212,9 +216,10 @@ def tune(
     on_done: Callable[[int], None] | None = None,
     *,
     store: Store | None = None,
+    choices: Iterable[Choice] = (),
 ) -> Tuning:
-    """Returns the cheapest setting within the tolerance, and the curves it was chosen from. ``on_done`` hears of each
-    simulation.
+    """Returns the cheapest setting within the tolerance, and the curves it was chosen from; beside it what each of ``choices``
+    (`list_choices`) would bring, which takes about as many simulations for each. ``on_done`` hears of each simulation.
 
     Raises: UsageError when the question makes no sense.
     """
@@ -232,7 +237,7 @@ def tune(
     search = make_search(question.study, dimensions)
     chosen = search.run(question.build_point())
     beside = []
-    for options, needs, study in list_choices(question):
+    for options, needs, study in choices:
         every = replace(question, study=study).build_dimensions()
         near = {name: values for name, values in every.items() if name not in UNTOUCHED}
         own_search = make_search(study, near)
@@ -255,8 +260,8 @@ def tune(
     )
 
 
-def list_choices(question: Question) -> Iterator[tuple[str, str, Study]]:
-    """Yields each choice that is the user's: its options, what it needs, and the study with it."""
+def list_choices(question: Question) -> Iterator[Choice]:
+    """Yields each choice that is the user's."""
     study, terms = question.study, question.study.terms
     packed = replace(study, terms=replace(terms, layout=Layout.PACKED, sizes=Sizes.ANY))
     is_padded, is_own = terms.layout is Layout.PADDED, study.sharding is not Sharding.SHARED
