@@ -17,23 +17,23 @@ Fixpoint insert (x : sample) (l : list sample) : list sample :=
 (** By length, ties by position. *)
 Definition sort_length (l : list sample) : list sample := fold_right insert [] l.
 
-(** [x], no shorter than any sample of [acc], would not fit any more. *)
-Definition is_full (budget : nat) (limits : list nat) (acc : group) (x : sample) : bool :=
-  (budget <? S (length acc) * len x) || negb (is_within limits (x :: acc)).
+(** [x], no shorter than any sample of [acc], would not fit any more: at most so many tokens are padding (R16.3). *)
+Definition is_full (budget most : nat) (limits : list nat) (acc : group) (x : sample) : bool :=
+  (budget <? S (length acc) * len x) || (most <? length acc * len x - total acc) || negb (is_within limits (x :: acc)).
 
 (** [acc] is the group being formed, longest first. It is closed when the next sample would not fit. *)
-Fixpoint sweep (budget : nat) (limits : list nat) (acc : group) (l : list sample) : list group :=
+Fixpoint sweep (budget most : nat) (limits : list nat) (acc : group) (l : list sample) : list group :=
   match l with
   | [] => match acc with [] => [] | _ => [acc] end
   | x :: r =>
       match acc with
-      | [] => sweep budget limits [x] r
-      | _ => if is_full budget limits acc x then acc :: sweep budget limits [x] r else sweep budget limits (x :: acc) r
+      | [] => sweep budget most limits [x] r
+      | _ => if is_full budget most limits acc x then acc :: sweep budget most limits [x] r else sweep budget most limits (x :: acc) r
       end
   end.
 
-Definition compute_groups (budget : nat) (limits : list nat) (window : list sample) : list group :=
-  sweep budget limits [] (sort_length window).
+Definition compute_groups (budget most : nat) (limits : list nat) (window : list sample) : list group :=
+  sweep budget most limits [] (sort_length window).
 
 (** ** Sorting *)
 
@@ -82,66 +82,67 @@ Qed.
 
 (** ** Nothing is lost, nothing is empty *)
 
-Lemma sweep_perm : forall b limits l acc, Permutation (concat (sweep b limits acc l)) (acc ++ l).
+Lemma sweep_perm : forall b most limits l acc, Permutation (concat (sweep b most limits acc l)) (acc ++ l).
 Proof.
   induction l as [|x l IH]; intros acc; simpl.
   - destruct acc; simpl; rewrite ?app_nil_r; auto.
-  - destruct acc as [|y acc]; [apply IH|]. destruct (is_full _ _ _ _).
+  - destruct acc as [|y acc]; [apply IH|]. destruct (is_full _ _ _ _ _).
     + simpl. rewrite IH. auto.
     + rewrite IH. simpl. rewrite <- Permutation_middle. apply perm_swap.
 Qed.
 
-Theorem groups_hold_exactly_the_window : forall b limits w, Permutation (concat (compute_groups b limits w)) w.
+Theorem groups_hold_exactly_the_window : forall b most limits w, Permutation (concat (compute_groups b most limits w)) w.
 Proof. intros. unfold compute_groups. rewrite sweep_perm. simpl. apply sort_length_perm. Qed.
 
-Theorem no_group_is_empty : forall b limits w, Forall (fun g => g <> []) (compute_groups b limits w).
+Theorem no_group_is_empty : forall b most limits w, Forall (fun g => g <> []) (compute_groups b most limits w).
 Proof.
-  intros b limits w. unfold compute_groups.
-  assert (H : forall l acc, Forall (fun g => g <> []) (sweep b limits acc l)); [|apply H].
+  intros b most limits w. unfold compute_groups.
+  assert (H : forall l acc, Forall (fun g => g <> []) (sweep b most limits acc l)); [|apply H].
   induction l as [|x l IH]; intros acc; simpl.
   - destruct acc as [|y acc]; [constructor|]. constructor; [discriminate|constructor].
-  - destruct acc as [|y acc]; [apply IH|]. destruct (is_full _ _ _ _); [constructor; [discriminate|]|]; apply IH.
+  - destruct acc as [|y acc]; [apply IH|]. destruct (is_full _ _ _ _ _); [constructor; [discriminate|]|]; apply IH.
 Qed.
 
 (** ** BUDGET *)
 
-Definition acc_ok (b : nat) (limits : list nat) (acc l : list sample) : Prop :=
-  fits b limits acc /\ forall x y, In x acc -> In y l -> len x <= len y.
+Definition acc_ok (b most : nat) (limits : list nat) (acc l : list sample) : Prop :=
+  fits b most limits acc /\ forall x y, In x acc -> In y l -> len x <= len y.
 
-Lemma sweep_fits : forall b limits l acc, ascending l -> acc_ok b limits acc l -> Forall (fits b limits) (sweep b limits acc l).
+Lemma sweep_fits : forall b most limits l acc, ascending l -> acc_ok b most limits acc l -> Forall (fits b most limits) (sweep b most limits acc l).
 Proof.
-  intros b limits. induction l as [|x l IH]; intros acc So [F A]; simpl.
+  intros b most limits. induction l as [|x l IH]; intros acc So [F A]; simpl.
   - destruct acc as [|y acc]; [constructor|]. constructor; [assumption|constructor].
   - inversion So as [|? ? S1 S2]; subst. rewrite Forall_forall in S2.
-    assert (One : acc_ok b limits [x] l).
+    assert (One : acc_ok b most limits [x] l).
     { split; [left; simpl; lia|]. intros u v [->|[]] Hv. apply S2, Hv. }
     destruct acc as [|y acc]; [apply IH; assumption|].
-    destruct (is_full _ _ _ _) eqn:E.
+    destruct (is_full _ _ _ _ _) eqn:E.
     + constructor; [assumption|]. apply IH; assumption.
-    + apply Bool.orb_false_iff in E as [E Wa]. apply Nat.ltb_ge in E. apply Bool.negb_false_iff in Wa. apply IH; [assumption|]. split.
-      * right. split; [|exact Wa]. unfold padded. eapply Nat.le_trans; [|exact E]. apply Nat.mul_le_mono; [simpl; lia|].
-        apply longest_bound. intros z [->|Hz]; [lia|]. apply A; simpl; auto.
+    + apply Bool.orb_false_iff in E as [E Wa]. apply Bool.orb_false_iff in E as [E Pa]. apply Nat.ltb_ge in E, Pa. apply Bool.negb_false_iff in Wa. apply IH; [assumption|]. split.
+      * assert (L : longest (x :: y :: acc) = len x).
+        { simpl. apply Nat.max_l. apply (longest_bound (y :: acc)). intros z Hz. apply A; simpl; auto. }
+        right. unfold padded. rewrite L. simpl in *. repeat split; [exact E|lia|exact Wa].
       * intros u v [->|Hu] Hv; [apply S2, Hv|]. apply A; [assumption|right; assumption].
 Qed.
 
-Theorem every_group_fits_the_budget : forall b limits w, Forall (fits b limits) (compute_groups b limits w).
+Theorem every_group_fits_the_budget : forall b most limits w, Forall (fits b most limits) (compute_groups b most limits w).
 Proof.
   intros. apply sweep_fits; [apply sort_length_ascending|]. split; [left; simpl; lia|]. intros x y H; destruct H.
 Qed.
 
 (** The first sample of a group is its longest, so the Python's padding is the true one. *)
-Theorem first_sample_of_a_group_is_the_longest : forall b limits w, Forall (fun g => padded_first g = padded g) (compute_groups b limits w).
+Theorem first_sample_of_a_group_is_the_longest : forall b most limits w, Forall (fun g => padded_first g = padded g) (compute_groups b most limits w).
 Proof.
-  intros b limits w. unfold compute_groups.
+  intros b most limits w. unfold compute_groups.
   assert (H : forall l acc, ascending l -> (forall x y, In x acc -> In y l -> len x <= len y) -> padded_first acc = padded acc ->
-    Forall (fun g => padded_first g = padded g) (sweep b limits acc l)).
+    Forall (fun g => padded_first g = padded g) (sweep b most limits acc l)).
   { induction l as [|x l IH]; intros acc So A P; simpl.
     - destruct acc as [|y acc]; [constructor|]. constructor; [assumption|constructor].
     - inversion So as [|? ? S1 S2]; subst. rewrite Forall_forall in S2.
       assert (One : padded_first [x] = padded [x]) by (unfold padded; simpl; lia).
       assert (Two : forall u v, In u [x] -> In v l -> len u <= len v) by (intros u v [->|[]] Hv; apply S2, Hv).
       destruct acc as [|y acc]; [apply IH; assumption|].
-      destruct (is_full _ _ _ _).
+      destruct (is_full _ _ _ _ _).
       + constructor; [assumption|]. apply IH; assumption.
       + apply IH; [assumption| |].
         * intros u v [->|Hu] Hv; [apply S2, Hv|]. apply A; [assumption|right; assumption].
@@ -205,9 +206,9 @@ Qed.
 Lemma in_firstn : forall (A : Type) n (l : list A) x, In x (firstn n l) -> In x l.
 Proof. intros A n l x H. rewrite <- (firstn_skipn n l). apply in_or_app. auto. Qed.
 
-Lemma partition_as_runs : forall b n P l, length P = n -> descending l -> Forall (fits b []) P ->
+Lemma partition_as_runs : forall b n P l, length P = n -> descending l -> Forall (fits b b []) P ->
   (forall t, count_ge t l <= count_ge t (concat P)) ->
-  exists Q, concat Q = l /\ Forall (fits b []) Q /\ length Q <= n.
+  exists Q, concat Q = l /\ Forall (fits b b []) Q /\ length Q <= n.
 Proof.
   induction n as [|n IH]; intros P l Na So F D.
   - destruct P; [|discriminate]. exists []. destruct l as [|x l]; [repeat split; auto|].
@@ -228,10 +229,10 @@ Proof.
       change (count_ge t (x :: l)) with ((if t <=? len x then 1 else 0) + count_ge t l) in *. lia.
     + exists (firstn (length g) (x :: l) :: Q). simpl concat. rewrite Q1, firstn_skipn. split; [reflexivity|]. split; [|simpl; lia].
       constructor; [|assumption].
-      assert (Fg : fits b [] g) by (rewrite Forall_app in F; destruct F as [_ F2]; inversion F2; assumption).
+      assert (Fg : fits b b [] g) by (rewrite Forall_app in F; destruct F as [_ F2]; inversion F2; assumption).
       assert (Ln : length (firstn (length g) (x :: l)) <= length g) by apply firstn_le_length.
-      destruct Fg as [Fg|[Fg _]]; [left; lia|]. right. split; [|reflexivity]. unfold padded in *.
-      eapply Nat.le_trans; [|exact Fg]. apply Nat.mul_le_mono; [exact Ln|].
+      destruct Fg as [Fg|[Fg _]]; [left; lia|]. right. enough (padded (firstn (length g) (x :: l)) <= b) by (repeat split; lia).
+      unfold padded in *. eapply Nat.le_trans; [|exact Fg]. apply Nat.mul_le_mono; [exact Ln|].
       apply Nat.le_trans with (len x); [|apply Nat.le_trans with (len y); [exact Ly|apply longest_le, Hy]].
       rewrite <- (descending_head x l So). apply longest_incl. intros z. apply in_firstn.
 Qed.
@@ -249,33 +250,34 @@ Proof.
 Qed.
 
 Lemma sweep_is_never_behind : forall b l acc, acc <> [] ->
-  (forall Q, Forall (fits b []) Q -> concat Q = l -> ascending l -> length (sweep b [] acc l) <= S (length Q)) /\
-  (forall before rest Q, Forall (fits b []) Q -> l = rest ++ concat Q -> fits b [] (before ++ acc ++ rest) -> ascending l ->
-     length (sweep b [] acc l) <= S (length Q)).
+  (forall Q, Forall (fits b b []) Q -> concat Q = l -> ascending l -> length (sweep b b [] acc l) <= S (length Q)) /\
+  (forall before rest Q, Forall (fits b b []) Q -> l = rest ++ concat Q -> fits b b [] (before ++ acc ++ rest) -> ascending l ->
+     length (sweep b b [] acc l) <= S (length Q)).
 Proof.
   induction l as [|x l IH]; intros acc NE.
   - destruct acc as [|y acc]; [easy|]. split; intros; simpl; lia.
-  - assert (Loose : forall Q, Forall (fits b []) Q -> concat Q = x :: l -> ascending (x :: l) ->
-                    length (sweep b [] acc (x :: l)) <= S (length Q)).
+  - assert (Loose : forall Q, Forall (fits b b []) Q -> concat Q = x :: l -> ascending (x :: l) ->
+                    length (sweep b b [] acc (x :: l)) <= S (length Q)).
     { intros Q F E So. inversion So as [|? ? S1 S2]; subst.
       destruct (drop_empty Q x l E) as [r [Q' [El [FQ LQ]]]]. destruct (FQ _ F) as [Fx FQ'].
-      destruct acc as [|y acc]; [easy|]. simpl sweep. destruct (is_full _ _ _ _).
+      destruct acc as [|y acc]; [easy|]. simpl sweep. destruct (is_full _ _ _ _ _).
       - destruct (IH [x]) as [_ T]; [discriminate|]. specialize (T [] r Q' FQ' El Fx S1). simpl. lia.
       - destruct (IH (x :: y :: acc)) as [T _]; [discriminate|].
-        assert (Fr : Forall (fits b []) (r :: Q')).
-        { constructor; [|assumption]. apply (fits_part b [] r [x] (x :: r)); [|exact Fx]. symmetry. apply Permutation_cons_append. }
+        assert (Fr : Forall (fits b b []) (r :: Q')).
+        { constructor; [|assumption]. apply (fits_part b b [] r [x] (x :: r)); [|exact Fx]. symmetry. apply Permutation_cons_append. }
         specialize (T (r :: Q') Fr (eq_sym El) S1). simpl in *. lia. }
     split; [exact Loose|]. intros before rest Q F E Fq So. destruct rest as [|z rest].
     + apply Loose; auto.
     + simpl in E. injection E as -> E. inversion So as [|? ? S1 S2]; subst l.
       destruct acc as [|y acc]; [easy|].
-      assert (Fit : is_full b [] (y :: acc) z = false).
-      { apply Bool.orb_false_iff. split; [|reflexivity]. apply Nat.ltb_ge. destruct Fq as [Fq|[Fq _]].
+      assert (Fit : is_full b b [] (y :: acc) z = false).
+      { enough (S (length (y :: acc)) * len z <= b) by (apply Bool.orb_false_iff; split; [apply Bool.orb_false_iff; split; apply Nat.ltb_ge; simpl in *; lia|reflexivity]).
+        destruct Fq as [Fq|[Fq _]].
         - rewrite !app_length in Fq. simpl in Fq. lia.
         - unfold padded in Fq. eapply Nat.le_trans; [|exact Fq]. apply Nat.mul_le_mono.
           + rewrite !app_length. simpl. lia.
           + apply longest_le. apply in_or_app. right. apply in_or_app. right. left. reflexivity. }
-      assert (Eq : sweep b [] (y :: acc) (z :: rest ++ concat Q) = sweep b [] (z :: y :: acc) (rest ++ concat Q)).
+      assert (Eq : sweep b b [] (y :: acc) (z :: rest ++ concat Q) = sweep b b [] (z :: y :: acc) (rest ++ concat Q)).
       { cbn [sweep]. rewrite Fit. reflexivity. }
       rewrite Eq.
       destruct (IH (z :: y :: acc)) as [_ T]; [discriminate|].
@@ -284,8 +286,8 @@ Proof.
       change ((z :: y :: acc) ++ rest) with (z :: ((y :: acc) ++ rest)). symmetry. apply Permutation_middle.
 Qed.
 
-Lemma runs_reversed : forall b (Q : list group), Forall (fits b []) Q ->
-  Forall (fits b []) (rev (map (@rev sample) Q)) /\ concat (rev (map (@rev sample) Q)) = rev (concat Q) /\
+Lemma runs_reversed : forall b (Q : list group), Forall (fits b b []) Q ->
+  Forall (fits b b []) (rev (map (@rev sample) Q)) /\ concat (rev (map (@rev sample) Q)) = rev (concat Q) /\
   length (rev (map (@rev sample) Q)) = length Q.
 Proof.
   intros b Q F. repeat split.
@@ -296,7 +298,7 @@ Proof.
 Qed.
 
 Theorem no_partition_under_the_budget_has_fewer_groups : forall b w P,
-  Permutation (concat P) w -> Forall (fits b []) P -> length (compute_groups b [] w) <= length P.
+  Permutation (concat P) w -> Forall (fits b b []) P -> length (compute_groups b b [] w) <= length P.
 Proof.
   intros b w P Pm F. unfold compute_groups. set (l := sort_length w).
   assert (A : ascending l) by apply sort_length_ascending.
@@ -308,12 +310,12 @@ Proof.
     destruct (drop_empty _ x l0 ER) as [r [Q' [E2 [FQ2 L2]]]]. destruct (FQ2 _ FR) as [Fx FQ'].
     simpl sweep. destruct (sweep_is_never_behind b l0 [x]) as [_ T]; [discriminate|].
     inversion A; subst l0. specialize (T [] r Q' FQ' eq_refl Fx). 
-    assert (length (sweep b [] [x] (r ++ concat Q')) <= S (length Q')) by (apply T; assumption). lia.
+    assert (length (sweep b b [] [x] (r ++ concat Q')) <= S (length Q')) by (apply T; assumption). lia.
 Qed.
 
 (** With a further limit this is not so: amounts of 2, 3, 2 and 1 in order of length make two groups within 4, the sweep three. *)
 Theorem with_limits_the_sweep_may_use_more_groups_than_needed : exists b limits w P,
-  Permutation (concat P) w /\ Forall (fits b limits) P /\ length P < length (compute_groups b limits w).
+  Permutation (concat P) w /\ Forall (fits b b limits) P /\ length P < length (compute_groups b b limits w).
 Proof.
   set (x n c := mkSample n n 1 0 [c]).
   exists 4, [4], [x 0 2; x 1 3; x 2 2; x 3 1], [[x 0 2; x 2 2]; [x 1 3; x 3 1]]. split; [|split].

@@ -22,16 +22,20 @@ Definition offered (whole tokens : nat) : option nat := if tokens <? whole then 
 Definition keeps_one (l : layout) (whole : nat) (b : option nat) (gs : list group) : bool :=
   existsb (fun g => 2 * tokens_of (gauge_of l tokens_cost) g <? budget_of whole b) gs.
 
-Definition shipped (l : layout) (C : nat -> nat) (whole : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
+Definition shipped (l : layout) (C : nat -> nat) (whole padding_share : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
   (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (o : order) (bounded : nat -> bool) : config :=
-  mkConfig (fun b => form_in o l (budget_of whole b) (limits_of whole limits b)) (align_in o (gauge_of l C)) (fun _ => window_samples size ramp)
+  mkConfig (fun b => form_in o l padding_share (budget_of whole b) (limits_of whole limits b)) (align_in o (gauge_of l C)) (fun _ => window_samples size ramp)
     is_quota quota max_age (ramped ramp rule) print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded (keeps_one l whole).
 
-Theorem the_shipped_configuration_meets_every_assumption : forall l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded,
+(** Other windows: those of updates (R16.1), say. *)
+Definition with_windows (windows : nat -> nat -> nat) (c : config) : config :=
+  mkConfig (c_group c) (c_align c) windows (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_bounded c) (c_keeps c).
+
+Theorem the_shipped_configuration_meets_every_assumption : forall l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded,
   cost_ok C -> 1 <= max_age -> within_bounds rule ->
-  config_ok (shipped l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded).
+  config_ok (shipped l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded).
 Proof.
-  intros l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded Co A Wb.
+  intros l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded Co A Wb.
   pose proof (every_layout_and_cost_measures_groups_as_is_asked l C Co) as M. constructor; simpl; auto.
   - intros b w. apply in_every_order_groups_hold_exactly_the_window.
   - intros b w. apply in_every_order_groups_hold_exactly_the_window.
@@ -46,11 +50,11 @@ Qed.
 
 (** FEWEST: it keeps a group back where there is another, and one has less than half of the budget in force. *)
 Theorem the_shipped_configuration_keeps_a_group_back_where_one_is_less_than_half_full :
-  forall l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded b gs,
-  groups_to_emit (shipped l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded) b gs < length gs <->
+  forall l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded b gs,
+  groups_to_emit (shipped l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded) b gs < length gs <->
   2 <= length gs /\ exists g, In g gs /\ 2 * tokens_of (gauge_of l tokens_cost) g < budget_of whole b.
 Proof.
-  intros l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded b gs. unfold groups_to_emit. cbn [c_keeps shipped].
+  intros l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded b gs. unfold groups_to_emit. cbn [c_keeps shipped].
   assert (K : keeps_one l whole b gs = true <-> exists g, In g gs /\ 2 * tokens_of (gauge_of l tokens_cost) g < budget_of whole b).
   { unfold keeps_one. rewrite existsb_exists. split; intros [g [I L]]; exists g; (split; [exact I|apply Nat.ltb_lt, L]). }
   rewrite <- K. destruct (Nat.ltb_spec 1 (length gs)), (keeps_one l whole b gs); simpl; split; intros; try lia; intuition (try lia; discriminate).

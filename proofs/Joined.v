@@ -95,8 +95,9 @@ Section Shipped.
 Variable shape : layout.
 Variable C : nat -> nat.
 Variables W size ramp max_age print : nat.
-(** The largest budget there is, with its limits; under which budget each rank begins, and what it accepts in each round: any. *)
-Variable whole : nat.
+(** The largest budget there is, with its limits, and what share of one may be padding; under which budget each rank begins, and what it
+    accepts in each round: any. *)
+Variables whole padding_share : nat.
 Variable limits : list nat.
 Variable first : nat -> nat.
 Variable accepts : nat -> nat -> nat.
@@ -113,7 +114,7 @@ Hypothesis costs_grow : cost_ok C.
 Hypothesis old : 1 <= max_age.
 Hypothesis bounded : within_bounds rule.
 
-Notation one := (shipped shape C whole limits first accepts size ramp max_age is_quota quota rule print o windowed).
+Notation one := (shipped shape C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o windowed).
 Notation all := (fun _ : nat => one).
 
 (** Every assumption about the ranks holds. *)
@@ -146,20 +147,21 @@ Proof.
   - apply Nat.ltb_ge in E. rewrite Nat.min_r by lia. rewrite Nat.ltb_irrefl. reflexivity.
 Qed.
 
-(** BUDGET, in every step of every rank, with losses and without: of the budget in force in the step's round. *)
-Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall u r, lossy_reachable W all depth input u -> r < W ->
-  Forall (fun x => fits_in shape (budget_in_force r (s_round x)) (limits_in_force r (s_round x)) (s_group x)) (steps_of (rank_of u r)).
+(** BUDGET, in every step of every rank, with losses and without, whatever the windows: of the budget in force in the step's round. *)
+Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall windows, let cfg := fun _ : nat => with_windows windows one in
+  setting_ok W cfg -> forall u r, lossy_reachable W cfg depth input u -> r < W ->
+  Forall (fun x => let b := budget_in_force r (s_round x) in fits_in shape b (most_padding o padding_share b) (limits_in_force r (s_round x)) (s_group x)) (steps_of (rank_of u r)).
 Proof.
-  intros u r Ru H. pose proof ranks_with_the_shipped_configuration_meet_every_assumption as ok.
-  destruct (a_run_with_losses_follows_a_run_without W all depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
-  pose proof (every_batch_keeps_what_grouping_gives_under_the_budget_in_force W all depth input ok
-    (fun b => fits_in shape (budget_of whole b) (limits_of whole limits b))
-    (fun q b w _ => in_every_order_every_group_fits_the_budget o shape (budget_of whole b) (limits_of whole limits b) w)
-    (fun q b k gs t d _ G => in_every_order_an_alignment_keeps_the_budget o shape C k _ _ gs t d costs_grow G) v r R H) as Z.
+  intros windows cfg ok u r Ru H.
+  destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
+  pose proof (every_batch_keeps_what_grouping_gives_under_the_budget_in_force W cfg depth input ok
+    (fun b => fits_in shape (budget_of whole b) (most_padding o padding_share (budget_of whole b)) (limits_of whole limits b))
+    (fun q b w _ => in_every_order_every_group_fits_the_budget o shape padding_share (budget_of whole b) (limits_of whole limits b) w)
+    (fun q b k gs t d _ G => in_every_order_an_alignment_keeps_the_budget o shape C k _ _ _ gs t d costs_grow G) v r R H) as Z.
   rewrite Forall_forall in *. intros x Ix. specialize (Z x Ix). cbv beta in Z. rewrite limits_by_budget in Z.
-  assert (E : budget_of whole (in_force one r (results v) (s_round x)) = budget_in_force r (s_round x)); [|unfold limits_in_force; rewrite <- E; exact Z].
+  assert (E : budget_of whole (in_force (cfg r) r (results v) (s_round x)) = budget_in_force r (s_round x)); [|unfold limits_in_force; rewrite <- E; exact Z].
   destruct (s_round x) as [|k] eqn:Ex; [apply offered_budget|].
-  rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W all depth input ok v r x k R H Ix Ex).
+  rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W cfg depth input ok v r x k R H Ix Ex).
   unfold least_accepted. simpl. rewrite <- (map_map (fun q => accepts q k) (offered whole)), offered_least. simpl. apply Nat.min_r.
   unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.
 Qed.

@@ -41,30 +41,31 @@ Definition gauge_of (l : layout) (C : nat -> nat) : gauge :=
   | Packed => mkGauge total (row_cost C) (fun g => reach C (Nat.div2 (S (row_cost C g))) g)
   end.
 
-Definition form (l : layout) : nat -> list nat -> list sample -> list group :=
-  match l with Padded => compute_groups | Packed => compute_rows end.
+Definition form (l : layout) : nat -> nat -> list nat -> list sample -> list group :=
+  match l with Padded => compute_groups | Packed => fun b _ => compute_rows b end.
 
-(** BUDGET: a group of more than one sample has no more tokens than the budget, and keeps every limit; a single sample may exceed them. *)
-Definition fits_in (l : layout) (budget : nat) (limits : list nat) (g : group) : Prop :=
-  length g <= 1 \/ (tokens_of (gauge_of l tokens_cost) g <= budget /\ is_within limits g = true).
+(** BUDGET: a group of more than one sample has no more tokens than the budget, of which at most so many are padding (of a row none is),
+    and keeps every limit; a single sample may exceed them. *)
+Definition fits_in (l : layout) (budget most : nat) (limits : list nat) (g : group) : Prop :=
+  let tokens := tokens_of (gauge_of l tokens_cost) g in length g <= 1 \/ (tokens <= budget /\ tokens - total g <= most /\ is_within limits g = true).
 
 (** ** Forming groups *)
 
-Lemma fits_packed_is_fits_in : forall b limits g, fits_packed b limits g <-> fits_in Packed b limits g.
+Lemma fits_packed_is_fits_in : forall b most limits g, fits_packed b limits g <-> fits_in Packed b most limits g.
 Proof.
-  intros b limits g. unfold fits_packed, fits_in, is_roomy. simpl. rewrite andb_true_iff, Nat.leb_le. reflexivity.
+  intros b most limits g. unfold fits_packed, fits_in, is_roomy. simpl. rewrite andb_true_iff, Nat.leb_le. intuition lia.
 Qed.
 
-Theorem in_either_layout_every_group_fits_the_budget : forall l b limits w, Forall (fits_in l b limits) (form l b limits w).
+Theorem in_either_layout_every_group_fits_the_budget : forall l b most limits w, Forall (fits_in l b most limits) (form l b most limits w).
 Proof.
-  intros [|] b limits w; [exact (every_group_fits_the_budget b limits w)|]. simpl.
+  intros [|] b most limits w; [exact (every_group_fits_the_budget b most limits w)|]. simpl.
   eapply Forall_impl; [|apply every_row_fits_the_budget]. intros g. apply fits_packed_is_fits_in.
 Qed.
 
-Theorem in_either_layout_groups_hold_exactly_the_window : forall l b limits w,
-  Permutation (concat (form l b limits w)) w /\ Forall (fun g => g <> []) (form l b limits w).
+Theorem in_either_layout_groups_hold_exactly_the_window : forall l b most limits w,
+  Permutation (concat (form l b most limits w)) w /\ Forall (fun g => g <> []) (form l b most limits w).
 Proof.
-  intros [|] b limits w; simpl; split.
+  intros [|] b most limits w; simpl; split.
   - apply groups_hold_exactly_the_window.
   - apply no_group_is_empty.
   - apply rows_hold_exactly_the_window.
@@ -72,12 +73,12 @@ Proof.
 Qed.
 
 (** What fits still fits without some of it. *)
-Lemma fits_in_passes_on : forall l b limits, passes_on (fits_in l b limits).
+Lemma fits_in_passes_on : forall l b most limits, passes_on (fits_in l b most limits).
 Proof.
-  intros [|] b limits part rest g P; [apply fits_part with (rest := rest); exact P|].
-  intros [F|[F Wa]]; [left|right].
+  intros [|] b most limits part rest g P; [apply fits_part with (rest := rest); exact P|].
+  intros [F|[F [_ Wa]]]; [left|right].
   - apply Permutation_length in P. rewrite app_length in P. lia.
-  - simpl in *. rewrite <- (total_perm _ _ P), total_app in F. split; [lia|].
+  - simpl in *. rewrite <- (total_perm _ _ P), total_app in F. split; [lia|]. split; [lia|].
     eapply is_within_le; [|exact Wa]. intros r. rewrite <- (used_perm r _ _ P), used_app. lia.
 Qed.
 
@@ -149,14 +150,14 @@ Qed.
 
 (** ** BUDGET, aligned and shuffled *)
 
-Theorem an_alignment_keeps_the_budget : forall l C way b limits gs target due, cost_ok C -> Forall (fits_in l b limits) gs ->
-  Forall (fits_in l b limits) (fst (align (gauge_of l C) way gs target due)).
+Theorem an_alignment_keeps_the_budget : forall l C way b most limits gs target due, cost_ok C -> Forall (fits_in l b most limits) gs ->
+  Forall (fits_in l b most limits) (fst (align (gauge_of l C) way gs target due)).
 Proof.
   intros. apply an_alignment_keeps_what_passes_to_parts; [left; simpl; lia|apply fits_in_passes_on|assumption].
 Qed.
 
-Theorem shuffling_keeps_the_budget : forall l C way before k b limits gs t d, cost_ok C -> Forall (fits_in l b limits) gs ->
-  Forall (fits_in l b limits) (fst (shuffle (gauge_of l C) way before k gs t d)).
+Theorem shuffling_keeps_the_budget : forall l C way before k b most limits gs t d, cost_ok C -> Forall (fits_in l b most limits) gs ->
+  Forall (fits_in l b most limits) (fst (shuffle (gauge_of l C) way before k gs t d)).
 Proof.
   intros. apply shuffling_keeps_what_passes_to_parts; [left; simpl; lia|apply fits_in_passes_on|assumption].
 Qed.

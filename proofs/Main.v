@@ -122,7 +122,7 @@ Section Shipped.
 (** The shipped configuration, in either layout and every order, by any cost, with any rule within the bounds of R3.3. *)
 Variable shape : layout.
 Variable C : nat -> nat.
-Variables W size ramp max_age print whole : nat.
+Variables W size ramp max_age print whole padding_share : nat.
 Variable limits : list nat.
 Variable first : nat -> nat.
 Variable accepts : nat -> nat -> nat.
@@ -136,37 +136,50 @@ Hypothesis some : 1 <= W.
 Hypothesis costs_grow : cost_ok C.
 Hypothesis old : 1 <= max_age.
 Hypothesis bounded : within_bounds rule.
-Notation configured o := (fun _ : nat => shipped shape C whole limits first accepts size ramp max_age is_quota quota rule print o windowed).
+Notation configured o := (fun _ : nat => shipped shape C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o windowed).
 
 (** It meets what all of the above asks. *)
 Theorem ASSUMPTIONS : forall o, setting_ok W (configured o).
 Proof.
-  intros o. exact (ranks_with_the_shipped_configuration_meet_every_assumption shape C W size ramp max_age print whole limits first accepts is_quota quota rule o windowed
+  intros o. exact (ranks_with_the_shipped_configuration_meet_every_assumption shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule o windowed
     some costs_grow old bounded).
 Qed.
 
-(** Every group of two or more samples fits the budget in force in its round, and the limits that shrink with it. *)
-Theorem BUDGET : forall o s r, lossy_reachable W (configured o) depth input s -> r < W ->
-  Forall (fun x => fits_in shape (budget_in_force W whole first accepts r (s_round x)) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x))
-    (steps_of (rank_of s r)).
+(** Its windows, or those of updates of n samples, W or more. *)
+Notation in_updates_or_not one cfg := (cfg = (fun _ : nat => one) \/ exists n, W <= n /\ cfg = (fun _ => in_updates W n one)).
+
+Lemma windows_of : forall one cfg, setting_ok W (fun _ => one) -> in_updates_or_not one cfg ->
+  exists windows, setting_ok W cfg /\ cfg = fun _ => with_windows windows one.
 Proof.
-  intros o. exact (every_batch_of_the_shipped_configuration_keeps_the_budget shape C W size ramp max_age print whole limits first accepts is_quota quota rule o windowed depth input
-    some costs_grow old bounded).
+  intros one cfg ok [->|[n [L ->]]]; [exists (c_window one); split; [exact ok|destruct one; reflexivity]|exists (share W n); split; [|reflexivity]].
+  apply ranks_in_updates_meet_every_assumption; [exact some|exact L|exact (configs_ok W _ ok 0 some)].
 Qed.
 
-(** With friendly sizes, every group has a friendly number of samples, or none. *)
-Theorem SIZES : forall friendly before s r, sizes_ok friendly ->
-  lossy_reachable W (fun _ => sized friendly C whole limits first accepts size ramp max_age is_quota quota rule print before windowed) depth input s -> r < W ->
-  Forall (fun x => is_friendly friendly (s_group x)) (steps_of (rank_of s r)).
+(** Every group of two or more samples fits the budget in force in its round, of which no more than its share is padding but in the
+    sampler's order, and the limits that shrink with it; in updates too. *)
+Theorem BUDGET : forall o cfg s r, in_updates_or_not (configured o 0) cfg -> lossy_reachable W cfg depth input s -> r < W ->
+  Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in
+    fits_in shape b (most_padding o padding_share b) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x)) (steps_of (rank_of s r)).
 Proof.
-  intros friendly before s r F R H.
-  pose proof (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole limits first accepts is_quota quota rule before windowed
-    depth input some F costs_grow old bounded s r R H) as X. apply Forall_forall. intros x I. rewrite Forall_forall in X. apply (X x I).
+  intros o cfg s r U. destruct (windows_of _ _ (ASSUMPTIONS o) U) as [windows [ok ->]].
+  exact (every_batch_of_the_shipped_configuration_keeps_the_budget shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule o windowed depth input
+    some costs_grow old windows ok s r).
+Qed.
+
+(** With friendly sizes, every group has a friendly number of samples, or none; in updates too. *)
+Theorem SIZES : forall friendly before cfg s r, sizes_ok friendly ->
+  in_updates_or_not (sized friendly C whole padding_share limits first accepts size ramp max_age is_quota quota rule print before windowed) cfg ->
+  lossy_reachable W cfg depth input s -> r < W -> Forall (fun x => is_friendly friendly (s_group x)) (steps_of (rank_of s r)).
+Proof.
+  intros friendly before cfg s r F U R H.
+  destruct (fun ok => windows_of _ _ ok U) as [windows [ok ->]]; [apply ranks_with_sizes_meet_every_assumption; assumption|].
+  pose proof (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule before windowed
+    depth input some F old windows ok s r R H) as X. apply Forall_forall. intros x I. rewrite Forall_forall in X. apply (X x I).
 Qed.
 End Shipped.
 
-(** No partition of a window under a padded budget has fewer groups, where tokens are the only resource. *)
-Theorem FEWEST : forall budget w P, Permutation (concat P) w -> Forall (Types.fits budget []) P -> length (compute_groups budget [] w) <= length P.
+(** No partition of a window under a padded budget has fewer groups, where tokens are the only resource, and all may be padding. *)
+Theorem FEWEST : forall budget w P, Permutation (concat P) w -> Forall (Types.fits budget budget []) P -> length (compute_groups budget budget [] w) <= length P.
 Proof. exact no_partition_under_the_budget_has_fewer_groups. Qed.
 
 (** In join mode a sample in the window of round k is in a step of round k + A or earlier, once its rank is past that round. *)
@@ -179,14 +192,14 @@ Proof. exact with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_m
 
 (** An alignment is lined up by falling cost, idle steps last; in the order sampler a rank plans its input in order. *)
 Theorem ORDER : (forall M gs target due, gauge_ok M -> StronglySorted (fun g h => cost_of M h <= cost_of M g) (fst (align M (fullest_first M) gs target due))) /\
-  forall shape C W size ramp max_age print whole limits first accepts is_quota quota rule windowed depth input,
+  forall shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule windowed depth input,
   1 <= W -> cost_ok C -> 1 <= max_age -> within_bounds rule -> (forall r, r < W -> rising (input r)) -> forall s r,
-  lossy_reachable W (fun _ => shipped shape C whole limits first accepts size ramp max_age is_quota quota rule print Sampler windowed) depth input s -> r < W ->
+  lossy_reachable W (fun _ => shipped shape C whole padding_share limits first accepts size ramp max_age is_quota quota rule print Sampler windowed) depth input s -> r < W ->
   samples_of (steps_of (rank_of s r)) = firstn (length (samples_of (steps_of (rank_of s r)))) (input r).
 Proof.
   split; [exact the_steps_of_an_alignment_are_lined_up_by_falling_cost|].
-  intros shape C W size ramp max_age print whole limits first accepts is_quota quota rule windowed depth input S G A B I s r R H.
-  apply (in_the_order_sampler_ranks_plan_their_input_in_order shape C W size ramp max_age print whole limits first accepts is_quota quota rule Sampler windowed depth input
+  intros shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule windowed depth input S G A B I s r R H.
+  apply (in_the_order_sampler_ranks_plan_their_input_in_order shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule Sampler windowed depth input
     S G A B eq_refl I s r R H).
 Qed.
 
@@ -275,7 +288,7 @@ Theorem PLAN : (forall T key p rows, terms_ok T -> problem_ok p -> plan_of T key
   (Permutation (concat (concat rows)) (asked_of p) /\
     forall own, p = Stay own -> Forall2 (fun mine row => Permutation (concat row) mine) own rows) /\
   (forall row g, In row rows -> In g row ->
-    (if t_is_padded T then padded g else Packing.total g) <= t_budget T /\ is_within (t_limits T) g = true \/ t_is_alone T = true /\ is_unit T key p g) /\
+    (if t_is_padded T then padded g else Types.total g) <= t_budget T /\ is_within (t_limits T) g = true \/ t_is_alone T = true /\ is_unit T key p g) /\
   (length rows = ranks_of p /\ exists count, Forall (fun row => length row = count) rows /\
     (exists k, count = k * t_multiple T) /\ t_at_least T <= count /\ forall most, t_at_most T = Some most -> count <= most) /\
   (forall row g, In row rows -> In [] row -> In g row -> g = [] \/ is_unit T key p g) /\

@@ -8,9 +8,6 @@ Arguments Nat.leb : simpl never.
 
 (** ** The model *)
 
-(** Tokens of a row: its samples are laid end to end. *)
-Fixpoint total (g : group) : nat := match g with [] => 0 | x :: r => len x + total r end.
-
 Definition is_roomy (budget : nat) (limits : list nat) (g : group) : bool := (total g <=? budget) && is_within limits g.
 
 (** BUDGET: a row of more than one sample fits the budget and keeps every limit; a single sample may exceed them. *)
@@ -59,9 +56,6 @@ Definition fill_rows (window : list sample) : list group := fold_left place (lin
 Definition compute_rows (window : list sample) : list group := map sort_longest (fill_rows window).
 
 (** What is said of a row does not depend on the order of its samples. *)
-Lemma total_perm : forall g h, Permutation g h -> total g = total h.
-Proof. induction 1; simpl; lia. Qed.
-
 Lemma roomy_perm : forall g h, Permutation g h -> is_roomy budget limits g = is_roomy budget limits h.
 Proof.
   intros g h P. unfold is_roomy. rewrite (total_perm _ _ P). f_equal. apply eq_true_iff_eq.
@@ -176,9 +170,6 @@ Proof.
 Qed.
 
 (** ** ANY-FIT *)
-
-Lemma total_app : forall g h, total (g ++ h) = total g + total h.
-Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. lia. Qed.
 
 (** What does not fit does not fit with more. *)
 Lemma roomy_le : forall g h, total g <= total h -> (forall r, used r g <= used r h) ->

@@ -40,8 +40,11 @@ Definition by_place : line := mkLine stands_first stands_first.
     is the order of the places themselves. *)
 Inductive order := Sampler | ByPlaces (before : nat -> nat -> nat -> bool).
 
-Definition form_in (o : order) (l : layout) : nat -> list nat -> list sample -> list group :=
-  match o with Sampler => compute_runs (tokens_of (gauge_of l tokens_cost)) | ByPlaces _ => form l end.
+(** How much padding a group may hold under a budget, of which it may be a share (R16.3): in the sampler's order that is not bounded. *)
+Definition most_padding (o : order) (padding_share b : nat) : nat := match o with Sampler => b | ByPlaces _ => Nat.div b padding_share end.
+
+Definition form_in (o : order) (l : layout) (padding_share b : nat) : list nat -> list sample -> list group :=
+  match o with Sampler => compute_runs (tokens_of (gauge_of l tokens_cost)) b | ByPlaces _ => form l b (most_padding o padding_share b) end.
 
 Definition align_in (o : order) (M : gauge) : nat -> list group -> nat -> nat -> list group * list sample :=
   match o with Sampler => fun _ => align M by_place | ByPlaces before => shuffle M (fullest_first M) before end.
@@ -83,26 +86,26 @@ Proof.
 Qed.
 
 (** FEWEST, of runs: no partition into runs under the budget, so none in which neighbours stay together, has fewer groups. *)
-Theorem no_partition_into_runs_under_the_budget_has_fewer_groups : forall l b limits w Q,
-  concat Q = by_position w -> Forall (fits_in l b limits) Q -> length (form_in Sampler l b limits w) <= length Q.
+Theorem no_partition_into_runs_under_the_budget_has_fewer_groups : forall l padding_share b most limits w Q,
+  concat Q = by_position w -> Forall (fits_in l b most limits) Q -> length (form_in Sampler l padding_share b limits w) <= length Q.
 Proof.
-  intros l b limits w Q. simpl. unfold compute_runs. set (t := tokens_of (gauge_of l tokens_cost)). generalize (by_position w) as xs. intros xs.
-  assert (Fit : forall acc x, acc <> [] -> fits_in l b limits (acc ++ [x]) -> is_fitting t b limits (acc ++ [x]) = true).
-  { intros acc x NE [S|[S Wa]]; [rewrite app_length in S; destruct acc; [easy|simpl in S; lia]|].
+  intros l padding_share b most limits w Q. simpl. unfold compute_runs. set (t := tokens_of (gauge_of l tokens_cost)). generalize (by_position w) as xs. intros xs.
+  assert (Fit : forall acc x, acc <> [] -> fits_in l b most limits (acc ++ [x]) -> is_fitting t b limits (acc ++ [x]) = true).
+  { intros acc x NE [S|[S [_ Wa]]]; [rewrite app_length in S; destruct acc; [easy|simpl in S; lia]|].
     unfold is_fitting. rewrite Wa, andb_true_r. apply Nat.leb_le. destruct l; exact S. }
-  assert (Part : forall g h k, fits_in l b limits (g ++ h ++ k) -> fits_in l b limits h).
-  { intros g h k. apply (fits_in_passes_on l b limits h (g ++ k)). rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm. }
+  assert (Part : forall g h k, fits_in l b most limits (g ++ h ++ k) -> fits_in l b most limits h).
+  { intros g h k. apply (fits_in_passes_on l b most limits h (g ++ k)). rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm. }
   assert (H : forall xs acc, acc <> [] ->
-    (forall Q, Forall (fits_in l b limits) Q -> concat Q = xs -> length (run_on t b limits acc xs) <= S (length Q)) /\
-    (forall earlier rest Q, Forall (fits_in l b limits) Q -> xs = rest ++ concat Q -> fits_in l b limits (earlier ++ acc ++ rest) ->
+    (forall Q, Forall (fits_in l b most limits) Q -> concat Q = xs -> length (run_on t b limits acc xs) <= S (length Q)) /\
+    (forall earlier rest Q, Forall (fits_in l b most limits) Q -> xs = rest ++ concat Q -> fits_in l b most limits (earlier ++ acc ++ rest) ->
        length (run_on t b limits acc xs) <= S (length Q))).
   { clear xs Q. induction xs as [|x xs IH]; intros acc NE; [destruct acc; [easy|]; split; intros; simpl; lia|].
-    assert (Loose : forall Q, Forall (fits_in l b limits) Q -> concat Q = x :: xs -> length (run_on t b limits acc (x :: xs)) <= S (length Q)).
+    assert (Loose : forall Q, Forall (fits_in l b most limits) Q -> concat Q = x :: xs -> length (run_on t b limits acc (x :: xs)) <= S (length Q)).
     { induction Q as [|q Q IHQ]; intros F E; [discriminate|]. inversion F as [|? ? F1 F2]; subst. destruct q as [|y q].
       - specialize (IHQ F2 E). simpl in *. lia.
       - simpl in E. injection E as -> E. destruct acc as [|a acc]; [easy|]. cbn [run_on]. destruct (is_fitting t b limits ((a :: acc) ++ [x])).
         + destruct (IH ((a :: acc) ++ [x])) as [Lo _]; [destruct acc; discriminate|].
-          assert (Fq : fits_in l b limits q) by (apply (Part [x] q []); rewrite app_nil_r; exact F1).
+          assert (Fq : fits_in l b most limits q) by (apply (Part [x] q []); rewrite app_nil_r; exact F1).
           specialize (Lo (q :: Q) (Forall_cons _ Fq F2) E). 
           (* the current run goes on at least to the end of [q], so [q] needs no run of its own *)
           simpl in *. lia.
@@ -246,23 +249,24 @@ End Align.
 
 (** ** In every order that ships *)
 
-Theorem in_every_order_every_group_fits_the_budget : forall o l b limits w, Forall (fits_in l b limits) (form_in o l b limits w).
+Theorem in_every_order_every_group_fits_the_budget : forall o l padding_share b limits w,
+  Forall (fits_in l b (most_padding o padding_share b) limits) (form_in o l padding_share b limits w).
 Proof.
-  intros [|before] l b limits w; [|apply in_either_layout_every_group_fits_the_budget]. simpl.
+  intros [|before] l padding_share b limits w; [|apply in_either_layout_every_group_fits_the_budget]. simpl.
   eapply Forall_impl; [|apply every_run_fits_the_budget]. intros g [S|S]; [left; exact S|right].
-  apply andb_true_iff in S as [S Wa]. apply Nat.leb_le in S. split; [destruct l; exact S|exact Wa].
+  apply andb_true_iff in S as [S Wa]. apply Nat.leb_le in S. split; [|split; [simpl|exact Wa]]; destruct l; simpl in *; lia.
 Qed.
 
-Theorem in_every_order_groups_hold_exactly_the_window : forall o l b limits w,
-  Permutation (concat (form_in o l b limits w)) w /\ Forall (fun g => g <> []) (form_in o l b limits w).
+Theorem in_every_order_groups_hold_exactly_the_window : forall o l padding_share b limits w,
+  Permutation (concat (form_in o l padding_share b limits w)) w /\ Forall (fun g => g <> []) (form_in o l padding_share b limits w).
 Proof.
-  intros [|before] l b limits w; [|apply in_either_layout_groups_hold_exactly_the_window]. split; [|apply no_run_is_empty].
+  intros [|before] l padding_share b limits w; [|apply in_either_layout_groups_hold_exactly_the_window]. split; [|apply no_run_is_empty].
   simpl. rewrite runs_laid_end_to_end_are_the_window_by_position. apply sort_by_perm.
 Qed.
 
-Theorem in_every_order_an_alignment_keeps_the_budget : forall o l C k b limits gs t d, cost_ok C -> Forall (fits_in l b limits) gs ->
-  Forall (fits_in l b limits) (fst (align_in o (gauge_of l C) k gs t d)).
-Proof. intros [|before] l C k b limits gs t d Co F; [apply an_alignment_keeps_the_budget|apply shuffling_keeps_the_budget]; assumption. Qed.
+Theorem in_every_order_an_alignment_keeps_the_budget : forall o l C k b most limits gs t d, cost_ok C -> Forall (fits_in l b most limits) gs ->
+  Forall (fits_in l b most limits) (fst (align_in o (gauge_of l C) k gs t d)).
+Proof. intros [|before] l C k b most limits gs t d Co F; [apply an_alignment_keeps_the_budget|apply shuffling_keeps_the_budget]; assumption. Qed.
 
 Theorem in_every_order_an_alignment_has_the_target_number_of_steps : forall o M k gs t d, length (fst (align_in o M k gs t d)) = t.
 Proof.

@@ -83,18 +83,18 @@ Hypothesis ok : sizes_ok s.
 Fixpoint round_down (n : nat) : nat := match n with 0 => 0 | S m => if s n then n else round_down m end.
 
 (** What R2.1 makes first of the samples [l], by length, cut to its shortest; then the same of those that are left. *)
-Fixpoint cut (fuel budget : nat) (limits : list nat) (l : list sample) : list group :=
+Fixpoint cut (fuel budget most : nat) (limits : list nat) (l : list sample) : list group :=
   match fuel with
   | 0 => []
   | S f =>
-      match sweep budget limits [] l with
+      match sweep budget most limits [] l with
       | [] => []
-      | g :: _ => let n := round_down (length g) in rev (firstn n l) :: cut f budget limits (skipn n l)
+      | g :: _ => let n := round_down (length g) in rev (firstn n l) :: cut f budget most limits (skipn n l)
       end
   end.
 
-Definition compute_sized_groups (budget : nat) (limits : list nat) (window : list sample) : list group :=
-  cut (length window) budget limits (sort_length window).
+Definition compute_sized_groups (budget most : nat) (limits : list nat) (window : list sample) : list group :=
+  cut (length window) budget most limits (sort_length window).
 
 (** The least first half that leaves two friendly ones. *)
 Definition sized_middle (n : nat) : nat :=
@@ -119,34 +119,34 @@ Qed.
 
 (** ** Grouping *)
 
-Lemma first_of_a_sweep : forall b limits l acc g gs, sweep b limits acc l = g :: gs -> exists n, g = rev (firstn n l) ++ acc.
+Lemma first_of_a_sweep : forall b most limits l acc g gs, sweep b most limits acc l = g :: gs -> exists n, g = rev (firstn n l) ++ acc.
 Proof.
   induction l as [|x l IH]; intros acc g gs E.
   - destruct acc as [|y acc]; [discriminate|]. injection E as <- _. exists 0. reflexivity.
-  - assert (Go : forall acc', sweep b limits (x :: acc') l = g :: gs -> exists n, g = rev (firstn n (x :: l)) ++ acc').
+  - assert (Go : forall acc', sweep b most limits (x :: acc') l = g :: gs -> exists n, g = rev (firstn n (x :: l)) ++ acc').
     { intros acc' E'. destruct (IH _ _ _ E') as [n ->]. exists (S n). simpl. rewrite <- app_assoc. reflexivity. }
-    destruct acc as [|y acc]; [exact (Go [] E)|]. cbn [sweep] in E. destruct (is_full _ _ _ _); [|exact (Go _ E)].
+    destruct acc as [|y acc]; [exact (Go [] E)|]. cbn [sweep] in E. destruct (is_full _ _ _ _ _); [|exact (Go _ E)].
     injection E as <- _. exists 0. reflexivity.
 Qed.
 
-Lemma sweep_not_empty : forall b limits l acc, l <> [] \/ acc <> [] -> sweep b limits acc l <> [].
+Lemma sweep_not_empty : forall b most limits l acc, l <> [] \/ acc <> [] -> sweep b most limits acc l <> [].
 Proof.
   induction l as [|x l IH]; intros acc NE; [destruct acc; [destruct NE; easy|discriminate]|].
   destruct acc as [|y acc]; cbn [sweep]; [apply IH; right; discriminate|].
-  destruct (is_full _ _ _ _); [discriminate|apply IH; right; discriminate].
+  destruct (is_full _ _ _ _ _); [discriminate|apply IH; right; discriminate].
 Qed.
 
 (** What is cut from the samples, by length: some of the shortest, one at least, and part of what R2.1 makes. *)
-Lemma cut_step : forall f b limits x l, exists n g gs, cut (S f) b limits (x :: l) = rev (firstn n (x :: l)) :: cut f b limits (skipn n (x :: l)) /\
-  1 <= n <= length (x :: l) /\ s n = true /\ sweep b limits [] (x :: l) = g :: gs /\ Permutation (rev (firstn n (x :: l)) ++ skipn n (rev g)) g.
+Lemma cut_step : forall f b most limits x l, exists n g gs, cut (S f) b most limits (x :: l) = rev (firstn n (x :: l)) :: cut f b most limits (skipn n (x :: l)) /\
+  1 <= n <= length (x :: l) /\ s n = true /\ sweep b most limits [] (x :: l) = g :: gs /\ Permutation (rev (firstn n (x :: l)) ++ skipn n (rev g)) g.
 Proof.
-  intros f b limits x l. destruct (sweep b limits [] (x :: l)) as [|g gs] eqn:E.
+  intros f b most limits x l. destruct (sweep b most limits [] (x :: l)) as [|g gs] eqn:E.
   { exfalso. eapply sweep_not_empty; [left|exact E]. discriminate. }
-  destruct (first_of_a_sweep _ _ _ _ _ _ E) as [k G]. rewrite app_nil_r in G.
+  destruct (first_of_a_sweep _ _ _ _ _ _ _ E) as [k G]. rewrite app_nil_r in G.
   assert (Lg : 1 <= length g).
-  { pose proof (sweep_perm b limits (x :: l) []) as P. rewrite E in P. destruct g as [|y g]; [|simpl; lia].
+  { pose proof (sweep_perm b most limits (x :: l) []) as P. rewrite E in P. destruct g as [|y g]; [|simpl; lia].
     symmetry in G. apply (f_equal (@length sample)) in G. rewrite rev_length, firstn_length in G. destruct k; [|simpl in G; lia].
-    exfalso. clear P G. cbn [sweep] in E. destruct (first_of_a_sweep _ _ _ _ _ _ E) as [n Z]. destruct (rev (firstn n l)); discriminate. }
+    exfalso. clear P G. cbn [sweep] in E. destruct (first_of_a_sweep _ _ _ _ _ _ _ E) as [n Z]. destruct (rev (firstn n l)); discriminate. }
   destruct (rounding_down_gives_the_largest_friendly_number (length g) Lg) as [R1 [R2 _]].
   assert (Lk : length g <= k /\ length g <= length (x :: l)) by (rewrite G, rev_length, firstn_length; lia).
   exists (round_down (length g)), g, gs. split; [cbn [cut]; rewrite E; reflexivity|]. split; [lia|]. split; [exact R1|]. split; [reflexivity|].
@@ -156,47 +156,47 @@ Proof.
   rewrite F, firstn_skipn. symmetry. apply Permutation_rev.
 Qed.
 
-Lemma cut_perm : forall f b limits l, length l <= f -> Permutation (concat (cut f b limits l)) l.
+Lemma cut_perm : forall f b most limits l, length l <= f -> Permutation (concat (cut f b most limits l)) l.
 Proof.
-  induction f as [|f IH]; intros b limits [|x l] L; try (simpl in L; lia); try reflexivity.
-  destruct (cut_step f b limits x l) as [n [g [gs [-> [Ln _]]]]]. cbn [concat]. rewrite IH by (rewrite skipn_length; simpl length in *; lia).
+  induction f as [|f IH]; intros b most limits [|x l] L; try (simpl in L; lia); try reflexivity.
+  destruct (cut_step f b most limits x l) as [n [g [gs [-> [Ln _]]]]]. cbn [concat]. rewrite IH by (rewrite skipn_length; simpl length in *; lia).
   rewrite <- Permutation_rev, firstn_skipn. reflexivity.
 Qed.
 
-Theorem sized_groups_hold_exactly_the_window : forall b limits w, Permutation (concat (compute_sized_groups b limits w)) w.
+Theorem sized_groups_hold_exactly_the_window : forall b most limits w, Permutation (concat (compute_sized_groups b most limits w)) w.
 Proof.
   intros. unfold compute_sized_groups. rewrite cut_perm; [apply sort_length_perm|].
   rewrite (Permutation_length (sort_length_perm w)). reflexivity.
 Qed.
 
 (** What holds of each run of the sorted samples that is cut. *)
-Lemma cut_keeps : forall (P : group -> Prop) b limits,
-  (forall l n g gs, ascending l -> 1 <= n <= length l -> s n = true -> sweep b limits [] l = g :: gs ->
+Lemma cut_keeps : forall (P : group -> Prop) b most limits,
+  (forall l n g gs, ascending l -> 1 <= n <= length l -> s n = true -> sweep b most limits [] l = g :: gs ->
     Permutation (rev (firstn n l) ++ skipn n (rev g)) g -> P (rev (firstn n l))) ->
-  forall f l, ascending l -> Forall P (cut f b limits l).
+  forall f l, ascending l -> Forall P (cut f b most limits l).
 Proof.
-  intros P b limits H. induction f as [|f IH]; intros [|x l] A; try constructor.
-  destruct (cut_step f b limits x l) as [n [g [gs [-> [Ln [Sn [Sw Pm]]]]]]]. constructor; [exact (H _ _ _ _ A Ln Sn Sw Pm)|]. apply IH.
+  intros P b most limits H. induction f as [|f IH]; intros [|x l] A; try constructor.
+  destruct (cut_step f b most limits x l) as [n [g [gs [-> [Ln [Sn [Sw Pm]]]]]]]. constructor; [exact (H _ _ _ _ A Ln Sn Sw Pm)|]. apply IH.
   clear - A. revert n. induction A as [|y r A IH F]; intros n; [rewrite skipn_nil; constructor|]. destruct n; [constructor; assumption|apply IH].
 Qed.
 
-Theorem every_sized_group_is_friendly : forall b limits w, Forall (fun g => g <> [] /\ s (length g) = true) (compute_sized_groups b limits w).
+Theorem every_sized_group_is_friendly : forall b most limits w, Forall (fun g => g <> [] /\ s (length g) = true) (compute_sized_groups b most limits w).
 Proof.
   intros. apply cut_keeps; [|apply sort_length_ascending]. intros l n g gs _ Ln Sn _ _.
   assert (E : length (rev (firstn n l)) = n) by (rewrite rev_length, firstn_length; lia). rewrite E. split; [|exact Sn].
   intros Z. rewrite Z in E. simpl in E. lia.
 Qed.
 
-Theorem every_sized_group_fits_the_budget : forall b limits w, Forall (fits b limits) (compute_sized_groups b limits w).
+Theorem every_sized_group_fits_the_budget : forall b most limits w, Forall (fits b most limits) (compute_sized_groups b most limits w).
 Proof.
   intros. apply cut_keeps; [|apply sort_length_ascending]. intros l n g gs A _ _ Sw Pm. eapply fits_part; [exact Pm|].
-  assert (F : Forall (fits b limits) (sweep b limits [] l)).
+  assert (F : Forall (fits b most limits) (sweep b most limits [] l)).
   { apply sweep_fits; [exact A|]. split; [left; simpl; lia|]. intros x y []. }
   rewrite Sw in F. inversion F. assumption.
 Qed.
 
-Theorem first_sample_of_a_sized_group_is_the_longest : forall b limits w,
-  Forall (fun g => padded_first g = padded g) (compute_sized_groups b limits w).
+Theorem first_sample_of_a_sized_group_is_the_longest : forall b most limits w,
+  Forall (fun g => padded_first g = padded g) (compute_sized_groups b most limits w).
 Proof.
   intros. apply cut_keeps; [|apply sort_length_ascending]. intros l n g gs A _ _ _ _.
   assert (D : descending (rev (firstn n l))).
@@ -270,16 +270,16 @@ End Sized.
 
     They go with padded groups alone, and not with the sampler's order: elsewhere the configuration is that of Instance.v. *)
 
-Definition sized (s : nat -> bool) (C : nat -> nat) (whole : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
+Definition sized (s : nat -> bool) (C : nat -> nat) (whole padding_share : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
   (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat)
   (before : nat -> nat -> nat -> bool) (bounded : nat -> bool) : config :=
-  mkConfig (fun b => compute_sized_groups s (budget_of whole b) (limits_of whole limits b)) (align_in (ByPlaces before) (sized_gauge s C))
+  mkConfig (fun b => compute_sized_groups s (budget_of whole b) (Nat.div (budget_of whole b) padding_share) (limits_of whole limits b)) (align_in (ByPlaces before) (sized_gauge s C))
     (fun _ => window_samples size ramp) is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded (keeps_one Padded whole).
 
 Section System.
 Variable s : nat -> bool.
 Variable C : nat -> nat.
-Variables W size ramp max_age print whole : nat.
+Variables W size ramp max_age print whole padding_share : nat.
 Variable limits : list nat.
 Variable first : nat -> nat.
 Variable accepts : nat -> nat -> nat.
@@ -296,7 +296,7 @@ Hypothesis costs_grow : cost_ok C.
 Hypothesis old : 1 <= max_age.
 Hypothesis bounded : within_bounds rule.
 
-Notation one := (sized s C whole limits first accepts size ramp max_age is_quota quota rule print before windowed).
+Notation one := (sized s C whole padding_share limits first accepts size ramp max_age is_quota quota rule print before windowed).
 Notation all := (fun _ : nat => one).
 
 (** So what is proved of any such ranks holds with sizes. *)
@@ -314,15 +314,16 @@ Proof.
   - intros _ k. unfold window_samples. lia.
 Qed.
 
-(** SIZES and BUDGET, in every step of every rank, with losses and without: of the budget in force in the step's round. *)
-Theorem every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget : forall u r, lossy_reachable W all depth input u -> r < W ->
-  Forall (fun x => is_friendly s (s_group x) /\
-    fits (budget_in_force W whole first accepts r (s_round x)) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x))
+(** SIZES and BUDGET, in every step of every rank, with losses and without, whatever the windows: of the budget in force in the step's round. *)
+Theorem every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget : forall windows, let cfg := fun _ : nat => with_windows windows one in
+  setting_ok W cfg -> forall u r, lossy_reachable W cfg depth input u -> r < W ->
+  Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in is_friendly s (s_group x) /\
+    fits b (Nat.div b padding_share) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x))
     (steps_of (rank_of u r)).
 Proof.
-  intros u r Ru H. pose proof ranks_with_sizes_meet_every_assumption as ok.
-  destruct (a_run_with_losses_follows_a_run_without W all depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
-  set (keeps := fun b g => is_friendly s g /\ fits (budget_of whole b) (limits_of whole limits b) g).
+  intros windows cfg ok u r Ru H.
+  destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
+  set (keeps := fun b g => is_friendly s g /\ fits (budget_of whole b) (Nat.div (budget_of whole b) padding_share) (limits_of whole limits b) g).
   assert (Formed : forall q b w, q < W -> Forall (keeps b) (c_group one b w)).
   { intros q b w _. apply Forall_and; [|apply every_sized_group_fits_the_budget, friendly].
     eapply Forall_impl; [|apply every_sized_group_is_friendly, friendly]. intros g [_ E]. right. exact E. }
@@ -330,12 +331,12 @@ Proof.
   { intros q b k gs t d _ G. apply Forall_and_inv in G as [G1 G2]. apply Forall_and.
     - apply shuffled_friendly_groups_are_friendly; assumption.
     - apply shuffling_keeps_what_passes_to_parts; [left; simpl; lia|apply (fits_in_passes_on Padded)|exact G2]. }
-  pose proof (every_batch_keeps_what_grouping_gives_under_the_budget_in_force W all depth input ok keeps Formed Aligned v r R H) as Z.
+  pose proof (every_batch_keeps_what_grouping_gives_under_the_budget_in_force W cfg depth input ok keeps Formed Aligned v r R H) as Z.
   rewrite Forall_forall in *. intros x Ix. specialize (Z x Ix). destruct Z as [Z1 Z2]. split; [exact Z1|]. rewrite (limits_by_budget W max_age whole limits some old) in Z2.
-  assert (E : budget_of whole (in_force one r (results v) (s_round x)) = budget_in_force W whole first accepts r (s_round x));
+  assert (E : budget_of whole (in_force (cfg r) r (results v) (s_round x)) = budget_in_force W whole first accepts r (s_round x));
     [|unfold limits_in_force; rewrite <- E; exact Z2].
   destruct (s_round x) as [|k] eqn:Ex; [exact (offered_budget W max_age whole some old _)|].
-  rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W all depth input ok v r x k R H Ix Ex).
+  rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W cfg depth input ok v r x k R H Ix Ex).
   unfold least_accepted. simpl. rewrite <- (map_map (fun q => accepts q k) (offered whole)), (offered_least W max_age whole some old). simpl. apply Nat.min_r.
   unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.
 Qed.

@@ -23,13 +23,17 @@ Definition padded_first (g : group) : nat :=
 Fixpoint used (r : nat) (g : group) : nat :=
   match g with [] => 0 | x :: h => nth r (costs x) 0 + used r h end.
 
+(** Tokens of a row: its samples are laid end to end. *)
+Fixpoint total (g : group) : nat := match g with [] => 0 | x :: r => len x + total r end.
+
 (** The group uses no more of any resource than its limit. *)
 Definition is_within (limits : list nat) (g : group) : bool :=
   forallb (fun '(r, limit) => used r g <=? limit) (combine (seq 0 (length limits)) limits).
 
-(** BUDGET: a group of more than one sample fits the padded budget and keeps every limit; a single sample may exceed them. *)
-Definition fits (budget : nat) (limits : list nat) (g : group) : Prop :=
-  length g <= 1 \/ (padded g <= budget /\ is_within limits g = true).
+(** BUDGET: a group of more than one sample fits the padded budget, of which at most so much is padding, and keeps every limit; a
+    single sample may exceed them. *)
+Definition fits (budget most : nat) (limits : list nat) (g : group) : Prop :=
+  length g <= 1 \/ (padded g <= budget /\ padded g - total g <= most /\ is_within limits g = true).
 
 Lemma longest_le : forall g x, In x g -> len x <= longest g.
 Proof. induction g as [|y g IH]; simpl; intros x H; [easy|]. destruct H as [->|H]; [lia|]. specialize (IH x H). lia. Qed.
@@ -56,6 +60,15 @@ Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. li
 Lemma used_app : forall r g h, used r (g ++ h) = used r g + used r h.
 Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. lia. Qed.
 
+Lemma total_app : forall g h, total (g ++ h) = total g + total h.
+Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. lia. Qed.
+
+Lemma total_perm : forall g h, Permutation g h -> total g = total h.
+Proof. induction 1; simpl; lia. Qed.
+
+Lemma total_bound : forall g n, longest g <= n -> total g <= length g * n.
+Proof. induction g as [|x g IH]; simpl; intros n L; [lia|]. specialize (IH n ltac:(lia)). lia. Qed.
+
 Lemma used_perm : forall r g h, Permutation g h -> used r g = used r h.
 Proof. induction 1; simpl; lia. Qed.
 
@@ -66,17 +79,18 @@ Proof.
 Qed.
 
 (** Fitting is hereditary: part of a group that fits, fits. The root of FEWEST and of splitting. *)
-Lemma fits_part : forall b limits g rest h, Permutation (g ++ rest) h -> fits b limits h -> fits b limits g.
+Lemma fits_part : forall b most limits g rest h, Permutation (g ++ rest) h -> fits b most limits h -> fits b most limits g.
 Proof.
-  intros b limits g rest h P F. pose proof (Permutation_length P) as L. rewrite app_length in L.
-  destruct F as [F|[F Wa]]; [left; lia|right]. split.
-  - unfold padded in *. rewrite <- (longest_perm _ _ P), longest_app in F. eapply Nat.le_trans; [|exact F].
-    apply Nat.mul_le_mono; lia.
+  intros b most limits g rest h P F. pose proof (Permutation_length P) as L. rewrite app_length in L.
+  destruct F as [F|[F [Pa Wa]]]; [left; lia|right]. rewrite <- and_assoc. split.
+  - unfold padded in *. rewrite <- (total_perm _ _ P), total_app in Pa. rewrite <- (longest_perm _ _ P), longest_app, <- L in *.
+    pose proof (total_bound rest (Nat.max (longest g) (longest rest)) ltac:(lia)).
+    assert (length g * longest g <= length g * Nat.max (longest g) (longest rest)) by (apply Nat.mul_le_mono_l; lia). lia.
   - eapply is_within_le; [|exact Wa]. intros r. rewrite <- (used_perm r _ _ P), used_app. lia.
 Qed.
 
-Lemma fits_perm : forall b limits g h, Permutation g h -> fits b limits g -> fits b limits h.
-Proof. intros b limits g h P. apply fits_part with (rest := []). rewrite app_nil_r. symmetry. exact P. Qed.
+Lemma fits_perm : forall b most limits g h, Permutation g h -> fits b most limits g -> fits b most limits h.
+Proof. intros b most limits g h P. apply fits_part with (rest := []). rewrite app_nil_r. symmetry. exact P. Qed.
 
 Lemma concat_perm : forall (A : Type) (g h : list (list A)), Permutation g h -> Permutation (concat g) (concat h).
 Proof.

@@ -320,8 +320,7 @@ Theorem the_rules_of_updates_lie_within_the_bounds : forall times, within_bounds
 Proof. intros times a [S G D M]. unfold update_rule. lia. Qed.
 
 (** A configuration of updates: but for its windows, any. *)
-Definition in_updates (W n : nat) (c : config) : config :=
-  mkConfig (c_group c) (c_align c) (share W n) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_bounded c) (c_keeps c).
+Definition in_updates (W n : nat) : config -> config := with_windows (share W n).
 
 (** So ranks that read so meet what all of ALIGN, CONSERVE, COVER, ONCE and TERM asks. *)
 Theorem ranks_in_updates_meet_every_assumption : forall W n c, 1 <= W -> W <= n -> config_ok c -> setting_ok W (fun _ => in_updates W n c).
@@ -336,18 +335,18 @@ Definition formed_by (form : option nat -> list sample -> list group) (c : confi
   mkConfig form (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_bounded c) (c_keeps c).
 
 (** What is shipped does, in either layout and any order, by any cost, under budgets that change as they may, and what is asked above. *)
-Definition ships_updates (W n : nat) (cfg : nat -> config) : Prop := exists form l C whole limits first accepts max_age times print o,
+Definition ships_updates (W n : nat) (cfg : nat -> config) : Prop := exists form l C whole padding_share limits first accepts max_age times print o,
   forms form /\ cost_ok C /\ 1 <= max_age /\
-  cfg = fun _ => in_updates W n (formed_by form (shipped l C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false))).
+  cfg = fun _ => in_updates W n (formed_by form (shipped l C whole padding_share limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false))).
 
 Lemma what_ships_meets_every_assumption_of_updates : forall W n cfg, 1 <= W -> W <= n -> ships_updates W n cfg -> setting_ok W cfg /\
   (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) /\
   (forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = []) /\ (forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a) /\
   (forall r, r < W -> c_bounded (cfg r) r = false) /\ (forall r u, r < W -> c_window (cfg r) r u = share W n r u).
 Proof.
-  intros W n cfg Hw Hn [form [l [C [whole [limits [first [accepts [max_age [times [print [o [Fo [Co [Ha ->]]]]]]]]]]]]]]. split; [|repeat split].
+  intros W n cfg Hw Hn [form [l [C [whole [padding_share [limits [first [accepts [max_age [times [print [o [Fo [Co [Ha ->]]]]]]]]]]]]]]]. split; [|repeat split].
   - apply ranks_in_updates_meet_every_assumption; [exact Hw|exact Hn|].
-    destruct (the_shipped_configuration_meets_every_assumption l C whole limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false) Co Ha (the_rules_of_updates_lie_within_the_bounds times)).
+    destruct (the_shipped_configuration_meets_every_assumption l C whole padding_share limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false) Co Ha (the_rules_of_updates_lie_within_the_bounds times)).
     constructor; auto; apply Fo.
   - intros q k gs t d _ L. simpl. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L.
   - intros q a _. simpl. unfold ramped, update_rule. destruct (o_groups_min a); simpl; lia.

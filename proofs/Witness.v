@@ -13,8 +13,8 @@ Definition unbounded (_ : nat) : bool := false.
 (** The whole budget, at first and always. *)
 Definition whole_budget (_ : nat) : nat := 6.
 Definition always (_ _ : nat) : nat := 6.
-Definition join : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 (ByPlaces fullest) unbounded.
-Definition quota (q : nat) : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 true (Some q) odb_rule 0 (ByPlaces fullest) unbounded.
+Definition join : config := shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 false None odb_rule 0 (ByPlaces fullest) unbounded.
+Definition quota (q : nat) : config := shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 true (Some q) odb_rule 0 (ByPlaces fullest) unbounded.
 Definition deep (r : nat) : nat := S r.
 Definition shards (r : nat) : list sample := of_lengths (nth r [[1; 5; 2; 4; 3; 3; 1]; [2; 2; 2]] []).
 
@@ -22,7 +22,7 @@ Definition one_after_another (r : nat) : list choice := [CRead r 1 false false; 
 Definition usual : list choice := one_after_another 0 ++ one_after_another 1 ++ [CExchange].
 
 (** Where rank 1 has another configuration. *)
-Definition odd (r : nat) : config := if r =? 1 then shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 1 (ByPlaces fullest) unbounded else join.
+Definition odd (r : nat) : config := if r =? 1 then shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 false None odb_rule 1 (ByPlaces fullest) unbounded else join.
 
 Theorem the_assumptions_can_be_met : forall q,
   setting_ok 2 (fun _ => join) /\ setting_ok 2 (fun _ => quota q) /\ setting_ok 2 odd /\ c_print (odd 0) <> c_print (odd 1) /\
@@ -30,9 +30,9 @@ Theorem the_assumptions_can_be_met : forall q,
   (forall r, r < 2 -> NoDup (map pos (shards r))) /\ (forall r p k j, k <= j -> c_window (quota q) p k <= c_window (quota q) r j).
 Proof.
   intros q.
-  assert (Y : forall b o p, config_ok (shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest) unbounded)).
+  assert (Y : forall b o p, config_ok (shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest) unbounded)).
   { intros b o p. apply the_shipped_configuration_meets_every_assumption; [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds]. }
-  assert (X : forall b o p, setting_ok 2 (fun _ => shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest) unbounded)) by (intros b o p; constructor; auto).
+  assert (X : forall b o p, setting_ok 2 (fun _ => shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest) unbounded)) by (intros b o p; constructor; auto).
   split; [apply X|]. split; [apply X|]. split.
   { constructor; [lia|intros [|[|r]] _; apply Y|]. intros [|[|r]] [|[|k]]; simpl; intros; try lia; try reflexivity; discriminate. }
   split; [discriminate|]. split; [intros r _; unfold deep; lia|]. split; [|split].
@@ -80,7 +80,7 @@ Theorem a_run_completes : exists s, reachable 2 (fun _ => join) deep shards s /\
 Proof. exists (run (fun _ => join) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity]. Qed.
 
 (** The same in the order sampler. *)
-Definition in_turn : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 Sampler unbounded.
+Definition in_turn : config := shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 false None odb_rule 0 Sampler unbounded.
 
 Theorem a_run_in_the_order_sampler_completes : setting_ok 2 (fun _ => in_turn) /\ (forall r, r < 2 -> rising (shards r)) /\
   exists s, reachable 2 (fun _ => in_turn) deep shards s /\
@@ -95,7 +95,7 @@ Proof.
 Qed.
 
 (** Where windows are bounded in bytes, and each is full with its first new sample, or at once when it has carried one. *)
-Definition narrow : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 (ByPlaces fullest) (fun _ => true).
+Definition narrow : config := shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 false None odb_rule 0 (ByPlaces fullest) (fun _ => true).
 Definition sparing (r : nat) : list choice := CRead r 0 false true :: CRead r 1 false true :: one_after_another r.
 
 Theorem a_run_with_windows_bounded_in_bytes_completes : setting_ok 2 (fun _ => narrow) /\ c_bounded narrow 0 = true /\
@@ -111,7 +111,7 @@ Proof.
 Qed.
 
 (** Updates of 3 samples: one rank gives 2 of them, the other 1, in turn. *)
-Definition uneven : config := in_updates 2 3 (shipped Padded tokens_cost 6 [] whole_budget always 1 0 1 false None (update_rule 1) 0 (ByPlaces fullest) unbounded).
+Definition uneven : config := in_updates 2 3 (shipped Padded tokens_cost 6 1 [] whole_budget always 1 0 1 false None (update_rule 1) 0 (ByPlaces fullest) unbounded).
 
 Theorem a_run_of_uneven_updates_completes : setting_ok 2 (fun _ => uneven) /\ exists s, reachable 2 (fun _ => uneven) deep shards s /\
   ends s = [(DONE, Some Complete, [(0, [5]); (0, [1]); (1, [2]); (2, [4]); (2, [3]); (3, [3]); (4, [1])]);

@@ -138,7 +138,8 @@ let config () =
   let order = order () in let rank = int () in let depth = int () in let is_bounded = bool () in
   let tokens () = match int () with -1 -> budget | n -> n in
   let first = tokens () in let accepted = tokens () in
-  let c = shipped layout cost budget limits (fun _ -> first) (fun _ _ -> accepted) size ramp max_age is_quota quota rule print order (fun _ -> is_bounded) in
+  (* Of the share of padding only updates ask; all may be padding. *)
+  let c = shipped layout cost budget 1 limits (fun _ -> first) (fun _ _ -> accepted) size ramp max_age is_quota quota rule print order (fun _ -> is_bounded) in
   (c, rank, depth, offered budget, offered budget accepted)
 
 (* Every event of one rank. [show] prints what the case asks for of a state, and of the one before it. *)
@@ -342,8 +343,8 @@ let answer = function
       let size = shared_window ranks total is_packed size drawn in
       let held = list sample in print_endline (show_int (wish_for size held (list sample)))
   | "sized" ->
-      let sizes = sizes () in let budget = int () in let limits = list int in
-      print_endline (show_list show_group (compute_sized_groups (friendly_in sizes) budget limits (list sample)))
+      let sizes = sizes () in let budget = int () in let most = int () in let limits = list int in
+      print_endline (show_list show_group (compute_sized_groups (friendly_in sizes) budget most limits (list sample)))
   | "sized_align" ->
       let sizes = sizes () in let target = int () in let due = int () in
       let cost = cost () in let order = order () in
@@ -355,14 +356,14 @@ let answer = function
       let kept = int () in let begins = int () in let ends = int () in
       List.iter (fun (d, ds) -> print_endline (show_int d ^ " " ^ show_list show_int ds)) (portions kept begins begins ends (list (fun () -> list int)))
   | "groups" ->
-      let budget = int () in let limits = list int in
-      print_endline (show_list show_group (compute_groups budget limits (list sample)))
+      let budget = int () in let most = int () in let limits = list int in
+      print_endline (show_list show_group (compute_groups budget most limits (list sample)))
   | "rows" ->
       let budget = int () in let limits = list int in
       print_endline (show_list show_group (compute_rows budget limits (list sample)))
   | "runs" ->
       let layout = layout () in let budget = int () in let limits = list int in
-      print_endline (show_list show_group (form_in Sampler layout budget limits (list sample)))
+      print_endline (show_list show_group (form_in Sampler layout 1 budget limits (list sample)))
   | "align" ->
       let target = int () in let due = int () in
       let layout = layout () in let cost = cost () in let order = order () in

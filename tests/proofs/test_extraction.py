@@ -48,17 +48,27 @@ SETTINGS = settings(
 
 lengths = st.lists(st.integers(1, 40), max_size=40)
 some_limits = st.lists(st.integers(1, 30), max_size=3).map(tuple)
+some_padding = st.none() | st.integers(0, 60)
+"""How many tokens of padding a group may hold at most; without updates there is no bound (R16.3)."""
+
+
+def write_padding(budget: int, most: int | None) -> int:
+    """No group holds more padding than the budget."""
+    return budget if most is None else most
 
 
 @SETTINGS
-@given(st.lists(st.tuples(st.integers(0, 120), some_limits, lengths), min_size=20, max_size=20))
-def test_the_model_groups_as_the_python_does(model: Model, cases: list[tuple[int, tuple[int, ...], list[int]]]) -> None:
-    """Checks: FEWEST, BUDGET (the link from proof to code)."""
+@given(st.lists(st.tuples(st.integers(0, 120), some_padding, some_limits, lengths), min_size=20, max_size=20))
+def test_the_model_groups_as_the_python_does(
+    model: Model, cases: list[tuple[int, int | None, tuple[int, ...], list[int]]]
+) -> None:
+    """Spec: R2.1, R16.3. Checks: FEWEST, BUDGET (the link from proof to code)."""
     asked, expected = [], []
-    for budget, limits, items in cases:
+    for budget, most, limits, items in cases:
         samples = make_samples(items, len(limits))
-        asked.append(f"groups {budget} {write_integers(limits)} {write_samples(samples)}")
-        expected.append(show_groups(compute_groups(samples, budget, limits)))
+        words = f"groups {budget} {write_padding(budget, most)}"
+        asked.append(f"{words} {write_integers(limits)} {write_samples(samples)}")
+        expected.append(show_groups(compute_groups(samples, budget, limits, most)))
     assert model(" ".join(asked)) == expected
 
 

@@ -15,7 +15,7 @@ from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.types import compute_real_tokens
 from tests.helpers.world import make_config
 from tests.proofs.conftest import Model
-from tests.proofs.test_extraction import SETTINGS, costs, lengths, some_limits
+from tests.proofs.test_extraction import SETTINGS, costs, lengths, some_limits, some_padding, write_padding
 from tests.proofs.wire import show_group, show_groups, write_cost, write_integers, write_samples
 from tests.proofs.worlds import make_samples
 
@@ -26,16 +26,17 @@ sizes = st.sampled_from(Sizes)
 
 
 @SETTINGS
-@given(st.lists(st.tuples(sizes, st.integers(0, 200), some_limits, lengths), min_size=20, max_size=20))
+@given(st.lists(st.tuples(sizes, st.integers(0, 200), some_padding, some_limits, lengths), min_size=20, max_size=20))
 def test_the_model_cuts_groups_as_the_python_does(
-    model: Model, cases: list[tuple[Sizes, int, tuple[int, ...], list[int]]]
+    model: Model, cases: list[tuple[Sizes, int, int | None, tuple[int, ...], list[int]]]
 ) -> None:
-    """Spec: R2.8. Checks: BUDGET, SIZES (the link from proof to code)."""
+    """Spec: R2.8, R16.3. Checks: BUDGET, SIZES (the link from proof to code)."""
     asked, expected = [], []
-    for kind, budget, limits, items in cases:
+    for kind, budget, most, limits, items in cases:
         samples = make_samples(items, len(limits))
-        asked.append(f"sized {kind} {budget} {write_integers(limits)} {write_samples(samples)}")
-        expected.append(show_groups(compute_sized_groups(samples, kind, budget, limits)))
+        words = f"sized {kind} {budget} {write_padding(budget, most)}"
+        asked.append(f"{words} {write_integers(limits)} {write_samples(samples)}")
+        expected.append(show_groups(compute_sized_groups(samples, kind, budget, limits, most)))
     assert model(" ".join(asked)) == expected
 
 
@@ -94,11 +95,14 @@ def test_the_model_wants_what_the_python_does(
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        ("sized powers 12 0 3 0 0 1 1 0 1 1 1 1 0 2 2 1 1 0", "[[1 0] [2]]"),
+        ("sized powers 12 12 0 3 0 0 1 1 0 1 1 1 1 0 2 2 1 1 0", "[[1 0] [2]]"),
+        ("groups 12 1 0 3 0 0 1 1 0 1 1 2 1 0 2 2 2 1 0", "[[2 1 0]]"),
+        ("groups 12 0 0 3 0 0 1 1 0 1 1 2 1 0 2 2 2 1 0", "[[0] [2 1]]"),
         ("want 2 13 1 4 8 1 0 0 8 8 0 0", "3"),
         ("want 2 13 0 4 8 1 0 0 8 8 0 0", "4"),
     ],
 )
 def test_what_the_comparison_would_notice(model: Model, asked: str, answer: str) -> None:
-    """Three samples under a budget for all of them are cut to two; of packed rows no more is wanted than is left for each."""
+    """Three samples under a budget for all of them are cut to two, and parted where there would be padding and none may be; of
+    packed rows no more is wanted than is left for each."""
     assert model(asked) == [answer]

@@ -59,7 +59,8 @@ def word(kind: str, question: Mapping[str, Any]) -> str:
             samples = [
                 make_sample(place, *item) for place, item in enumerate(zip(question["lengths"], costs, strict=True))
             ]
-            command = "groups" if question["layout"] == Layout.PADDED else "rows"
+            # Without updates all of a padded budget may be padding.
+            command = f"groups {question['budget']}" if question["layout"] == Layout.PADDED else "rows"
             return f"{command} {question['budget']} {write_integers(question['limits'])} {write_samples(samples)}"
         case "align":
             groups = [[make_sample(*pair, []) for pair in group] for group in question["groups"]]
