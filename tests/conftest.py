@@ -69,7 +69,6 @@ SLICED: Final = {
     "test_every_trace_keeps_the_properties": 7,
     "test_large_random_world_ends_properly": 7,
     "test_mutant_is_killed_without_the_cores_own_invariants": 7,
-    "test_no_setting_beats_the_recommendation_by_more_than_the_tolerance": 4,
     "test_the_batches_are_those_of_the_seed_whatever_the_workers": 7,
     "test_the_checker_accepts_worlds_of_all_magnitudes_and_their_rests": 7,
     "test_the_configuration_holds_or_fails_as_it_says": 7,

@@ -194,7 +194,8 @@ def test_every_command_keeps_the_global_batch(
     path = tmp_path / "out.json"
     goal = 16 if option == "--global-batch" else 4000
     arguments = [command, "gsm8k", "--samples", "600", "--ranks", "8", option, str(goal), "--json", str(path)]
-    arguments += ["--memory-tokens", "4096", "--layout", "packed", "--shards", "shared"] if command == "tune" else ["--token-budget", "4096"]
+    tuned = ["--memory-tokens", "4096", "--layout", "packed", "--shards", "shared"]
+    arguments += tuned if command == "tune" else ["--token-budget", "4096"]
     if command == "tune" and policy == "standard":
         pytest.skip("a baseline has nothing to tune")
     arguments += ["--policy", policy] + (["--processes", "1"] if command != "simulate" else [])
