@@ -16,7 +16,7 @@ OTHERS: Final = re.compile(r"\b(MPI|ray|multihost_utils)\.")
 """Blocks for packages that nothing else here needs."""
 RUN_EACH: Final = """
 import os, runpy, sys, traceback
-import odb_ref.torch
+import accelerate, odb_ref.torch, odb_ref.integrations.hf
 failed = []
 for name in sys.argv[1:]:
     if not (child := os.fork()):
@@ -30,7 +30,7 @@ for name in sys.argv[1:]:
         failed.append(name)
 sys.exit(" ".join(failed) or None)
 """
-"""Runs scripts one by one, each in a process of its own that has imported torch, which takes the most time."""
+"""Runs scripts one by one, each in a process of its own that has imported what takes the most time."""
 
 
 def test_the_blocks_of_each_page_run_as_pasted(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_rows_keep_their_names_where_columns_go_into_blocks() -> None:
         ["simulate", "gsm8k", "--ranks", "2", "--samples", "60", "--token-budget", "2048"],
         ["compare", "gsm8k", "--ranks", "2", "--samples", "600"],
         ["sweep", *WIDE["sweep"], "--workers", "1"],
-        ["tune", "gsm8k", "--samples", "400", "--ranks", "2", "--memory-tokens", "2048", "--window-max", "16"],
+        ["tune", "gsm8k", "--samples", "200", "--ranks", "2", "--memory-tokens", "2048", "--window-max", "16"],
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -242,7 +242,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
 def test_tune_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.05)
     arguments = ["tune", "gsm8k", "--ranks", "2", "--memory-tokens", "2048", "--samples", "300", "--processes", "1"]
-    assert main([*arguments, "--window-max", "16"]) == 0
+    assert main([*arguments, "--layout", "packed", "--shards", "shared"]) == 0
     assert re.search(r"^tune gsm8k: \d+ of about 600 done, 0 s$", capsys.readouterr().err, flags=re.MULTILINE)
 
 

@@ -31,7 +31,7 @@ from odb_ref.core.errors import UsageError
 from tests.simulator_answers import brute
 from tests.simulator_answers.helpers import make_lengths
 
-LENGTHS = make_lengths(1200)
+LENGTHS = make_lengths(600)
 
 
 @cache
@@ -61,7 +61,7 @@ def test_no_single_step_down_from_it_is_good_enough() -> None:
         at = values.index(getattr(point, name))
         if at:
             assert curve[at - 1].rate < 0.99 * best
-    windows = compute_ladder(256, 8)
+    windows = compute_ladder(600 // 4, 8)
     below = windows[windows.index(point.window_samples) - 1]
     assert below in [answer.point.window_samples for answer in tuning.curves["window_samples"]]
 
@@ -96,18 +96,18 @@ def test_the_rate_is_that_of_the_epoch_asked_about() -> None:
     question = Question(study=Study(lengths=LENGTHS), ranks=4, memory_tokens=4096)
     (answer,) = run_grid(question.build_grid([tuning.recommended.point]), Local())
     assert isinstance(answer, CellAnswer)
-    assert answer.summary.samples_total == 1200
+    assert answer.summary.samples_total == 600
     assert answer.summary.tokens_per_s == tuning.recommended.rate
     wide = tune(replace(question, study=replace(question.study, samples=80)), Local())
     assert "no window above the 20 samples of a rank was tried" in wide.cautions[0]
 
 
 def test_a_very_long_epoch_is_judged_by_a_shorter_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("odb_sim.studies.tune.LARGEST_JUDGED", 2000)
-    question = Question(study=Study(lengths=LENGTHS, samples=40_000), ranks=4, memory_tokens=4096, window_max=16)
+    monkeypatch.setattr("odb_sim.studies.tune.LARGEST_JUDGED", 400)
+    question = Question(study=Study(lengths=LENGTHS, samples=4_000), ranks=4, memory_tokens=4096, window_max=16)
     tuning = tune(question, Local())
-    assert {answer.summary.samples_total for answer in tuning.tried} == {2000}
-    assert "2,000 samples was judged in place of 40,000" in tuning.cautions[0]
+    assert {answer.summary.samples_total for answer in tuning.tried} == {400}
+    assert "400 samples was judged in place of 4,000" in tuning.cautions[0]
 
 
 def test_what_needs_a_choice_is_shown_beside_at_what_is_best_for_it() -> None:
@@ -154,7 +154,7 @@ def test_updates_of_a_global_batch_are_tuned_by_what_has_a_say() -> None:
     study = Study(lengths=LENGTHS, terms=terms, global_batch=GlobalBatch(samples=64))
     tuning = tune(Question(study=study, ranks=4, memory_tokens=4096), Local())
     assert set(tuning.curves) == {"depth_steps", "cost", "budget_tokens", "padding_share"}
-    assert {answer.summary.samples_per_update for answer in tuning.tried} == {1200 / 19}
+    assert {answer.summary.samples_per_update for answer in tuning.tried} == {600 / 10}
     assert tuning.options.startswith("--token-budget ")
     assert "--window" not in tuning.options
     assert "--order fullest" not in {item.choice for item in tuning.beside}

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -25,23 +26,30 @@ def _tool() -> ModuleType:
     return module
 
 
-def test_every_rule_has_an_implementer_and_a_test_and_every_id_exists(tool: ModuleType) -> None:
+@pytest.fixture(scope="module", name="read")
+def _read(tool: ModuleType) -> Any:
+    return tool.read_sources()
+
+
+@pytest.fixture
+def sources(read: Any) -> Any:
+    return copy.deepcopy(read)
+
+
+def test_every_rule_has_an_implementer_and_a_test_and_every_id_exists(tool: ModuleType, sources: Any) -> None:
     """A line a problem."""
-    sources = tool.read_sources()
     assert len(sources.rules) > 50
     assert len(sources.properties) == 22
     assert tool.find_problems(sources) == []
 
 
-def test_the_tables_are_not_stale(tool: ModuleType) -> None:
+def test_the_tables_are_not_stale(tool: ModuleType, sources: Any) -> None:
     """To repair: python spec/traceability.py."""
-    sources = tool.read_sources()
     assert (ROOT / "spec" / "properties.md").read_text() == tool.render_rungs(sources)
     assert (ROOT / "README.md").read_text() == tool.render_readme(sources)
 
 
-def test_the_readme_claims_what_the_spec_does_and_each_property_once(tool: ModuleType) -> None:
-    sources = tool.read_sources()
+def test_the_readme_claims_what_the_spec_does_and_each_property_once(tool: ModuleType, read: Any, sources: Any) -> None:
     assert "DEAL" in sources.unproved
     text = (ROOT / "README.md").read_text()
     assert "| proved (but for" in text
@@ -50,24 +58,22 @@ def test_the_readme_claims_what_the_spec_does_and_each_property_once(tool: Modul
     sources.theorems["ALIGN"].clear()
     with pytest.raises(ValueError, match="not established alike"):
         tool.render_readme(sources)
-    sources = tool.read_sources()
+    sources = copy.deepcopy(read)
     sources.properties["WISH"] = ()
     with pytest.raises(ValueError, match="each property has one row"):
         tool.render_readme(sources)
 
 
-def test_the_tables_can_be_read_as_text(tool: ModuleType) -> None:
+def test_the_tables_can_be_read_as_text(tool: ModuleType, read: Any) -> None:
     """No line is longer than a screen is wide."""
-    assert [line for line in tool.render(tool.read_sources()).splitlines() if len(line) > 200] == []
+    assert [line for line in tool.render(read).splitlines() if len(line) > 200] == []
 
 
-def test_each_kind_of_problem_is_found(tool: ModuleType) -> None:
+def test_each_kind_of_problem_is_found(tool: ModuleType, read: Any) -> None:
     """The checks must be able to fail."""
 
-    original = tool.read_sources()
-
     def find(**changes: object) -> str:
-        sources = copy.deepcopy(original)
+        sources = copy.deepcopy(read)
         for name, change in changes.items():
             change(getattr(sources, name))  # type: ignore[operator]
         return "\n".join(tool.find_problems(sources))

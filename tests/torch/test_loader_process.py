@@ -216,13 +216,16 @@ def test_a_worker_that_is_stopped_ends_every_rank(num_workers: int, which: int, 
 def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
     settings = SETTINGS | {"num_workers": 1, "persistent_workers": True, "loader_timeout_s": 1.0}
     with ODBDataLoader(Numbers(0, 200), **nested(**settings)) as loader:
+        collates: set[int] = set()
         for _ in range(2):
             assert sum(len(batch["numbers"]) for batch in loader) == 200
             (process,) = multiprocessing.active_children()
-            worker, _ = sorted(find_children(process.pid or 0))  # the other collates
+            worker, *others = sorted(set(find_children(process.pid or 0)) - collates)
+            collates |= {*others}  # the one begun second
             os.kill(worker, signal.SIGSTOP)
             deadline = time.monotonic() + 20
-            while read_status(worker) is not None and time.monotonic() < deadline:  # killed, and waited for
+            while read_status(worker) is not None:  # killed, and waited for
+                assert time.monotonic() < deadline
                 time.sleep(0.05)
         assert sum(len(batch["numbers"]) for batch in loader) == 200
 
