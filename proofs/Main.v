@@ -176,6 +176,31 @@ Proof.
   pose proof (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule before windowed
     depth input some F old windows ok s r R H) as X. apply Forall_forall. intros x I. rewrite Forall_forall in X. apply (X x I).
 Qed.
+(** Both hold where ranks share the order too, whatever is dealt: in turn, or an update by load. *)
+Theorem BUDGET_SHARED : forall o friendly before, sizes_ok friendly -> forall total order deal wish,
+  (forall ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal ws d) (seq d n)) ->
+  (forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal ws d r) \/ total <= d + length (dealt_out W deal ws d)) ->
+  (forall r k d w, r < W -> 1 <= wish r k d w []) -> forall cfg s r, shared_reachable W total cfg depth order deal wish s -> r < W ->
+  (in_updates_or_not (configured o 0) cfg -> Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in
+    fits_in shape b (most_padding o padding_share b) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x)) (steps_of (rank_of (base s) r))) /\
+  (in_updates_or_not (sized friendly C whole padding_share limits first accepts size ramp max_age is_quota quota rule print before windowed) cfg ->
+    Forall (fun x => is_friendly friendly (s_group x)) (steps_of (rank_of (base s) r))).
+Proof.
+  intros o friendly before F total order deal wish Nx Fd Ws cfg s r R H.
+  assert (Follows : setting_ok W cfg -> exists own t, own = Job.own W cfg (fun q => content order (places s q)) /\
+    lossy_reachable W own depth (fun q => content order (places s q)) t /\ steps_of (rank_of t r) = steps_of (rank_of (base s) r)).
+  { intros ok. destruct (a_run_of_shared_shards_follows_one_of_shards_of_ones_own W total cfg depth order deal wish ok Nx Fd Ws s R) as [t [Rt Sa]].
+    destruct (Sa r H) as [w [e [m E]]]. eexists _, t. split; [reflexivity|]. split; [|rewrite E; reflexivity].
+    clear - Rt. induction Rt as [|u l v Ru [n P] St]; [exists 0; constructor|]. exists (S n). eapply lossy_on; [exact P|]. eapply LossyStep, St. }
+  split; intros U.
+  - destruct (windows_of _ _ (ASSUMPTIONS o) U) as [windows [ok ->]]. destruct (Follows ok) as [own [t [Eo [Rt <-]]]]. subst own.
+    eapply (every_batch_of_the_shipped_configuration_keeps_the_budget shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule o (fun _ => true) depth _
+      some costs_grow old); [|exact Rt|exact H]. apply (own_ok W _ ok).
+  - destruct (fun ok => windows_of _ _ ok U) as [windows [ok ->]]; [apply ranks_with_sizes_meet_every_assumption; assumption|].
+    destruct (Follows ok) as [own [t [Eo [Rt <-]]]]. subst own.
+    eapply Forall_impl; [|eapply (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule
+      before (fun _ => true) depth _ some F old); [apply (own_ok W _ ok)|exact Rt|exact H]]. intros x [X _]. exact X.
+Qed.
 End Shipped.
 
 (** No partition of a window under a padded budget has fewer groups, where tokens are the only resource, and all may be padding. *)
