@@ -199,16 +199,22 @@ def try_cell(name: str, cell: Cell, *, is_kept: bool) -> dict[str, Any]:
 
 
 def describe(found: dict[str, dict[str, Any]]) -> str:
-    """The table, in Markdown."""
-    lines = [
-        f"| environment | Python | {' | '.join(SHOWN)} | tests | two ranks, float64 |",
-        "|---" * (len(SHOWN) + 4) + "|",
-    ]
+    """The table, in Markdown; a test compares its versions with the bounds of pyproject.toml."""
+    lines = ["| environment | what was run | came of it |", "|---|---|---|"]
     for name, cell in found.items():
-        versions = [cell["versions"].get(package, "") for package in SHOWN]
-        title = f"{name}: {cell['what']}"
-        lines.append(" | ".join(["| " + title, cell["python"], *versions, cell["tests"], cell["job"] + " |"]))
+        # What is only there for another package was not tried.
+        tried = [f"{package} {cell['versions'][package]}" for package in SHOWN if is_tried(name, package, cell)]
+        python = ".".join(cell["python"].split(".")[:2])
+        came = f"{cell['tests']}; weights within {cell['job']}" if cell["job"] else cell["tests"]
+        lines.append(
+            f"| {', '.join([f'Python {python}', *tried])} | `make reach REACH={name}`: {cell['what']} | {came} |"
+        )
     return "\n".join(lines) + "\n"
+
+
+def is_tried(name: str, package: str, cell: dict[str, Any]) -> bool:
+    """Whether tests of the environment use the package."""
+    return package in cell["versions"] and (package != "trl" or "trl" in CELLS[name].extras)
 
 
 def write_page(found: dict[str, dict[str, Any]]) -> None:

@@ -114,7 +114,8 @@ def test_the_trace_is_one_of_the_core_with_rising_times(tmp_path: Path) -> None:
 
 def test_steps_csv_adds_up_to_the_figures(tmp_path: Path) -> None:
     figures, steps = tmp_path / "figures.json", tmp_path / "steps.csv"
-    assert simulate("--ranks", "4", "--samples", "1000", "--shards", "uneven", "--json", str(figures), "--steps-csv", str(steps)) == 0
+    few = ("--ranks", "4", "--samples", "1000", "--shards", "uneven")
+    assert simulate(*few, "--json", str(figures), "--steps-csv", str(steps)) == 0
     summary = json.loads(figures.read_text())
     with steps.open(newline="") as file:
         rows = list(csv.DictReader(file))
