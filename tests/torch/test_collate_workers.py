@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +86,22 @@ def test_a_quick_collate_fn_runs_in_one_process(monkeypatch: pytest.MonkeyPatch)
 
     with ODBDataLoader(Numbers(0, SAMPLES), **nested(collate_fn=make, num_workers=3, **SETTINGS)) as loader:
         assert len(set(loader)) == 1
+
+
+@pytest.mark.parametrize(("waits", "expected"), [("l", 4), ("ls", 4), ("lss", 4), ("lssss", 1), ("s", 1)])
+def test_processes_that_end_together_do_not_hide_that_they_are_too_few(
+    waits: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three that began together one is waited for long, two are there by then."""
+    workers = CollateWorkers(str, 4, context="fork")  # type: ignore[arg-type]
+    busy = SimpleNamespace(steps=(0, 1), link=None)
+    workers._workers, workers._is_warm = [busy], True  # type: ignore[list-item]
+    monkeypatch.setattr(workers, "_start", lambda: workers._workers.append(busy))  # type: ignore[arg-type]
+    each = itertools.cycle(waits)
+    monkeypatch.setattr(collate_workers, "wait", lambda *_: [] if next(each) == "l" else ["ready"])
+    for _ in range(200):
+        workers.make_room(left=100)
+    assert len(workers._workers) == expected
 
 
 class OpensOnce:

@@ -33,7 +33,10 @@ from odb_ref.torch.reading.serialization import pack
 
 SLOW_S: Final = 0.004
 SLOW_TIMES: Final = 3
-"""Where no batch is made for so long, and another waits to be begun, so many times in a row, one more process is worth it."""
+FORGIVEN: Final = 0.25
+"""Where no batch is made for so long, and another waits to be begun, so many times, one more process is worth it. A batch
+that is made sooner takes so much off, not all: of processes that began together all end together, and one wait is long.
+"""
 
 AHEAD: Final = 2
 """How many batches a process is given at most: the one that it makes, and the next, for which it is not to wait until one
@@ -85,7 +88,7 @@ class CollateWorkers:
         self._workers: list[_Worker] = []
         self._is_warm = False
         """True once a batch was made: what takes long before is to load what it takes."""
-        self._slow_times = 0
+        self._slow_times = 0.0
 
     @property
     def pending(self) -> int:
@@ -127,14 +130,14 @@ class CollateWorkers:
         if not self._is_warm or len(self._workers) >= self._count:
             return False
         is_slow = not wait([worker.link for worker in self._workers], SLOW_S)
-        self._slow_times = self._slow_times + 1 if is_slow else 0
+        self._slow_times = self._slow_times + 1 if is_slow else max(0.0, self._slow_times - FORGIVEN)
         return self._slow_times >= SLOW_TIMES and self._grow()
 
     def _grow(self) -> bool:
         """Starts another process, and returns whether there is one; where that takes seconds all at once, for sending to one
         may wait until it is there.
         """
-        self._slow_times = 0
+        self._slow_times = 0.0
         try:
             for _ in range(1 if self.is_forking else self._count - len(self._workers)):
                 self._start()
