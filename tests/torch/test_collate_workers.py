@@ -92,7 +92,7 @@ def test_a_quick_collate_fn_runs_in_one_process(monkeypatch: pytest.MonkeyPatch)
 def test_processes_that_end_together_do_not_hide_that_they_are_too_few(
     waits: str, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three that began together one is waited for long, two are there by then."""
+    """Where three began together, one is waited for long, and two are there by then."""
     workers = CollateWorkers(str, 4, context="fork")  # type: ignore[arg-type]
     busy = SimpleNamespace(steps=(0, 1), link=None)
     workers._workers, workers._is_warm = [busy], True  # type: ignore[list-item]
