@@ -97,6 +97,13 @@ def test_what_is_not_judged_is_no_pass(
     assert last.startswith("not judged: large, properties, exploration, unit, second, differential, TLC, ")
 
 
+def test_what_strikes_in_pytest_itself_is_what_is_said() -> None:
+    """A limit of time does now and then; the last line printed says nothing of it."""
+    said = "Failed: Timeout (>1s) from pytest-timeout."
+    printed = f"INTERNALERROR>   File x, line 1\nINTERNALERROR> {said}\n\n1 warning in 0.35s\n"
+    assert core_copy._read_failure(printed, "") == (said, "the collection of the tests")
+
+
 @pytest.mark.usefixtures("brief")
 def test_a_test_that_takes_too_long_refutes_nothing(core: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (suite,) = (suite for suite in core_copy._SUITES if suite.name == "second")

@@ -236,8 +236,7 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
     if "No module named pytest" in done.stderr:
         return end(skipped="pytest is not installed")
     detail, case = _read_failure(done.stdout, done.stderr)
-    # A busy machine, or a core that is slow: neither is wrong. It may strike in pytest itself, which then names no test.
-    if "Timeout (>" in done.stdout:
+    if "Timeout (>" in detail:  # a busy machine, or a core that is slow: neither is wrong
         return end(covered, skipped=f"{case} did not end in {_TEST_S} s")
     return end(covered, findings=(Finding(property=suite.property, detail=detail, case=case),))
 
@@ -246,7 +245,9 @@ def _read_failure(printed: str, errors: str) -> tuple[str, str]:
     """Returns what the first failing test says, and which one it is."""
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
     said = [line.removeprefix("E").strip() for line in printed.splitlines() if re.match(r"E\s+\S", line)]
-    last = (errors.strip() or printed.strip() or "nothing was said").splitlines()[-1]
+    # What strikes in pytest itself ends it, and no test is named.
+    own = re.findall(r"^INTERNALERROR> (\S.*)$", printed, re.MULTILINE)
+    last = (own or (errors.strip() or printed.strip() or "nothing was said").splitlines())[-1]
     return " ".join(said[:4])[:1000] or last, failed[1] if failed else "the collection of the tests"
 
 
