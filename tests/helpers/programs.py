@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import gc
 import multiprocessing
 import os
 import runpy
@@ -34,7 +36,7 @@ def run_program(script: Path, *arguments: str, folder: Path, ranks: int = 0, tim
     port = find_port()
     with tempfile.TemporaryDirectory() as kept:
         processes = [
-            context.Process(target=_run, args=(script, arguments, folder, Path(kept), rank, ranks, port))
+            context.Process(target=_run, args=(script, arguments, folder, Path(kept), rank, ranks, port, timeout_s))
             for rank in range(ranks or 1)
         ]
         deadline = time.monotonic() + timeout_s
@@ -54,11 +56,24 @@ def run_program(script: Path, *arguments: str, folder: Path, ranks: int = 0, tim
     return out
 
 
-def _run(script: Path, arguments: tuple[str, ...], folder: Path, kept: Path, rank: int, ranks: int, port: int) -> None:
+def _run(
+    script: Path,
+    arguments: tuple[str, ...],
+    folder: Path,
+    kept: Path,
+    rank: int,
+    ranks: int,
+    port: int,
+    timeout_s: float,
+) -> None:
     for number, name in ((1, "out"), (2, "err")):
         file = os.open(kept / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, number)
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+    # What the tests before have left behind has threads that are not in this process: its end would wait for them, or fail.
+    gc.freeze()
+    # Who is killed for taking too long has said before where it waits.
+    faulthandler.dump_traceback_later(0.9 * timeout_s, file=2)
     os.chdir(folder)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     if ranks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -62,6 +63,7 @@ def _run(
 ) -> None:
     os.setsid()  # whatever it starts can be told by its session
     _forget_fork_server()
+    gc.freeze()  # what the tests before have left behind has threads that are not in this process
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
