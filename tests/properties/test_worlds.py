@@ -12,10 +12,15 @@ from odb_sim.explore.measure import compute_bound
 from odb_sim.explore.sampling import make_random_bounds, run_random_schedule
 
 from odb_ref.core.batching.rules import RULES
+from tests.helpers.effort import few_in_slice
 from tests.properties.worlds import WorldMachine
 
 SETTINGS = settings(
-    max_examples=200, stateful_step_count=60, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)
+    max_examples=few_in_slice(200),
+    stateful_step_count=60,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
 )
 
 

@@ -22,6 +22,7 @@ from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.comparison import compare
 from odb_sim.studies.runs import POLICIES, Driver, Run, run
 
+from tests.helpers.effort import few_in_slice
 from tests.simulator.test_rounds import draw_run
 
 load_once = cache(load_lengths)
@@ -43,7 +44,7 @@ def test_an_update_ends_with_the_step_that_reaches_the_next_multiple() -> None:
     assert Accumulation(EVERY_STEP).find_ends(samples, tokens).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=few_in_slice(100), deadline=None)
 @given(
     draw_run(),
     st.builds(GlobalBatch, samples=st.integers(1, 60)) | st.builds(GlobalBatch, tokens=st.integers(1, 900)),

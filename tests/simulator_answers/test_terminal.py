@@ -24,6 +24,7 @@ from odb_sim.studies.processes import Local
 from odb_sim.studies.published import ROWS, compare_published
 from rich.cells import cell_len
 
+from tests.helpers.effort import few_in_slice
 from tests.simulator.test_glossary import COMMANDS, run_demo, write_data
 from tests.simulator_answers.helpers import record
 
@@ -143,7 +144,7 @@ def test_every_command_that_prints_a_table_is_tried_here() -> None:
     } <= names
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=few_in_slice(150), deadline=None)
 @given(
     columns=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 40)), min_size=1, max_size=9),
     rows=st.integers(0, 2),

@@ -17,6 +17,7 @@ FEWEST_SPANS: Final = 4
 _ROUNDS: Final = 60
 _MOST_ROWS: Final = 12
 _SMALLEST: Final = 1e-9
+_SETTLED: Final = 1e-9
 _DRAWS: Final = 40
 _MOST_DRAWN: Final = 1000
 _FEWEST_EQUAL: Final = 3
@@ -143,7 +144,8 @@ def _solve_least_deviations(columns: Matrix, seconds: Matrix) -> Matrix:
     for _ in range(_ROUNDS):
         root = np.sqrt(weights)
         found = np.linalg.lstsq(scaled * root[:, None], seconds * root, rcond=None)[0]
-        has_settled = np.allclose(found, solution, rtol=1e-9, atol=0)
+        # As `np.allclose` says of finite numbers, whose checks of all others take as long as the solution.
+        has_settled = bool((np.abs(found - solution) <= _SETTLED * np.abs(solution)).all())
         solution = found
         if has_settled:
             break
