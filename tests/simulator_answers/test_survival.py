@@ -40,7 +40,7 @@ from tests.simulator_answers.helpers import make_lengths
 
 POINTS = build_points(policies=["odb"], ranks=[2], budgets=[2048], windows=[8, 16, 32, 64], depths=[2])
 GRID = Grid(study=Study(lengths=make_lengths(), seed=1), points=POINTS)
-SWEEP = ["sweep", "gsm8k", "--samples", "300", "--ranks", "2", "--token-budget", "1024", "--window", "8,16,32"]
+SWEEP = ["sweep", "gsm8k", "--samples", "200", "--ranks", "2", "--token-budget", "1024", "--window", "8,16,32"]
 ENDS_S = 5.0
 
 
@@ -224,7 +224,7 @@ def test_what_is_done_is_kept_and_the_same_command_goes_on(tmp_path: Path, monke
 def test_the_other_studies_keep_theirs(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = {
         "compare": ["gsm8k", "--samples", "200", "--ranks", "2", "--policy", "odb,standard"],
-        "tune": ["gsm8k", "--samples", "200", "--ranks", "2", "--memory-tokens", "1024", "--window-max", "16"],
+        "tune": ["gsm8k", "--samples", "80", "--ranks", "2", "--memory-tokens", "1024", "--layout", "packed"],
     }[command]
     said = []
     for _ in range(2):

@@ -81,8 +81,9 @@ def test_the_commands_run_on_a_cluster(address: str, tmp_path: Path) -> None:
         assert main(["sweep", *grid, "--json", str(path), *where]) == 0
         written.append(path.read_bytes())
     assert written[0] == written[1]
-    question = ["gsm8k", "--samples", "200", "--ranks", "2", "--memory-tokens", "1024", "--window-max", "16"]
-    assert main(["tune", *question, "--executor", address]) == 0
+    question = ["gsm8k", "--samples", "60", "--ranks", "2", "--memory-tokens", "512", "--window-max", "16"]
+    alone = ["--layout", "packed", "--shards", "shared"]  # and little beside it, which is some hundred simulations more
+    assert main(["tune", *question, *alone, "--executor", address]) == 0
 
 
 def test_an_address_where_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +121,7 @@ def test_the_command_writes_the_same_bytes_twice(tmp_path: Path, capsys: pytest.
     written = []
     for name in ("a", "b"):
         paths = {kind: tmp_path / f"{name}.{kind}" for kind in ("json", "csv")}
-        arguments = ["gsm8k", "--samples", "300", "--ranks", "2,3", "--token-budget", "1024", "--window", "16,32"]
+        arguments = ["gsm8k", "--samples", "150", "--ranks", "2,3", "--token-budget", "1024", "--window", "16,32"]
         options = [f"--{kind}={path}" for kind, path in paths.items()]
         assert main(["sweep", *arguments, "--policy", "odb,paper", "--processes", "1", *options]) == 0
         written.append([path.read_bytes() for path in paths.values()])

@@ -182,7 +182,7 @@ def test_rows_keep_their_names_where_columns_go_into_blocks() -> None:
         ["simulate", "gsm8k", "--ranks", "2", "--samples", "60", "--token-budget", "2048"],
         ["compare", "gsm8k", "--ranks", "2", "--samples", "600"],
         ["sweep", *WIDE["sweep"], "--workers", "1"],
-        ["tune", "gsm8k", "--samples", "200", "--ranks", "2", "--memory-tokens", "2048", "--window-max", "16"],
+        ["tune", "gsm8k", "--samples", "80", "--ranks", "2", "--memory-tokens", "2048", "--window-max", "16"],
     ],
     ids=lambda arguments: arguments[0],
 )

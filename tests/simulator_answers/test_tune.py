@@ -87,7 +87,7 @@ def test_more_tolerance_never_costs_more() -> None:
 
 
 def test_samples_that_fit_no_memory_are_counted() -> None:
-    tuning = ask(memory_tokens=512)
+    tuning = ask(memory_tokens=512, window_max=16)
     assert tuning.samples_over_memory == int((LENGTHS.tokens > 512).sum()) > 0
 
 
@@ -112,12 +112,15 @@ def test_a_very_long_epoch_is_judged_by_a_shorter_one(monkeypatch: pytest.Monkey
 
 def test_what_needs_a_choice_is_shown_beside_at_what_is_best_for_it() -> None:
     question = Question(study=Study(lengths=LENGTHS), ranks=4, memory_tokens=4096, window_max=64, tolerance=0.02)
-    tuning = tune(question, Local(), choices=list_choices(question))
-    found = {item.choice: item for item in tuning.beside}
-    assert set(found) == {
+    choices = [*list_choices(question)]
+    assert {choice for choice, _, _ in choices} == {
         "--layout packed", "--shards shared", "--layout packed --shards shared", "--order fullest", "--order sampler",
         "--sizes threes", "--sizes powers",
     }  # fmt: skip
+    choices = [choice for choice in choices if choice[0] in ("--layout packed", "--sizes powers")]
+    tuning = tune(question, Local(), choices=choices)
+    found = {item.choice: item for item in tuning.beside}
+    assert set(found) == {"--layout packed", "--sizes powers"}
     packed = found["--layout packed"]
     assert packed.answer.summary.layout == "packed"
     assert packed.answer.point != tuning.recommended.point
@@ -126,14 +129,13 @@ def test_what_needs_a_choice_is_shown_beside_at_what_is_best_for_it() -> None:
     assert packed.options == f"--layout packed {options}"
     assert packed.answer.rate > tuning.recommended.rate
     assert {answer.summary.layout for answer in tuning.tried} == {"padded"}
-    choices = [choice for choice in list_choices(question) if choice[0] == packed.choice]
-    assert brute.compare_beside(question, tuning, choices)[packed.choice] >= brute.ENOUGH_BESIDE
+    assert brute.compare_beside(question, tuning, choices[:1])[packed.choice] >= brute.ENOUGH_BESIDE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ranks", "update"),
-    [("gsm8k", 64, None), ("mm_mix_real", 8, None), ("llamafactory_demos", 8, None), ("mm_mix_real", 8, 256)],
+    [("llamafactory_demos", 8, None), ("gsm8k", 64, None), ("mm_mix_real", 8, None), ("mm_mix_real", 8, 256)],
 )
 def test_no_setting_beats_the_recommendation_by_more_than_the_tolerance(
     name: str, ranks: int, update: int | None
@@ -195,7 +197,7 @@ def test_a_question_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> N
 @pytest.mark.parametrize("shards", ["even", "shared"])
 def test_the_command(tmp_path: Path, shards: str, capsys: pytest.CaptureFixture[str]) -> None:
     out, page = tmp_path / "t.json", tmp_path / "t.html"
-    arguments = ["tune", "gsm8k", "--samples", "300", "--ranks", "2", "--memory-tokens", "2048", "--window-max", "32"]
+    arguments = ["tune", "gsm8k", "--samples", "100", "--ranks", "2", "--memory-tokens", "2048", "--window-max", "32"]
     arguments += ["--shards", shards, "--processes", "1"]
     assert main([*arguments, "--json", str(out), "--html", str(page)]) == 0
     data = json.loads(out.read_text())
