@@ -35,7 +35,7 @@ def test_the_window_holds_enough_batches_or_the_shard() -> None:
 def test_every_trace_is_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv")}
     options = [f"--{kind}={path}" for kind, path in paths.items()]
-    arguments = ["--all", "--ranks", "4", "--samples", "400", "--policy", "odb,standard,gmt", *options]
+    arguments = ["--all", "--ranks", "2", "--samples", "200", "--policy", "odb,standard,gmt", *options]
     assert main(["compare", *arguments]) == 0
     figures = json.loads(paths["json"].read_text())
     assert [(item["lengths"], item["policy"]) for item in figures] == [

@@ -16,13 +16,14 @@ from odb_sim.inputs.costs import Costs
 
 from odb_ref.core.batching.updates import PADDING_SHARE
 
+SAMPLES = 240
 SMALL = "--model qwen2.5-0.5b --gpu rtx4090 --gpus 4 --strategy ddp --processes 1"
 
 
 @pytest.fixture(scope="module")
 def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "lengths.csv"
-    tokens = np.clip(np.random.default_rng(3).lognormal(5, 0.7, 480), 8, 1500).astype(int)
+    tokens = np.clip(np.random.default_rng(3).lognormal(5, 0.7, SAMPLES), 8, 1500).astype(int)
     path.write_text("total_tokens\n" + "\n".join(map(str, tokens)) + "\n")
     return path
 
@@ -40,10 +41,10 @@ def test_hours_money_and_speed_ups_follow_from_the_time(made: tuple[dict[str, An
     figures, _ = made
     ways = figures["ways"]
     assert [way["name"] for way in ways][::2] == ["online batches", "online, packed rows"]
-    assert figures["samples"] == 3 * 480
+    assert figures["samples"] == 3 * SAMPLES
     for way in ways:
         summary = way["summary"]
-        assert way["seconds"] == pytest.approx(summary["sim_time_s"] / summary["samples_emitted"] * 3 * 480)
+        assert way["seconds"] == pytest.approx(summary["sim_time_s"] / summary["samples_emitted"] * 3 * SAMPLES)
         assert way["gpu_hours"] == pytest.approx(way["seconds"] * 4 / 3600)
         assert way["usd"] == pytest.approx(2 * way["gpu_hours"])
         assert way["speedup"] == pytest.approx(ways[1]["seconds"] / way["seconds"])
@@ -87,7 +88,7 @@ def test_where_a_step_costs_much_a_group_may_hold_more_padding(lengths: Path, tm
 def test_each_way_has_the_batches_that_are_fastest_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is compared with is not made slow by the largest batches that fit: padded to 8,000 tokens, or fewer than ranks."""
     monkeypatch.chdir(tmp_path)
-    tokens = np.clip(np.random.default_rng(3).lognormal(7, 1, 480), 8, 8000).astype(int)
+    tokens = np.clip(np.random.default_rng(3).lognormal(7, 1, SAMPLES), 8, 8000).astype(int)
     Path("long.csv").write_text("total_tokens\n" + "\n".join(map(str, tokens)) + "\n")
     options = "--global-batch 32 --memory-tokens 32000 --json plan.json --write-costs costs.json"
     assert main(["plan", "long.csv", *f"{SMALL} {options}".split()]) == 0
@@ -140,7 +141,7 @@ def test_a_run_of_tokens_and_steps_of_their_own(
         ("--epochs 0", "--epochs must be more than 0"),
         ("--tokens 0", "--tokens must be at least 1"),
         ("--global-batch 3", "leaves some of 4 ranks without"),
-        ("--gpus 500", "480 samples are too few for 500 ranks"),
+        ("--gpus 500", f"{SAMPLES} samples are too few for 500 ranks"),
         ("--model nothing", "--model nothing"),
         ("--memory-tokens 0", "--memory-tokens"),
         ("--memory-tokens 7", "and the shortest sample may not fit"),

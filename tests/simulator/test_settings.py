@@ -92,9 +92,10 @@ def test_nothing_is_said_where_a_setting_has_no_say() -> None:
 
 
 def test_an_epoch_too_long_to_be_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "LARGEST_TRIED", 8791)
-    what = build("gsm8k", 4096, window_samples=8)
+    monkeypatch.setattr(settings, "LARGEST_TRIED", 1999)
+    workload = build_workload(load_lengths("gsm8k"), ranks=8, samples=2000)
+    what = replace(build("gsm8k", 4096, window_samples=8), workload=workload)
     (caution,) = list_costly(what, run(what).summary)
     assert caution.about is About.UNTRIED
-    monkeypatch.setattr(settings, "LARGEST_TRIED", 8792)
+    monkeypatch.setattr(settings, "LARGEST_TRIED", 2000)
     assert len(ask(what)) > 0

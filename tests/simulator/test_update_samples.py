@@ -52,7 +52,7 @@ def test_rounds_leave_updates_to_events() -> None:
 
 def test_every_policy_is_compared_at_the_same_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = tmp_path / "figures.json"
-    command = ["compare", "gsm8k", "--ranks", "2", "--samples", str(SAMPLES), "--global-batch", "100", "--json"]
+    command = ["compare", "gsm8k", "--ranks", "2", "--samples", "300", "--global-batch", "100", "--json"]
     assert main([*command, str(figures)]) == 0
     assert "at one global batch of 100 samples" in capsys.readouterr().out
     assert {entry["policy"] for entry in json.loads(figures.read_text())} >= {

@@ -46,9 +46,18 @@ class Verdict:
         return self.tuning.recommended.rate / max(self.best.rate, self.tuning.best.rate)
 
 
-def ask(lengths: Lengths, ranks: int, window_max: int = 4096, update_samples: int | None = None) -> Question:
+def ask(
+    lengths: Lengths,
+    ranks: int,
+    window_max: int = 4096,
+    update_samples: int | None = None,
+    samples: int | None = None,
+) -> Question:
     study = Study(
-        lengths=lengths, global_batch=GlobalBatch(samples=update_samples), terms=Terms(update_samples=update_samples)
+        lengths=lengths,
+        samples=samples,
+        global_batch=GlobalBatch(samples=update_samples),
+        terms=Terms(update_samples=update_samples),
     )
     return Question(study=study, ranks=ranks, memory_tokens=choose_budget(lengths), window_max=window_max)
 

@@ -54,12 +54,12 @@ COSTS = Costs(
 
 def record_timed(path: Path, costs: Costs = COSTS, conditions: Conditions | None = None) -> Path:
     even = Sharding.EVEN
-    return record(path, sharding=even, samples=900, costs=costs, conditions=conditions or Conditions())
+    return record(path, sharding=even, samples=450, costs=costs, conditions=conditions or Conditions())
 
 
-def record_noisy(path: Path, seed: int, costs: Costs, jitter: float) -> RecordedRun:
+def record_noisy(path: Path, seed: int, costs: Costs, jitter: float, samples: int = 800) -> RecordedRun:
     """A run of one rank on texts of few lengths, so that batches of equal size come up again and again."""
-    tokens = np.random.default_rng(seed).choice([128, 256, 512, 700, 1100, 1500, 1700, 1900], 800)
+    tokens = np.random.default_rng(seed).choice([128, 256, 512, 700, 1100, 1500, 1700, 1900], samples)
     what = Run(
         workload=build_workload(Lengths("few", tokens, tokens), ranks=1, sharding=Sharding.EVEN),
         policy="odb",
@@ -159,7 +159,7 @@ def test_a_model_that_cannot_describe_the_device_is_told_from_noise(tmp_path: Pa
 
 
 def test_a_wrong_cost_model_has_a_large_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorded = record_noisy(tmp_path / "t.ndjson", 0, COSTS, 0.05)
+    recorded = record_noisy(tmp_path / "t.ndjson", 0, COSTS, 0.05, samples=200)
     right, wrong = COSTS, replace(COSTS, gpu=replace(COSTS.gpu, fixed_s=0.01, per_token_s=9e-4))
     by_right, by_wrong = replay(recorded, costs=right).timing, replay(recorded, costs=wrong).timing
     assert by_right is not None
@@ -305,7 +305,7 @@ def test_the_command_says_which_runs_were_held_back(tmp_path: Path, capsys: pyte
 def test_a_fit_that_predicts_nothing_is_cautioned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slower = replace(COSTS, gpu=replace(COSTS.gpu, fixed_s=1.0, per_token_s=9e-4))
     for number, costs in enumerate((COSTS, slower)):
-        record_noisy(tmp_path / f"{number}.ndjson", number, costs, 0.02)
+        record_noisy(tmp_path / f"{number}.ndjson", number, costs, 0.02, samples=200)
     traces = [str(tmp_path / f"{number}.ndjson") for number in range(2)]
     assert main(["calibrate", *traces]) == 0
     assert "Caution: the step times of half the spans held back are off by" in capsys.readouterr().out
