@@ -21,7 +21,7 @@ OURS = (
     "getitem_raises",
     "collate_raises",
 )
-BESIDE = ("unequal_join", "unequal_exact_3", "masked_gradient")
+BESIDE = ("masked_gradient", "unequal_join", "unequal_exact_3")
 PEER_LIMIT_S = 20.0
 
 

@@ -36,7 +36,7 @@ COMMANDS = {
     "traces": "compare gsm8k sgd_dialogues --ranks 2 --samples 100",
     "sweep": "sweep gsm8k --samples 300 --ranks 2,4 --token-budget 1024,2048 --window 16,32,64 --policy odb,standard "
     "--processes 1",
-    "tune": "tune gsm8k --samples 300 --ranks 2 --memory-tokens 2048 --window-max 64 --processes 1",
+    "tune": "tune gsm8k --samples 120 --ranks 2 --memory-tokens 2048 --window-max 32 --processes 1",
     "replay": "replay TRACE",
     "plan": "plan LENGTHS --model qwen2.5-0.5b --gpu rtx4090 --gpus 4 --strategy ddp --global-batch 32 --processes 1",
 }
@@ -168,7 +168,7 @@ def test_a_page_says_the_cautions_that_the_terminal_says(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.html"
-    arguments = re.sub(r"(budget|memory-tokens) [0-9,]+", r"\1 700", COMMANDS[name]).replace("--window-max 64", "")
+    arguments = re.sub(r"(budget|memory-tokens) [0-9,]+", r"\1 700", COMMANDS[name]).replace("--window-max 32", "")
     assert main([*arguments.split(), "--html", str(page)]) == 0
     cautions = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Caution: ")]
     assert cautions

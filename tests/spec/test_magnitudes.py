@@ -35,6 +35,7 @@ from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start, res
 from odb_ref.core.types import Mode, Sample, StepCounts
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.origin import UNKNOWN
+from tests.helpers.effort import few_in_slice
 from tests.helpers.world import ACTIONS, AnyOrder, Choice, Node, Shard, World, make_config, write_trace
 from tests.spec.test_second_implementation import _align
 
@@ -348,7 +349,7 @@ def test_what_is_loaded_is_what_was_saved() -> None:
 def test_groups_of_all_sizes_are_lined_up_split_and_carried_as_the_page_says(layout: Layout, order: StepOrder) -> None:
     """Spec: R4.1, R4.2, R4.3. Checks: AGE."""
     draw = random.Random(4)
-    for _ in range(25):
+    for _ in range(few_in_slice(40)):
         sizes = [draw_size(draw, 600, 1) for _ in range(draw_size(draw, 60, 1))]
         positions = draw.sample(range(sum(sizes)), sum(sizes))
         if order is StepOrder.SAMPLER:
