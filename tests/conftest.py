@@ -81,7 +81,7 @@ SLICED: Final = {
     "test_a_tampered_trace_is_refused": 9,
     "test_any_number_of_ranks_goes_on_after_any_step_of_any_other": 5,
     "test_every_batch_of_a_job_is_friendly": 5,
-    "test_every_command_keeps_the_global_batch": 5,
+    "test_every_command_keeps_the_global_batch": 4,
     "test_every_property_holds_in_every_interleaving": 5,
     "test_every_property_holds_in_every_interleaving_of_large_worlds": 5,
     "test_every_stage_is_legible_without_network_and_without_complaints": 9,

@@ -154,13 +154,13 @@ def test_a_comparison_is_at_one_global_batch() -> None:
     assert 1 < compared.compute_speedup(odb) < compared.compute_own_speedup(odb)
 
 
-@pytest.mark.parametrize("samples", [16, 40, 500])
+@pytest.mark.parametrize("samples", [16, 40, 1000])
 def test_a_policy_whose_steps_hold_more_gets_smaller_batches(samples: int) -> None:
-    ((compared,), _) = compare([build("odb", ranks=2, samples=500, global_batch=GlobalBatch(samples=samples))], POLICIES)
+    ((compared,), _) = compare([build("odb", global_batch=GlobalBatch(samples=samples))], POLICIES)
     for one in compared.accumulated:
         assert one.samples_per_update <= 1.1 * samples, one.policy
-        assert one.samples_emitted == 500
-        if samples == 500:
+        assert one.samples_emitted == 1000
+        if samples == 1000:
             assert one.token_budget == 11_600
             assert one.updates == 1
 
@@ -191,11 +191,11 @@ def test_the_command_says_what_an_update_holds(tmp_path: Path, capsys: pytest.Ca
 def test_every_command_keeps_the_global_batch(
     command: str, option: str, held: str, policy: str, tmp_path: Path
 ) -> None:
-    """Steps of the budget alone would hold about 75 samples, 14,000 tokens."""
+    """Steps of the budget alone would hold about 150 samples, 28,000 tokens."""
     path = tmp_path / "out.json"
     goal = 16 if option == "--global-batch" else 4000
-    arguments = [command, "gsm8k", "--samples", "300", "--ranks", "4", option, str(goal), "--json", str(path)]
-    tuned = ["--memory-tokens", "4096", "--window-max", "16", "--layout", "packed", "--shards", "shared"]
+    arguments = [command, "gsm8k", "--samples", "600", "--ranks", "8", option, str(goal), "--json", str(path)]
+    tuned = ["--memory-tokens", "4096", "--layout", "packed", "--shards", "shared"]
     arguments += tuned if command == "tune" else ["--token-budget", "4096"]
     if command == "tune" and policy == "standard":
         pytest.skip("a baseline has nothing to tune")

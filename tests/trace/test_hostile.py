@@ -295,7 +295,9 @@ def test_a_pipe_can_be_checked_once(tmp_path: Path) -> None:
 def test_mutants_are_each_a_verdict_or_a_complaint() -> None:
     """Spec: R9.5. A slice of what `python -m tests.soak.fuzz_check` does a million times."""
     results, unseen = fuzz(few_in_slice(2500), 11)
-    assert min(results["malformed"], results["violated"], results["holds"]) > few_in_slice(40), "the mutations reach all"
+    assert min(results["malformed"], results["violated"], results["holds"]) > few_in_slice(40), (
+        "the mutations reach all"
+    )
     # What no checker can see: names, and the order of what different ranks do at the same time.
     hidden = {place: count for place, count in unseen.items() if "config" in place or "round" in place}
     assert not hidden, json.dumps(unseen)
