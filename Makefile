@@ -41,9 +41,9 @@ quick test: export OMP_NUM_THREADS = 1
 quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in under a minute
 	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal --slice -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
 
-test: $(READY) ## The tests, of a few long tables of cases a slice: those that can on all cores, the others two by two or one by one
+test: $(READY) ## The tests, of a few long tables of cases a slice: those that can on all cores, those that wait four by four, the others one by one
 	$(BIN)/pytest --slice --part together -n logical --maxprocesses 8 --dist worksteal --durations 15; together=$$?; \
-	  $(BIN)/pytest --slice --part waiting -n 2 --dist worksteal --durations 15; waiting=$$?; \
+	  $(BIN)/pytest --slice --part waiting -n 4 --dist worksteal --durations 15; waiting=$$?; \
 	  $(BIN)/pytest --slice --part alone --durations 15 && exit $$((together + waiting))
 
 soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, wrong rules, proof mutants, tuning (SOAK_SEED=0 SOAK_RUNS=200)

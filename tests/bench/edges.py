@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from odb_ref import Batching, Protocol
+from odb_ref import Batching
 from tests.bench.launch import find_descendants, launch
 from tests.bench.report import Spread, compute_ratios, print_table
 
@@ -43,7 +43,8 @@ class Edge:
     group: int = 16
     """Samples that fit into a batch."""
     window: int = 1024
-    ramp: int | None = None
+    updates: int | None = None
+    """Samples in an update; None in free mode, which looks at a whole window before the first step."""
     nbytes: int = 0
     """The bytes of a large tensor in each sample."""
     read_s: float = 0.0
@@ -55,9 +56,16 @@ def _list_edges() -> dict[str, Edge]:
     edges = {"tiny": Edge(title="tiny samples", samples=20_000, group=64, goal=0.3)}
     for workers in (0, 2):
         with_workers = f"{workers} workers" if workers else "no workers"
-        edges[f"short {workers}"] = Edge(
-            title=f"short epoch, {with_workers}", samples=200, goal=2.0, unit="first", workers=workers, read_s=2e-4
-        )
+        for name, updates in (("free mode", None), ("updates of 32", 32)):
+            edges[f"short {name} {workers}"] = Edge(
+                title=f"short epoch, {name}, {with_workers}",
+                samples=200,
+                goal=2.0,
+                unit="first",
+                workers=workers,
+                updates=updates,
+                read_s=2e-4,
+            )
         for unit, goal in (("rate", 0.7 if workers else 0.5), ("first", 2.0)):
             edges[f"large {workers} {unit}"] = Edge(
                 title=f"samples of 3 MB, {with_workers}",
@@ -132,7 +140,7 @@ def _make_ours(edge: Edge, dataset: Dataset[Sample]) -> Any:
         collate_fn=Stack(edge.collate_s),
         shuffle=True,
         batching=Batching(window=edge.window),
-        protocol=Protocol(ramp_rounds=edge.ramp),
+        update_samples=edge.updates,
     )
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import chain, pairwise, zip_longest
 from typing import Any, Final
 
@@ -53,11 +52,6 @@ class Training:
     difference: float | None = None
     """The largest relative difference of a step's loss from that of one process."""
     trouble: str = ""
-
-
-def can_train() -> bool:
-    """Returns True when the model can be built."""
-    return find_spec("transformers") is not None
 
 
 # In a rank -----------------------------------------------------------------------------------------------------------------

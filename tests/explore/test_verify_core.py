@@ -36,10 +36,9 @@ def get(stages: list[Stage], name: str) -> Stage:
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """The suites of tests cut down to a file each, so that what surrounds them is tested."""
     suites = {suite.name: suite for suite in core_copy._SUITES}
-    unit, second, differential, model_check = (suites[name] for name in ("unit", "second", "differential", "TLC"))
+    unit, differential, model_check = (suites[name] for name in ("unit", "differential", "TLC"))
     short = (
         replace(unit, tests=("tests/spec/test_r4_alignment.py", "tests/core/test_alignment.py")),
-        second,
         replace(differential, needs=Path("proofs/no-such-file")),
         replace(model_check, tests=("tests/no-such-test",)),
     )
@@ -56,11 +55,10 @@ def test_a_changed_core_is_refuted_with_a_schedule_and_what_cannot_run_is_said(c
         "properties",
         "exploration",
         "unit",
-        "second",
         "differential",
         "TLC",
     ]
-    assert all(get(stages, name).findings for name in ("large", "unit", "exploration", "properties", "second"))
+    assert all(get(stages, name).findings for name in ("large", "unit", "exploration", "properties"))
     (found,) = get(stages, "exploration").findings
     assert found.property == "CONSERVE" and found.scenario is not None and len(found.scenario.schedule) < 12
     assert "test_r4_alignment" in get(stages, "unit").findings[0].case
@@ -82,7 +80,7 @@ def test_stages_for_which_there_is_no_time_are_skipped(core: Path) -> None:
     began = time.monotonic()
     stages = list(verify_core(core, limit_s=0.5))
     assert time.monotonic() - began < 30
-    assert [bool(stage.skipped) for stage in stages] == [True] * 7
+    assert [bool(stage.skipped) for stage in stages] == [True] * 6
     assert "no time left" in get(stages, "exploration").skipped
 
 
@@ -94,7 +92,7 @@ def test_what_is_not_judged_is_no_pass(
     monkeypatch.setattr("odb_sim.cli.verify.verify_core", lambda core, seed: verify_core(core, seed=seed, limit_s=0.5))
     assert main(["verify", "--core", str(core), "--save", str(tmp_path / "c.json")]) == 3
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("not judged: large, properties, exploration, unit, second, differential, TLC, ")
+    assert last.startswith("not judged: large, properties, exploration, unit, differential, TLC, ")
 
 
 def test_what_strikes_in_pytest_itself_is_what_is_said() -> None:
@@ -106,7 +104,7 @@ def test_what_strikes_in_pytest_itself_is_what_is_said() -> None:
 
 @pytest.mark.usefixtures("brief")
 def test_a_test_that_takes_too_long_refutes_nothing(core: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (suite,) = (suite for suite in core_copy._SUITES if suite.name == "second")
+    (suite,) = (suite for suite in core_copy._SUITES if suite.name == "unit")
     monkeypatch.setattr(core_copy, "_SUITES", (suite,))
     monkeypatch.setattr(core_copy, "_TEST_S", 0.001)
     monkeypatch.setattr(core_copy, "_make_worlds", lambda *_: lambda: None)

@@ -39,7 +39,6 @@ from tests.proofs.worlds import LEAST, find_difference, make_samples, run_world
 
 # What differs is said by its line: making a batch of cases smaller would only take time.
 SETTINGS = settings(
-    max_examples=150,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -11,7 +11,6 @@ from tests.proofs.conftest import Model
 from tests.proofs.wire import write_integers
 
 SETTINGS = settings(
-    max_examples=60,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -404,12 +404,13 @@ def run_ranks(world_size: int, function: Callable[[int], T]) -> list[T]:
 @pytest.mark.parametrize("kind", [Transport, GatherTransport])
 def test_a_hundred_ranks_meet_and_agree(kind: type[Transport]) -> None:
     store, world_size, before = HashStore(), 100, count_descriptors()
+    together = threading.Barrier(world_size)
 
     def work(rank: int) -> tuple[list[int], list[int], int]:
         transport = kind(meet(store, rank, world_size, 30.0), make_roster(rank, world_size))
         found = transport.reduce_max([rank, -rank]), transport.reduce_sum([rank, 1])
         reports = transport.gather(Report(rank, "", 0, str(rank)))
-        transport.reduce_max([0])  # nobody leaves before all have everything
+        together.wait(30)  # nobody leaves before all have everything
         transport.links.close()
         return *found, [report.config for report in reports] == [str(item) for item in range(world_size)]
 
@@ -422,12 +423,13 @@ def test_a_parent_that_comes_late_finds_its_children(monkeypatch: pytest.MonkeyP
     """Rank 1 waits for rank 0, and its own children for it: longer than one attempt to connect may take."""
     monkeypatch.setattr("odb_ref.torch.exchange.rendezvous.CONNECT_S", 0.1)
     store, world_size = HashStore(), 12
+    together = threading.Barrier(world_size)
 
     def work(rank: int) -> list[int]:
         links = meet(store, rank, world_size, 20.0, wait_s=0.0 if rank else 1.0)
         transport = Transport(links, make_roster(rank, world_size))
         found = transport.reduce_sum([1])
-        transport.reduce_max([0])
+        together.wait(20)
         transport.links.close()
         return found
 

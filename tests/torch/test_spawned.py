@@ -1,0 +1,71 @@
+"""A spawned process stays for the next epoch, unless it would have to be sent something else."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import Any
+
+import pytest
+
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
+
+
+class Where:
+    """A data set that says which process has read a sample."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": [index] * 3, "number": index + self.offset, "pid": os.getpid()}
+
+
+def get_samples(samples: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(sample["number"], sample["pid"]) for sample in samples]
+
+
+@pytest.mark.slow
+def test_spawned_processes_stay_for_the_next_epoch_while_nothing_has_changed() -> None:
+    data: Any = Where()
+    options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
+    epochs = []
+    with ODBDataLoader(data, **nested(multiprocessing_context="spawn", **options)) as loader:
+        for offset in (0, 0, 100):
+            data.offset = offset
+            epochs.append(sorted(item for batch in loader for item in batch))
+    pids = [{pid for _, pid in items} for items in epochs]
+    assert pids[0] == pids[1]
+    assert pids[1].isdisjoint(pids[2])
+    assert [[number for number, _ in items] for items in epochs] == [
+        [*range(12)],
+        [*range(12)],
+        [*range(100, 112)],
+    ]
+
+
+class Counted(Where):
+    """Holds what only a new process can be sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = multiprocessing.get_context("spawn").Value("i", 0)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with self.count:
+            self.count.value += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_compared_is_sent_anew() -> None:
+    data: Any = Counted()
+    options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
+    with ODBDataLoader(data, **nested(multiprocessing_context="spawn", **options)) as loader:
+        epochs = [{pid for batch in loader for _, pid in batch} for _ in range(2)]
+    assert epochs[0].isdisjoint(epochs[1])
+    assert data.count.value == 24
