@@ -141,7 +141,7 @@ def test_a_worker_whose_exit_code_another_thread_has_read_has_not_failed() -> No
     context = multiprocessing.get_context("forkserver")
     done, failed = (context.Process(target=os._exit, args=(code,)) for code in (0, 3))
     failed.start()
-    done.start()  # the last: whoever starts another reads the codes of those that have ended
+    done.start()  # the last: to start one reads the codes of those that have ended
     os.read(done.sentinel, 8)
     failed.join()
     done.join()

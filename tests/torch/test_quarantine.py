@@ -323,7 +323,7 @@ def save(rank: int, limit: int, base: list[Any], bad: tuple[int, ...]) -> tuple[
 
 
 @pytest.mark.parametrize("worlds", [(1, 2, 3), (3, 1, 2), (2, 4, 1)])
-def test_other_numbers_of_ranks_finish_the_epoch_without_loss_or_repetition(worlds: tuple[int, ...]) -> None:
+def test_other_numbers_of_ranks_finish_an_epoch_with_bad_samples(worlds: tuple[int, ...]) -> None:
     """Spec: R11.3. Checks: RESUME, ONCE, COVER."""
     for limit in (2, 5):
         base: list[Any] = []
