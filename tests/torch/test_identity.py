@@ -374,6 +374,12 @@ def test_interleaved_nested_and_new_loaders_go_on_to_work() -> None:
 # Generations -------------------------------------------------------------------------------------------------------------
 
 
+def join(rank: int, store: Path) -> None:
+    """Joins a group of two."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    dist.barrier()  # one that has nothing more to do may end before the other has connected
+
+
 def begin_anew(rank: int, store: Path) -> Any:
     found = []
     old = make_first()
@@ -384,7 +390,7 @@ def begin_anew(rank: int, store: Path) -> Any:
             read(old)
         dist.barrier()
         dist.destroy_process_group()
-        dist.init_process_group("gloo", init_method=f"file://{store}-{generation}", rank=rank, world_size=2)
+        join(rank, Path(f"{store}-{generation}"))
     with pytest.raises(UsageError, match=rf"{find_line(make_first)} is of an old generation"):
         next(iter(old))
     return found
@@ -426,10 +432,6 @@ def test_a_process_that_replaces_another_meets_the_survivors(tmp_path: Path) -> 
     """They have had two loaders of that line before it came."""
     results = run_ranks(2, replace_rank_1, tmp_path / "store")
     assert results[0].value == list(range(100, 124)), results
-
-
-def join(rank: int, store: Path, world_size: int = 2) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
 
 
 def make_before(rank: int, store: Path, how: str) -> Any:
