@@ -32,7 +32,8 @@ PAGE = ROOT / "docs" / "reference" / "versions.md"
 BEGIN, END = "<!-- made by python -m tests.reach --page -->\n", "<!-- end -->\n"
 
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema")
-SHOWN = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", "deepspeed", "llamafactory")
+SIMULATED = ("simpy", "networkx", "rich")
+SHOWN = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", "deepspeed", "llamafactory", *SIMULATED)
 """The packages whose versions the table has."""
 
 CORE = ("tests/core", "tests/trace")
@@ -43,6 +44,7 @@ ACCELERATE = ("tests/integrations/test_accelerate_updates.py",)
 LIGHTNING = ("tests/integrations/test_lightning_updates.py",)
 # What else these frameworks' files have is run by hand: tests/README.md.
 TRL = ("tests/integrations/test_trl.py::test_the_updates_are_those_of_trl",)
+TRL_TASKS = "tests/integrations/test_trl.py::test_trl_trains_on_whole_samples_with_the_loss_of_one_process"
 DEEPSPEED = tuple(
     f"tests/integrations/test_deepspeed.py::test_the_weights_are_those_of_one_process_on_the_union[{kinds}-2]"
     for kinds in ("plain,windows,plain updates", "accelerate updates,trainer updates")
@@ -110,10 +112,10 @@ CELLS = {
     ),
     "trl": Cell(
         "3.11",
-        ("torch==2.8.0", "trl==0.24.0", "transformers==4.56.2", "accelerate==1.10.0", "deepspeed==0.17.0"),
-        "torch,sim,transformers,trl,deepspeed",
-        (*TRL, *DEEPSPEED, *ACCELERATE),
-        "the oldest TRL and DeepSpeed",
+        ("torch==2.8.0", "trl==1.0.0", "transformers==4.56.2", "accelerate==1.10.0"),
+        "torch,sim,transformers,trl",
+        (*TRL, TRL_TASKS, *ACCELERATE),
+        "the oldest TRL",
     ),
     "llamafactory": Cell(
         "3.11",
@@ -214,7 +216,8 @@ def describe(found: dict[str, dict[str, Any]]) -> str:
 
 def is_tried(name: str, package: str, cell: dict[str, Any]) -> bool:
     """Whether tests of the environment use the package."""
-    return package in cell["versions"] and (package != "trl" or "trl" in CELLS[name].extras)
+    by = {"trl": "test_trl", **dict.fromkeys(SIMULATED, "tests/simulator")}.get(package, "")
+    return package in cell["versions"] and any(by in test for test in CELLS[name].tests)
 
 
 def write_page(found: dict[str, dict[str, Any]]) -> None:
