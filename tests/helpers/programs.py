@@ -70,7 +70,7 @@ def _run(
         file = os.open(kept / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, number)
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
-    # What the tests before have left behind has threads that are not in this process: its end would wait for them, or fail.
+    # What the tests before have left behind has threads that are not in this process: to collect a group of theirs ends it.
     gc.freeze()
     # Who is killed for taking too long has said before where it waits.
     faulthandler.dump_traceback_later(0.9 * timeout_s, file=2)

@@ -22,6 +22,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.offer import NONE, Offer, combine
+from tests.helpers.effort import few_in_slice
 from tests.mutants.deep import DEEP
 from tests.mutants.loader import load
 from tests.proofs.conftest import Model
@@ -39,6 +40,7 @@ from tests.proofs.worlds import LEAST, find_difference, make_samples, run_world
 
 # What differs is said by its line: making a batch of cases smaller would only take time.
 SETTINGS = settings(
+    max_examples=few_in_slice(150),
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

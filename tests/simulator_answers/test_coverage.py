@@ -33,23 +33,27 @@ def count_inside(costs: Costs, held: list[RecordedRun], workers: int) -> list[bo
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("drift", "jitter"), [(0.03, 0.05), (0.1, 0.1)])
-def test_runs_of_a_machine_whose_speed_drifts_lie_within_the_bands(drift: float, jitter: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("drift", "jitter", "count", "samples"), [(0.03, 0.05, 18, 150), (0.03, 0.05, 24, 300), (0.1, 0.1, 24, 300)]
+)
+def test_runs_of_a_machine_whose_speed_drifts_lie_within_the_bands(
+    drift: float, jitter: float, count: int, samples: int, tmp_path: Path
+) -> None:
     random, costs = np.random.default_rng(7), Costs(gpu=GpuCost(fixed_s=0.1, per_token_s=3e-4, per_token2_s=0))
     runs = []
-    for number in range(18):
+    for number in range(count):
         paced = scale_steps(costs, float(random.lognormal(0, drift)))
         path = record(
             tmp_path / f"{number}.ndjson",
             sharding=Sharding.EVEN,
-            samples=150,
+            samples=samples,
             costs=paced,
             conditions=Conditions(jitter=jitter),
         )
         runs += load_runs([path])
-    fits = {begin: calibrate(runs[begin : begin + 6], workers=4).costs for begin in (0, 6, 12)}
+    fits = {begin: calibrate(runs[begin : begin + 6], workers=4).costs for begin in range(0, count, 6)}
     inside = [one for begin, costs in fits.items() for one in count_inside(costs, runs[:begin], 4)]
-    assert len(inside) == 18
+    assert len(inside) == sum(fits)
     assert np.mean(inside) >= ENOUGH
     narrow = [costs.ranges.rows[-1][2] for costs in fits.values()]
     assert max(narrow) < 1 + 4 * drift + jitter, "no wider than the drift makes them"

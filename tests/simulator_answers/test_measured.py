@@ -45,9 +45,10 @@ def test_two_sizes_are_enough_and_it_says_so(tmp_path: Path, capsys: pytest.Capt
     assert [item.name for item in list_uncertain(load_costs(out))][-1] == "what the cost model leaves out"
 
 
-def test_many_sizes_tell_attention_and_ranges_that_hold_the_truth(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", [4, 10])
+def test_many_sizes_tell_attention_and_ranges_that_hold_the_truth(tmp_path: Path, seeds: int) -> None:
     held = []
-    for seed in range(4):
+    for seed in range(seeds):
         made = calibrate_table(write(tmp_path / "many.csv", GRID, noise=0.03, seed=seed), ranks=8)
         (fit,) = made.fits
         truth = {"fixed_s": FIXED_S, "per_token_s": TOKEN_S, "per_token2_s": PAIR_S}

@@ -173,7 +173,7 @@ def test_a_compressed_bomb_takes_no_memory(tmp_path: Path) -> None:
     lines = (tmp_path / "t").read_bytes().splitlines(keepends=True)
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(lines[0])
-        for _ in range(40):
+        for _ in range(200):
             file.write(b'{"rank":0,"event":{"kind":"urged"},"effects":[]}\n' * 500)
     assert run_limited(path).returncode == 1
 
