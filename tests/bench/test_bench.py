@@ -75,6 +75,7 @@ def test_extrapolation_is_a_line_through_two_worlds() -> None:
     assert speed.extrapolate(runs) == [(512, 5130.0), (4096, 40970.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["reduce", "gather"])
 def test_the_formula_for_bytes_is_what_two_ranks_measure(transport: str) -> None:
     spec = {"transport": transport, "rounds": 10, "steps": 16}

@@ -281,6 +281,7 @@ def test_the_readme_of_the_release_runs_with_the_import_changed(tmp_path: Path) 
     assert result.value == [every, -1, -1, every, every, -1, every]
 
 
+@pytest.mark.deep
 @needs_release
 def test_what_the_release_makes_of_its_own_loops(tmp_path: Path) -> None:
     """In one process, where it shows the model every sample too. It may fail as it ends, which says nothing."""

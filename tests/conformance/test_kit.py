@@ -106,11 +106,13 @@ def list_broken(verdicts: Sequence[CaseVerdict]) -> set[str]:
     return {name for verdict in verdicts for name in verdict.faults}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wanted", "planner"), [item for item in PLANTED if item[0] != "DETERMINISM"])
 def test_a_planted_planner_breaks_its_property_and_no_other(wanted: str, planner: Callable[[Any], Any]) -> None:
     assert list_broken(run_all(ask_here(planner), is_exact=wanted == "EXACT")) == {wanted}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wanted", "planner"), ON_RANKS)
 def test_planted_ranks_break_their_property_and_no_other(wanted: str, planner: Callable[[Any, Any], Any]) -> None:
     assert list_broken(run_all(ask_ranks(lambda _: planner), has_ranks=True)) == {wanted}
@@ -137,12 +139,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.deep
 def test_the_command_judges_a_function() -> None:
     found = run("--planner", "tests.conformance.ours:plan_here", "--level", "exact")
     assert found.returncode == 0, found.stdout + found.stderr
     assert "DETERMINISM  kept in" in found.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only", ["verl", ""], ids=["some cases", "all"])
 def test_the_command_finds_what_depends_on_the_hash_seed(only: str, tmp_path: Path) -> None:
     page, report = tmp_path / "page.html", tmp_path / "junit.xml"

@@ -30,7 +30,7 @@ from odb_ref.core.machine import Machine, start, transition
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample
-from tests.helpers.effort import IS_MUTATED, few
+from tests.helpers.effort import IS_MUTATED
 from tests.helpers.world import Fault, make_configs, run_by_arrival
 
 FILL, OFFER, COUNT, REPORT, DRAIN, DONE = Phase
@@ -117,7 +117,7 @@ def walked() -> Walk:
     """The transitions of a few hundred random worlds, the same in every test run."""
     rng = random.Random(7)
     Recorder.seen = []
-    for seed in range(few(400)):
+    for seed in range(40 if IS_MUTATED else 400):
         world_size = rng.randint(1, 3)
         mode = rng.choice(tuple(Mode))
         settings: dict[str, Any] = {

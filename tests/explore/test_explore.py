@@ -59,6 +59,7 @@ def test_search_covers_what_a_plain_search_covers(name: str) -> None:
     assert result.depth <= result.transition_bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(SMALL))
 def test_every_property_holds_in_every_interleaving(name: str) -> None:
     """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, FREE, TERM, ABORT, RELEASE, STOP, BUDGET, AGE, ORDER, DEAL,

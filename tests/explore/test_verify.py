@@ -129,6 +129,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "compute_agreements", lambda constants, seed: asked)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     "title", [title for title, (property_, _) in TABLE.items() if property_ in (PURE, NAME, HOLDS)]
@@ -139,6 +140,7 @@ def test_a_rule_that_is_no_function_of_the_agreement_or_has_no_name_of_its_own_i
     assert ("" if finding is None else finding.property) == property_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", [title for title, (property_, _) in TABLE.items() if property_ == BOUNDS])
 def test_a_rule_that_leaves_its_bounds_ends_its_process_or_hangs_is_refuted(title: str) -> None:
     stage, finding = find(TABLE[title][1])
@@ -227,6 +229,7 @@ def test_a_right_rule_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert set(data["properties"]) == {*PROPERTIES, "ORDER"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(("rule", "properties"), [(HASTY, {"RULE-BOUNDS"}), (SMOOTH, {"RULE-PURE", "ALIGN"})])
 def test_a_wrong_rule_is_refuted_in_under_a_minute_with_a_schedule(

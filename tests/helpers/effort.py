@@ -12,14 +12,8 @@ IS_MUTATED: Final = "MUTANT_UNDER_TEST" in os.environ
 
 
 def few(count: int) -> int:
-    """How many of ``count`` random cases to run: all, or one in ten (at least one) inside mutmut."""
-    return max(1, count // 10) if IS_MUTATED else count
-
-
-def few_in_slice(count: int) -> int:
-    """As `few`, and a quarter where ``make test`` runs a slice; for tests of Hypothesis, which ``make soak`` runs anew.
-
-    Another test that calls this stands in ``SLICED`` of ``tests/conftest.py``, which loads the profile that is asked for here
-    before any module of tests is imported.
-    """
-    return few(max(1, count // 4) if settings.get_current_profile_name() == "slice" else count)
+    """How many of ``count`` random cases to run: all; a quarter in a slice; one in ten, at least one, inside mutmut."""
+    is_slice = (
+        settings.get_current_profile_name() == "slice"
+    )  # which conftest.py loads before any module of tests is imported
+    return max(1, count // (10 if IS_MUTATED else 4 if is_slice else 1))

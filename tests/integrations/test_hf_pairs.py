@@ -72,6 +72,7 @@ def train_all(rank: int, folder: Path, world_size: int) -> Any:
     return found
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("world_size", [2, 1])
 def test_pairs_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Path, world_size: int) -> None:
     """Checks: WEIGHT, ONCE, COVER. What one rank cannot hold becomes the budget of all."""

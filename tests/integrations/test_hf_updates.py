@@ -202,6 +202,7 @@ def compare(
     return found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "settings"),
     [
@@ -221,12 +222,14 @@ def test_the_log_and_the_weights_are_those_of_the_plain_trainer(
     compare(tmp_path, world_size, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [3, 6])
 def test_a_checkpoint_goes_on_as_the_plain_trainers(tmp_path: Path, before: int) -> None:
     """Checks: UPDATE, RESUME. In either epoch; callbacks see the same, the epoch's fraction included."""
     compare(tmp_path, 2, resume=f"checkpoint-{before}", before=before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_running_out_of_memory_changes_no_update(tmp_path: Path, world_size: int) -> None:
     """Checks: UPDATE, WEIGHT. Batches go in halves, and the budget falls: the log and the weights stay."""
@@ -244,6 +247,7 @@ SAID: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "text"), SAID, ids=[text for _, text in SAID])
 def test_what_differs_from_the_plain_trainer_is_said_or_refused(
     tmp_path: Path, settings: dict[str, Any], text: str

@@ -281,6 +281,7 @@ def run_cell(rank: int, world_size: int, folder: Path, train: Train, strategy: s
     return whole, part, ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 1])
 @pytest.mark.parametrize(
     ("train", "strategy"),

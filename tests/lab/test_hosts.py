@@ -60,6 +60,7 @@ def test_the_hosts_have_one_name_and_are_several(lab: Lab) -> None:
     assert len(set(hosts)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 def test_a_rank_killed_on_any_host_is_named(lab: Lab, culprit: int) -> None:
     results = lab.run([0, 1, 2], read, culprit, signal.SIGKILL, {})
@@ -106,7 +107,7 @@ def test_a_link_that_is_cut_and_heals_is_waited_for(lab: Lab) -> None:
     assert len({result.value for result in results}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_link_that_is_cut_for_long_names_who_is_behind_it(lab: Lab) -> None:
     results = lab.run([0, 1, 2], read, -1, 0, {}, meanwhile=cut(2, 2, 9))
     check_named(results[:2], 2, "its host cannot be reached")

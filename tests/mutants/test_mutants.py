@@ -35,6 +35,7 @@ def test_mutant_is_killed_by_its_check(mutant: Mutant) -> None:
     assert found.property == mutant.property, found.detail
 
 
+@pytest.mark.slow
 @every_mutant
 def test_mutant_is_killed_without_the_cores_own_invariants(mutant: Mutant) -> None:
     found = find(mutant, has_invariants=False)
@@ -44,6 +45,7 @@ def test_mutant_is_killed_without_the_cores_own_invariants(mutant: Mutant) -> No
         assert found.counterexample is not None, "survives"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", [mutant for mutant in MUTANTS if not mutant.prelude], ids=lambda mutant: mutant.name)
 def test_counterexample_can_be_replayed_and_the_real_core_survives_it(mutant: Mutant) -> None:
     with load(mutant) as (core, bounds):
@@ -58,6 +60,7 @@ def test_counterexample_can_be_replayed_and_the_real_core_survives_it(mutant: Mu
         assert all(moment.violation is None for moment in replay(compute_scenario(mutant.bounds, found)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", {mutant.bounds: None for mutant in MUTANTS})
 def test_the_real_core_keeps_every_property_there(bounds: object) -> None:
     found = explore(bounds)  # type: ignore[arg-type]
@@ -82,6 +85,7 @@ def test_there_are_many_slips_and_each_has_its_name() -> None:
     assert len({slip.name for slip in SLIPS}) == len(SLIPS) >= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_random_schedules_find_a_planted_bug(name: str) -> None:
     (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)

@@ -25,6 +25,7 @@ BESIDE = ("masked_gradient", "unequal_join", "unequal_exact_3")
 PEER_LIMIT_S = 20.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
 def test_ours_is_right(name: str) -> None:
     outcome = get_case(name).run("ours")
@@ -32,6 +33,7 @@ def test_ours_is_right(name: str) -> None:
     assert outcome.is_right, outcome.text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_peer(), reason="the peer is not installed: pip install online-dynamic-batching==0.1.2")
 @pytest.mark.parametrize("name", BESIDE)
 def test_the_peer_beside_it(name: str) -> None:

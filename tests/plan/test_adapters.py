@@ -55,6 +55,7 @@ def test_mpi_ranks_plan_as_one_place_does(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.deep
 def test_ray_tasks_plan_as_one_place_does_again_and_again() -> None:
     ray = pytest.importorskip("ray")
     names: dict[str, Any] = {"ray": ray, "asyncio": __import__("asyncio")}

@@ -17,6 +17,7 @@ def test_one_that_is_empty_has_nothing_to_give() -> None:
     assert plan_rank([1] * 32_769, budget=60, at_least=32_770).count == 32_770
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_bundled_names())
 def test_real_lengths_take_the_fewest_steps_and_wait_no_longer_than_they_must(name: str) -> None:
     """Spec: R13.10. Several draws of every trace, few ranks and many, by tokens and by attention."""

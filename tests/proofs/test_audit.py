@@ -43,6 +43,7 @@ def copy(model: Model, tmp_path: Path) -> Path:
     return tmp_path / "proofs"
 
 
+@pytest.mark.deep
 def test_the_audit_accepts_the_proofs(copy: Path) -> None:
     done = _audit(copy, "--here")
     assert done.returncode == 0, done.stderr
@@ -72,6 +73,7 @@ def test_the_audit_refuses_a_theorem_that_is_not_there(copy: Path) -> None:
     assert "there_is_no_such_theorem" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
@@ -112,6 +114,7 @@ def _break(copy: Path) -> None:
         path.touch()
 
 
+@pytest.mark.deep
 def test_what_was_compiled_before_does_not_count(copy: Path) -> None:
     """The time of a file can be forged. Without a copy of its own, the audit would not see it."""
     _break(copy)
@@ -136,6 +139,7 @@ def test_a_compiled_file_without_its_source_is_not_there(copy: Path) -> None:
     assert "needed, and not in _CoqProject" in done.stderr or "Cannot find a physical path" in done.stderr
 
 
+@pytest.mark.deep
 def test_a_file_that_the_surroundings_bring_is_not_there(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     _hide(tmp_path / "elsewhere")

@@ -14,6 +14,7 @@ LIMIT_S = 60
 """A few seconds, with room for a loaded machine."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", DEEP, ids=lambda mutant: mutant.name)
 def test_a_deep_defect_is_caught(model: Model, mutant: Mutant) -> None:
     began = time.monotonic()

@@ -22,7 +22,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.offer import NONE, Offer, combine
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 from tests.mutants.deep import DEEP
 from tests.mutants.loader import load
 from tests.proofs.conftest import Model
@@ -40,7 +40,7 @@ from tests.proofs.worlds import LEAST, find_difference, make_samples, run_world
 
 # What differs is said by its line: making a batch of cases smaller would only take time.
 SETTINGS = settings(
-    max_examples=few_in_slice(150),
+    max_examples=few(150),
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -183,6 +183,7 @@ AT_ONCE = 40
 FIRST_SEED = int(os.environ.get("ODB_SEED", "0"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + WORLDS, AT_ONCE))
 def test_the_model_makes_the_same_transitions_as_the_python(model: Model, first: int) -> None:
     """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, TERM, ABORT, RELEASE, STOP, FREE (the link from proof to code)."""
@@ -190,6 +191,7 @@ def test_the_model_makes_the_same_transitions_as_the_python(model: Model, first:
     assert (difference := explain(model, Core(), worlds)) is None, difference
 
 
+@pytest.mark.deep
 def test_random_worlds_reach_what_they_must() -> None:
     """The comparison above is only worth what it visits: it fails when too few of its worlds meet a case."""
     reached = sum((run_world(seed).reached for seed in range(FIRST_SEED, FIRST_SEED + WORLDS)), Counter[str]())

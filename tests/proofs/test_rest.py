@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.torch.plan.state import Generation, Part
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 from tests.proofs.conftest import Model
 from tests.proofs.wire import write_integers
 
 SETTINGS = settings(
-    max_examples=few_in_slice(60),
+    max_examples=few(60),
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

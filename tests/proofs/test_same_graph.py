@@ -306,6 +306,7 @@ def show_target(config: Config, agreement: Offer) -> str:
     return str(compute_round_target(config, agreement)) if is_plain else "-"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_proved_system_and_the_code_have_the_same_graph(model: Model, name: str) -> None:
     """Checks: ALIGN, CONSERVE, ONCE, QUOTA, FREE, TERM, ABORT, RELEASE, STOP (the link from proof to code)."""

@@ -140,6 +140,7 @@ def test_ranks_that_draw_make_the_same_transitions_as_the_model(model: Model, fi
     assert (difference := find_shared_difference(model, worlds)) is None, difference
 
 
+@pytest.mark.deep
 def test_random_worlds_of_shared_shards_reach_what_they_must() -> None:
     """The comparison above is only worth what it visits."""
     reached = sum((run_shared_world(seed).reached for seed in range(WORLDS)), Counter[str]())

@@ -12,11 +12,11 @@ from odb_sim.explore.measure import compute_bound
 from odb_sim.explore.sampling import make_random_bounds, run_random_schedule
 
 from odb_ref.core.batching.rules import RULES
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 from tests.properties.worlds import WorldMachine
 
 SETTINGS = settings(
-    max_examples=few_in_slice(200),
+    max_examples=few(200),
     stateful_step_count=60,
     deadline=None,
     print_blob=True,
@@ -24,6 +24,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.slow
 def test_random_worlds_keep_every_property() -> None:
     run_state_machine_as_test(WorldMachine, settings=SETTINGS)
 
@@ -31,6 +32,7 @@ def test_random_worlds_keep_every_property() -> None:
 FIRST_SEED = int(os.environ.get("ODB_SEED", "0"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + 60))
 def test_large_random_world_ends_properly(seed: int) -> None:
     draw = random.Random(seed)

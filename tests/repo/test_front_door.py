@@ -33,6 +33,7 @@ def test_what_needs_torch_says_so_where_there_is_none() -> None:
     assert run("-c", hide + "from odb_ref import JobError, UsageError, __version__, plan_all").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
     [

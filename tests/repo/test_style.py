@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from odb_ref.trace.check import Property
-from tests.conftest import DEEP, SLICED
 from tests.repo import prose
 
 ROOT = Path(__file__).parents[2]
@@ -220,8 +219,3 @@ def test_no_path_of_a_workplace_is_shipped() -> None:
         text = path.read_text(errors="replace")
         for item in forbidden:
             assert item not in text, f"{show(path)} mentions {item}"
-
-
-def test_what_is_cut_to_a_slice_is_there() -> None:
-    texts = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
-    assert [name for name in (*SLICED, *DEEP) if sum(f"def {name}(" in text for text in texts) != 1] == []

@@ -19,7 +19,7 @@ from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.runs import POLICIES, Run, run
 
 from odb_ref.core.types import Mode
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 
 load_once = cache(load_lengths)
 
@@ -44,7 +44,7 @@ def cases(draw: st.DrawFn) -> tuple[Workload, int]:
 
 
 @pytest.mark.parametrize("name", list(PLANNERS))
-@settings(max_examples=few_in_slice(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(case=cases())
 def test_a_plan_holds_every_sample_once_under_the_budget(name: str, case: tuple[Workload, int]) -> None:
     workload, budget_tokens = case
@@ -60,7 +60,7 @@ def test_a_plan_holds_every_sample_once_under_the_budget(name: str, case: tuple[
         assert max(map(len, batches)) - min(map(len, batches)) <= 1, "dealt evenly: ranks idle in the last step only"
 
 
-@settings(max_examples=few_in_slice(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(case=cases())
 def test_fixed_batches_have_the_size_they_say(case: tuple[Workload, int]) -> None:
     workload, budget_tokens = case
@@ -76,7 +76,7 @@ def test_fixed_batches_have_the_size_they_say(case: tuple[Workload, int]) -> Non
     assert sorted(sizes)[1:] == [size] * (len(sizes) - 1)
 
 
-@settings(max_examples=few_in_slice(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(tokens=st.lists(st.integers(1, 20), min_size=1, max_size=9), budget_tokens=st.integers(1, 60))
 def test_the_global_oracle_uses_the_fewest_batches(tokens: list[int], budget_tokens: int) -> None:
     tokens.sort()

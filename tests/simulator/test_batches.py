@@ -12,7 +12,7 @@ from odb_sim.engine.batches import Batches, Shelf, count_batches
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.types import ZERO_COUNTS, Group, Sample, Step
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 
 groups = st.lists(st.integers(1, 50), max_size=5).map(
     lambda lengths: tuple(Sample(100 * place + length, place, length, 0) for place, length in enumerate(lengths))
@@ -27,7 +27,7 @@ def list_values(batches: Batches) -> dict[str, list[int]]:
     return {item.name: getattr(batches, item.name).tolist() for item in fields(batches)}
 
 
-@settings(max_examples=few_in_slice(100), deadline=None)
+@settings(max_examples=few(100), deadline=None)
 @given(row=st.lists(groups, max_size=6), layout=st.sampled_from(Layout))
 def test_batches_are_counted_as_the_layout_counts_them(row: list[Group], layout: Layout) -> None:
     values = list_values(count_batches(row, layout))
@@ -47,7 +47,7 @@ def rounds(draw: st.DrawFn) -> list[list[Group]]:
     return draw(st.lists(st.lists(groups, min_size=steps, max_size=steps), min_size=1, max_size=5))
 
 
-@settings(max_examples=few_in_slice(100), deadline=None)
+@settings(max_examples=few(100), deadline=None)
 @given(ranks=rounds(), first=st.integers(0, 9))
 def test_a_step_is_what_all_ranks_have_collated_for_it(ranks: list[list[Group]], first: int) -> None:
     """In whatever order they have; what is counted by rank and lined up is what is counted by step."""

@@ -29,7 +29,7 @@ from odb_ref.core.effects import Deliver, Effect, OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event
 from odb_ref.core.types import Mode
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 
 Batches = dict[int, list[tuple[int, ...]]]
 load_once = cache(load_lengths)
@@ -90,7 +90,7 @@ def conditions(faults: st.SearchStrategy[tuple[Fault, ...]]) -> st.SearchStrateg
     )
 
 
-@settings(max_examples=few_in_slice(150), deadline=None)
+@settings(max_examples=few(150), deadline=None)
 @given(what=runs(), costs=costs(), conditions=conditions(st.just(())), depth=st.integers(1, 4), seed=st.integers(0, 9))
 def test_timing_never_changes_a_batch(what: Run, costs: Costs, conditions: Conditions, depth: int, seed: int) -> None:
     summary, batches = simulate(what)
@@ -107,7 +107,7 @@ def test_timing_never_changes_a_batch(what: Run, costs: Costs, conditions: Condi
 faults = st.tuples(st.builds(Fault, st.sampled_from(list(FaultKind)), st.just(0), st.integers(0, 20)))
 
 
-@settings(max_examples=few_in_slice(200), deadline=None)
+@settings(max_examples=few(200), deadline=None)
 @given(what=runs(), costs=costs(), conditions=conditions(faults))
 def test_a_fault_ends_every_rank_alike_and_changes_no_earlier_batch(
     what: Run, costs: Costs, conditions: Conditions

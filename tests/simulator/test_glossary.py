@@ -114,6 +114,7 @@ def write_data(command: str, arguments: list[str], folder: Path) -> None:
         Path(arguments[0]).write_text("total_tokens\n" + "".join(f"{50 + 7 * n}\n" for n in range(160)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_a_command_prints_and_writes_has_a_formula(
     name: str, headings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

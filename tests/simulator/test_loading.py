@@ -14,7 +14,7 @@ from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Workload, build_workload
 from odb_sim.studies.runs import Run, run
 
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 
 
 def make_loader(workers: int, prefetch_factor: int = 2, **costs: float) -> LoaderCost:
@@ -57,7 +57,7 @@ def test_half_a_window_is_read_ahead_and_no_more() -> None:
         assert reader.read(window, asked_s) > asked_s + ready_s / 4
 
 
-@settings(max_examples=few_in_slice(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(
     workers=st.integers(1, 5),
     prefetch=st.integers(1, 3),
@@ -79,7 +79,7 @@ def test_no_sample_is_there_before_it_is_read_nor_later_than_by_one_worker(
         assert now <= now_one + 1e-9
 
 
-@settings(max_examples=few_in_slice(150), deadline=None)
+@settings(max_examples=few(150), deadline=None)
 @given(
     workers=st.integers(1, 5),
     prefetch=st.integers(1, 3),

@@ -16,7 +16,7 @@ from odb_sim.studies.micro_batches import WaysToDivide, choose_balance, divide
 
 from odb_ref.core.batching.cost import TOKENS
 from odb_ref.plan.terms import Options
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 
 PLAIN = Costs(gpu=GpuCost(fixed_s=0.5, per_token_s=0.01, per_token2_s=0), collective=NO_COLLECTIVE)
 
@@ -58,7 +58,7 @@ def test_groups_that_stay_together_bound_what_dealing_saves() -> None:
     assert anywhere.dealt.step_s == pytest.approx(free.dealt.step_s)
 
 
-@settings(max_examples=few_in_slice(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(
     st.lists(st.integers(1, 300), min_size=8, max_size=60),
     st.integers(1, 4),

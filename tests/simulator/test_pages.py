@@ -74,6 +74,7 @@ def read_words(page: Path) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", "", text)).split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_page_begins_with_its_answer_ends_with_where_it_comes_from_and_is_of_bounded_size(
     name: str, write: Callable[[str], Path]
@@ -163,6 +164,7 @@ def test_a_page_says_which_rank_a_fault_befalls_when_and_why_and_draws_it(
         assert high - low > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["simulate", "compare", "sweep", "tune"])
 def test_a_page_says_the_cautions_that_the_terminal_says(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -230,6 +232,7 @@ FIND_CELL = """(() => {
 # In a browser ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("name", COMMANDS)

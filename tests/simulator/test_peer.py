@@ -15,7 +15,7 @@ from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.runs import Run, run
 
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 
 BUDGET_TOKENS = 8192
 WINDOW_SAMPLES = 64
@@ -79,7 +79,7 @@ def cases(draw: st.DrawFn) -> tuple[Workload, int, int]:
     return workload, draw(st.integers(1, 130)), draw(st.integers(1, 40))
 
 
-@settings(max_examples=few_in_slice(80), deadline=None)
+@settings(max_examples=few(80), deadline=None)
 @given(case=cases())
 def test_no_sample_is_emitted_twice_or_over_the_budget(case: tuple[Workload, int, int]) -> None:
     workload, budget_tokens, window_samples = case

@@ -38,7 +38,7 @@ from odb_ref.core.machine import Machine
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import Resumed, RoundStart, compute_round_start
 from odb_ref.core.types import Mode
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 
 EXACT = {name for name, kind in StepRow.__annotations__.items() if kind == "int"}
 
@@ -159,7 +159,7 @@ def draw_run(draw: st.DrawFn) -> Run:
     )
 
 
-@settings(max_examples=few_in_slice(300), deadline=None)
+@settings(max_examples=few(300), deadline=None)
 @given(draw_run())
 def test_rounds_give_what_events_give(what: Run) -> None:
     run_both(what)
@@ -182,6 +182,7 @@ def test_rounds_give_what_events_give_where_things_cost_nothing(what: Run, is_tr
     run_both(replace(what, costs=costs), has_chance=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_bundled_names())
 @pytest.mark.parametrize("sharding", list(Sharding))
 @pytest.mark.parametrize("policy", ["odb", "paper"])
@@ -222,7 +223,7 @@ class Starts:
             self.starts[rank][start.round] = start
 
 
-@settings(max_examples=few_in_slice(60), deadline=None)
+@settings(max_examples=few(60), deadline=None)
 @given(draw_run().filter(lambda what: what.sharding is not Sharding.SHARED), st.data())
 def test_the_rest_of_an_epoch_is_the_same_either_way(what: Run, data: st.DataObject) -> None:
     seen = Starts(what)

@@ -51,6 +51,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "what"), CASES)
 def test_what_is_said_to_do_better_does(option: str, what: Run) -> None:
     found = ask(what)

@@ -79,6 +79,7 @@ def test_a_run_that_ends_early_or_is_long_has_no_band(options: list[str], tmp_pa
     assert json.loads(path.read_text())["band"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["join", "quota"])
 @pytest.mark.parametrize("policy", ["odb", "paper"])
 def test_same_seed_same_trace_bytes_in_another_process(policy: str, mode: str, tmp_path: Path) -> None:

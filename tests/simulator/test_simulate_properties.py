@@ -47,6 +47,7 @@ def simulate(name: str, ranks: int, sharding: Sharding, policy: str, mode: Mode,
     return workload, run(what, observer=delivered), delivered.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("policy", ["odb", "paper"])
 @pytest.mark.parametrize("sharding", list(Sharding))

@@ -23,7 +23,7 @@ from odb_ref.core.errors import InvariantError, RuleError
 from odb_ref.core.events import Event, StepTaken
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import Mode
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 
 History = dict[int, list[tuple[Event | None, tuple[Effect, ...], float]]]
 
@@ -114,7 +114,7 @@ def runs(draw: st.DrawFn) -> Run:
     )
 
 
-@settings(max_examples=few_in_slice(80), deadline=None)
+@settings(max_examples=few(80), deadline=None)
 @given(what=runs())
 def test_one_process_for_all_trainers_is_exact(what: Run) -> None:
     together, each = record(what, is_each=False), record(what, is_each=True)

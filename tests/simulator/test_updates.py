@@ -22,7 +22,7 @@ from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.comparison import compare
 from odb_sim.studies.runs import POLICIES, Driver, Run, run
 
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 from tests.simulator.test_rounds import draw_run
 
 load_once = cache(load_lengths)
@@ -44,7 +44,7 @@ def test_an_update_ends_with_the_step_that_reaches_the_next_multiple() -> None:
     assert Accumulation(EVERY_STEP).find_ends(samples, tokens).all()
 
 
-@settings(max_examples=few_in_slice(100), deadline=None)
+@settings(max_examples=few(100), deadline=None)
 @given(
     draw_run(),
     st.builds(GlobalBatch, samples=st.integers(1, 60)) | st.builds(GlobalBatch, tokens=st.integers(1, 900)),
@@ -154,6 +154,7 @@ def test_a_comparison_is_at_one_global_batch() -> None:
     assert 1 < compared.compute_speedup(odb) < compared.compute_own_speedup(odb)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [16, 40, 1000])
 def test_a_policy_whose_steps_hold_more_gets_smaller_batches(samples: int) -> None:
     ((compared,), _) = compare([build("odb", global_batch=GlobalBatch(samples=samples))], POLICIES)
@@ -183,6 +184,7 @@ def test_the_command_says_what_an_update_holds(tmp_path: Path, capsys: pytest.Ca
     assert "1.00 times" not in capsys.readouterr().out, "of one policy there is no ratio"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["simulate", "sweep", "tune"])
 @pytest.mark.parametrize(
     ("option", "held"), [("--global-batch", "samples_per_update"), ("--global-tokens", "tokens_per_update")]

@@ -280,6 +280,7 @@ def test_files_of_several_epochs_and_files_that_are_no_traces_are_refused(
 # In a browser ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("name", ["join", "packed", "updates", *FAULTS])

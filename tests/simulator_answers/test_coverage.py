@@ -32,6 +32,7 @@ def count_inside(costs: Costs, held: list[RecordedRun], workers: int) -> list[bo
     return inside
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("drift", "jitter", "count", "samples"), [(0.03, 0.05, 18, 150), (0.03, 0.05, 24, 300), (0.1, 0.1, 24, 300)]
@@ -59,7 +60,7 @@ def test_runs_of_a_machine_whose_speed_drifts_lie_within_the_bands(
     assert max(narrow) < 1 + 4 * drift + jitter, "no wider than the drift makes them"
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(600)
 def test_real_runs_that_nothing_was_fitted_to_lie_within_the_bands(tmp_path: Path) -> None:
     """Twelve runs that train on processors; four ways to fit to half of them, and the other half is predicted."""

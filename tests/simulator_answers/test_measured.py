@@ -45,6 +45,7 @@ def test_two_sizes_are_enough_and_it_says_so(tmp_path: Path, capsys: pytest.Capt
     assert [item.name for item in list_uncertain(load_costs(out))][-1] == "what the cost model leaves out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [4, 10])
 def test_many_sizes_tell_attention_and_ranges_that_hold_the_truth(tmp_path: Path, seeds: int) -> None:
     held = []
@@ -65,6 +66,7 @@ def test_attention_that_nothing_shows_is_left_out(tmp_path: Path) -> None:
     assert "per_token2_s" not in fit.values
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("noise", [0.02, 0.1])
 def test_steps_of_other_sizes_lie_within_the_error_that_it_states(tmp_path: Path, noise: float) -> None:
     inside = []

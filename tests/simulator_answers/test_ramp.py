@@ -30,6 +30,7 @@ def count_steps(windows: float, layout: Layout, ramp: int | None) -> int:
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("windows", [0.5, 1, 2, 4])
 def test_the_ramp_costs_less_than_a_step_in_a_hundred(windows: float, layout: Layout) -> None:

@@ -164,7 +164,7 @@ def test_step_times_of_a_held_back_run_are_predicted_within_a_tenth(runs: list[R
     assert abs(timing.total_error) < 0.1, "the epoch"
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 def test_an_epoch_that_waits_for_its_workers_is_predicted_within_a_tenth(starved_runs: list[RecordedRun]) -> None:
     calibration = calibrate(starved_runs, workers=WORKERS)

@@ -116,6 +116,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
         yield cluster.scheduler_address.replace("tcp://", "dask://")
 
 
+@pytest.mark.deep
 def test_a_cluster_survives_likewise(address: str, tmp_path: Path) -> None:
     """A cluster tries by itself, some times; in the end the cell fails and the others do not."""
     with open_executor(address, 1) as executor:
@@ -150,6 +151,7 @@ def test_a_cluster_that_is_gone_ends_the_study_and_what_is_done_is_kept(
         run_grid(GRID, Vanishing())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [True, False], ids=["scheduler killed", "no worker"])
 def test_a_dask_cluster_without_anybody_is_said(is_killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
@@ -166,7 +168,7 @@ def test_a_dask_cluster_without_anybody_is_said(is_killed: bool, monkeypatch: py
                 run_grid(GRID, executor)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_sigterm_ends_a_study_on_ray_with_its_own_status() -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     arguments = [*SWEEP[:2], "--samples", "3000000", "--ranks", "64,65", *SWEEP[6:8], "--executor", "ray://local"]
@@ -291,6 +293,7 @@ def list_group(group: int) -> list[str]:
     return [line for line in living if re.match(rf"\s*{group}\s", line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda sent: sent.name)
 @pytest.mark.parametrize(
     "command",

@@ -59,6 +59,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
         yield cluster.scheduler_address.replace("tcp://", "dask://")
 
 
+@pytest.mark.slow
 def test_a_cluster_gives_the_same_answers(address: str) -> None:
     heard: list[int] = []
     with open_executor(address, 1) as executor:
@@ -73,6 +74,7 @@ def raise_invariant() -> None:
     raise InvariantError("FREE", "nothing can happen")
 
 
+@pytest.mark.slow
 def test_the_commands_run_on_a_cluster(address: str, tmp_path: Path) -> None:
     written = []
     for number, where in enumerate((["--processes", "1"], ["--executor", address])):

@@ -24,7 +24,7 @@ from odb_sim.studies.processes import Local
 from odb_sim.studies.published import ROWS, compare_published
 from rich.cells import cell_len
 
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 from tests.simulator.test_glossary import COMMANDS, run_demo, write_data
 from tests.simulator_answers.helpers import record
 
@@ -83,6 +83,7 @@ WIDE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*COMMANDS, *(f"{name} wide" for name in WIDE)])
 def test_no_command_s_table_is_cut_at_80_columns(
     name: str, tables: list[tuple[Table, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -144,7 +145,7 @@ def test_every_command_that_prints_a_table_is_tried_here() -> None:
     } <= names
 
 
-@settings(max_examples=few_in_slice(150), deadline=None)
+@settings(max_examples=few(150), deadline=None)
 @given(
     columns=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 40)), min_size=1, max_size=9),
     rows=st.integers(0, 2),

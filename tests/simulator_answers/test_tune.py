@@ -80,6 +80,7 @@ def test_the_answer_is_the_same_every_time() -> None:
     assert first.reasons == second.reasons
 
 
+@pytest.mark.deep
 def test_more_tolerance_never_costs_more() -> None:
     costs = [compute_host_tokens(ask(tolerance, window_max=64).recommended) for tolerance in (0.0, 0.02, 0.2)]
     assert costs == sorted(costs, reverse=True)

@@ -35,7 +35,7 @@ from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start, res
 from odb_ref.core.types import Mode, Sample, StepCounts
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.origin import UNKNOWN
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 from tests.helpers.world import ACTIONS, AnyOrder, Choice, Node, Shard, World, make_config, write_trace
 from tests.spec.test_second_implementation import _align
 
@@ -249,6 +249,7 @@ MET = {
 """How many of the worlds have each, at least."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_checker_accepts_worlds_of_all_magnitudes_and_their_rests(part: int) -> None:
     """Spec: R9, R10.2, R15.1, R16.2. Checks: AGE, BUDGET, ORDER, QUOTA, RESUME, REPLAY, UPDATE, DEAL, COVER."""
@@ -344,12 +345,13 @@ def test_what_is_loaded_is_what_was_saved() -> None:
         assert compute_round_start(resume(config, start, samples)[0]) == start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("order", StepOrder)
 def test_groups_of_all_sizes_are_lined_up_split_and_carried_as_the_page_says(layout: Layout, order: StepOrder) -> None:
     """Spec: R4.1, R4.2, R4.3. Checks: AGE."""
     draw = random.Random(4)
-    for _ in range(few_in_slice(40)):
+    for _ in range(few(40)):
         sizes = [draw_size(draw, 600, 1) for _ in range(draw_size(draw, 60, 1))]
         positions = draw.sample(range(sum(sizes)), sum(sizes))
         if order is StepOrder.SAMPLER:

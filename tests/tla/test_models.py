@@ -16,6 +16,7 @@ REASONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_configuration_holds_or_fails_as_it_says(name: str, tmp_path: Path) -> None:
     """Each header says `Must fail: why`, or nothing of the kind."""

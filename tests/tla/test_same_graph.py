@@ -95,6 +95,7 @@ def _walk_model(config: Path, work: Path) -> tuple[list[Label], set[Edge]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_model_and_the_code_have_the_same_graph(name: str, tmp_path: Path) -> None:
     """Checks: FREE, TERM, ALIGN, CONSERVE."""

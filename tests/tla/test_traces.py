@@ -53,6 +53,7 @@ def _check(paths: list[Path], work: Path) -> Result:
     return run_tlc(write_trace_data(header, records, work), work, module="TraceCheck")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_of_the_core_is_a_behaviour_of_the_model(name: str, tmp_path: Path) -> None:
     """Checks: ALIGN, CONSERVE, RELEASE."""
@@ -129,6 +130,7 @@ def _offer_otherwise(record: Record, emit: Callable[[int], int]) -> Record:
     return replace(record, event=event, effects=tuple(effects))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [

@@ -49,6 +49,7 @@ def read_bad(rank: int, bad_rank: int, fault: str, num_workers: int, trace: Path
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "cause", "num_workers"),
     [

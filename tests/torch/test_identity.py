@@ -117,6 +117,7 @@ def cross_with_a_new_one(rank: int) -> Any:
     read(first if rank == 0 else make_second())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_rank_that_begins_a_new_loader_while_others_go_on_with_an_old_one_is_told(world_size: int) -> None:
     check_named(run_ranks(world_size, cross_with_a_new_one), find_line(make_first), find_line(make_second))

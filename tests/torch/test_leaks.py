@@ -79,6 +79,7 @@ PERSISTENT = {"num_workers": 2, "persistent_workers": True}
 SPAWN = {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "options", "is_closed", "epochs"),
     [

@@ -195,6 +195,7 @@ def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) 
                 os.kill(sorted(find_children(process.pid or 0))[which], signal.SIGSTOP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_workers", "which", "method", "what"),
     [
@@ -390,6 +391,7 @@ def close_too_early(rank: int, num_workers: int) -> None:
         time.sleep(4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_one_that_does_not_wait_until_the_others_know_is_named_all_the_same(num_workers: int) -> None:
     """Checks: STOP, ABORT."""

@@ -27,6 +27,7 @@ def test_it_is_kept_without_outputs() -> None:
         assert cell["execution_count"] is None
 
 
+@pytest.mark.deep
 def test_it_runs_from_its_first_cell_to_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks: COVER, ALIGN, BUDGET. As one program, since its cells say nothing that only a notebook understands."""
     program = tmp_path / "cells.py"

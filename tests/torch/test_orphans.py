@@ -51,6 +51,7 @@ def get_descendants(pid: int) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "method"),
     [

@@ -70,6 +70,7 @@ def expected() -> list[list[Row]]:
     return read_epochs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

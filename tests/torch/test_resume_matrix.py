@@ -99,6 +99,7 @@ def saved_by_world(shard: str) -> dict[int, Saved]:
     return {world_size: save(world_size, {"shard": shard}) for world_size in WORLDS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_any_number_of_ranks_goes_on_after_any_step_of_any_other(
     saved_by_world: dict[int, Saved], shard: str, world_size: int
@@ -113,6 +114,7 @@ def test_any_number_of_ranks_goes_on_after_any_step_of_any_other(
     check_continuations(saved_by_world, limits, world_size, shard=shard)
 
 
+@pytest.mark.slow
 def test_states_saved_with_workers_and_prefetch_in_flight_are_as_good(shard: str) -> None:
     """Checks: RESUME, REPLAY. Saved with workers and without them are the same states, and either goes on from them."""
     options = {"num_workers": 2, "prefetch_factor": 2, "shard": shard}

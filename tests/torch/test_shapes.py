@@ -118,6 +118,7 @@ def test_the_least_padding_is_that_of_the_best_of_all_choices() -> None:
         assert compute_least_padding(lengths, shapes, values=4) <= min(tokens) / sum(lengths) - 1
 
 
+@pytest.mark.deep
 def test_few_shapes_of_padded_batches_cannot_be_cheap() -> None:
     """``pytest tests/torch/test_shapes.py -s -k cheap`` prints the table of docs/howto/packed.md."""
     print("\n| trace | padding as it is | with eight lengths at least |\n|---|--:|--:|")

@@ -59,6 +59,7 @@ def read_epochs(rank: int, options: dict[str, Any]) -> list[Steps]:
         return [read(loader) for _ in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "options"),
     [
@@ -98,6 +99,7 @@ def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
         return steps, read(loader), first, {bad.index for bad in loader.quarantined}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 4, 9])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
 def test_bad_samples_are_set_aside_by_who_draws_them(options: dict[str, Any], limit: int) -> None:

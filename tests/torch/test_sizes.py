@@ -46,6 +46,7 @@ def read(rank: int, options: dict[str, Any]) -> list[tuple[list[int], float]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", FRIENDLY)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_batch_of_a_job_is_friendly(sizes: str, num_workers: int, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def save(rank: int, limit: int, base: list[Any]) -> tuple[list[int], dict[str, A
         return numbers, loader.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worlds", [(1, 2, 3), (2, 4, 1), (3, 1, 4), (4, 3, 2)])
 def test_other_numbers_of_ranks_finish_the_epoch_without_loss_or_repetition(worlds: tuple[int, ...]) -> None:
     for limit in (1, 4):

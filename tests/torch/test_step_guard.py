@@ -161,7 +161,7 @@ def test_gradients_are_exact_on_two_processes_whatever_fails() -> None:
         assert sum(failures for _, failures, _ in variant) > 3
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_thousand_failures_lose_no_sample_and_leave_nobody_waiting() -> None:
     epochs = 64
     values = get_values(run_ranks(2, train, 0.75, 100, {"accumulation_steps": 2}, "ddp", epochs, timeout_s=280))

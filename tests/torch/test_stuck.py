@@ -61,6 +61,7 @@ def check_blamed(results: list[Result], rank: int, cause: str = "") -> None:
     assert cause in results[0].text, results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "kind", "num_workers"),
     [
@@ -134,6 +135,7 @@ for batch in batches:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_control_c_ends_a_process_whose_data_set_blocks(num_workers: int) -> None:
     command = [sys.executable, "-c", SCRIPT, str(num_workers)]

@@ -174,6 +174,7 @@ def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> A
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"own_mean": True}, {"loss_reduction": "sum"}, {"loss_scaling": "samples"}])
 @pytest.mark.parametrize("masked", [["odd", "all"], ["all", "all"], ["no", "odd"]])
 def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exact(

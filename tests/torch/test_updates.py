@@ -56,6 +56,7 @@ def list_expected(epoch: int = 0, **settings: Any) -> list[list[int]]:
     return [sorted(order[first : first + UPDATE]) for first in range(0, SAMPLES, UPDATE)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "settings"),
     [
@@ -129,6 +130,7 @@ def read_replicas(rank: int, settings: dict[str, Any], replicas: int | None) -> 
     return read(rank, settings, 2), count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"shard": "shared"}, {"drop_last": True}], ids=str)
 @pytest.mark.parametrize(("ranks", "replicas"), [(2, None), (3, None), (1, 1), (2, 1)])
 def test_the_order_may_be_that_of_distributed_sampler(
@@ -229,6 +231,7 @@ def read_and_stop(rank: int, shard: str, steps: int, state: Any, settings: dict[
     return dict(updates), dict(supervised), taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 1), (1, 4)])
 @pytest.mark.parametrize("steps", [1, 4, 9, 14])
@@ -405,6 +408,7 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
 SHARDED = pytest.mark.skipif(not CAN_SHARD, reason="fully_shard of torch 2.6 does not run on processors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "settings", "fsdp"),
     [
@@ -454,6 +458,7 @@ def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tupl
                     return weights, pickle.dumps([part.state_dict() for part in (model, optimizer, loader)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 @pytest.mark.parametrize("ranks", [(2, 3, 1), (1, 4, 2)], ids=str)
 def test_the_weights_are_those_of_plain_training_whatever_ranks_go_on(shard: str, ranks: tuple[int, ...]) -> None:

@@ -99,6 +99,7 @@ REUSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", REUSES)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_fn_may_use_its_buffer_again(function: Callable[[list[Any]], Any], num_workers: int) -> None:
@@ -183,6 +184,7 @@ def find_loader_process() -> int:
     return process.pid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}], ids=str)
 def test_handlers_of_signals_run_in_the_users_process_only(
     tmp_path: Path, signals: None, options: dict[str, Any]

@@ -21,6 +21,9 @@ FAIL = Fault("fail", 1, 120)
 STOP = Fault("stop", 2, 120)
 KILL = Fault("kill", 0, 60)
 
+_TRUE: dict[str, bytes] = {}
+"""The true traces that have been judged, by faults and settings: many lies are of one."""
+
 
 def run(path: Path, *faults: Fault, **settings: Any) -> Tampered:
     """A true trace, which is written to ``path``; samples may be carried for three rounds, where nothing else is asked for."""
@@ -54,8 +57,13 @@ class Lie:
 
     def check(self, path: Path) -> list[str]:
         """Checks that it breaks these properties, and the true trace none; returns what is said of it."""
-        trace = run(path, *self.faults, **self.settings)
-        assert tell(path, is_replayed=True) == []
+        told = repr((self.faults, self.settings))
+        if told not in _TRUE:
+            run(path, *self.faults, **self.settings)
+            assert tell(path, is_replayed=True) == []
+            _TRUE[told] = path.read_bytes()
+        path.write_bytes(_TRUE[told])
+        trace = Tampered(path)
         self.change(trace)
         said = tell(trace.write(path))
         assert {line.split()[0] for line in said} == self.properties, said

@@ -22,7 +22,7 @@ from odb_ref.trace.check.own.groups import compute_fewest_groups
 from odb_ref.trace.format import TraceError
 from odb_ref.trace.reading import read_trace
 from odb_ref.trace.writing import TraceWriter
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 from tests.helpers.partitions import count_fewest
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import Fault, World, make_config, make_configs, make_shards, run_by_arrival
@@ -35,7 +35,7 @@ def run(path: Path, *, faults: tuple[Fault, ...] = (), **values: Any) -> list[Pa
     return run_by_arrival(SHARDS, make_configs(3, **values), seed=5, faults=faults, trace=path, **options).paths
 
 
-@settings(max_examples=few_in_slice(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_the_machine_does_the_checker_accepts(data: st.DataObject, tmp_path: Path) -> None:
     world_size = data.draw(st.integers(1, 4))
@@ -269,7 +269,7 @@ def test_a_rule_the_core_does_not_know_cannot_be_replayed(tmp_path: Path) -> Non
     assert "mine" in replay.reason
 
 
-@settings(max_examples=few_in_slice(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_malformed_trace_crashes_the_checker(data: st.DataObject, tmp_path: Path) -> None:
     """Any value anywhere: a verdict or a TraceError."""
@@ -292,7 +292,7 @@ def test_no_malformed_trace_crashes_the_checker(data: st.DataObject, tmp_path: P
         assert str(tmp_path / "bad") in str(error)
 
 
-@settings(max_examples=few_in_slice(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_order_of_records_crashes_the_checker(data: st.DataObject, tmp_path: Path) -> None:
     """Records lost, doubled and moved: a verdict, and when one is lost of those that matter, a bad one."""

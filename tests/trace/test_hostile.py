@@ -20,7 +20,7 @@ from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import Findings
 from odb_ref.trace.format import TraceError
 from odb_ref.trace.reading import TraceReader, compute_line_bytes
-from tests.helpers.effort import few_in_slice
+from tests.helpers.effort import few
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import Fault, make_configs, run_by_arrival
 from tests.soak.fuzz_check import fuzz
@@ -292,12 +292,11 @@ def test_a_pipe_can_be_checked_once(tmp_path: Path) -> None:
     assert "ends inside a line" in verdict.violations[0].what
 
 
+@pytest.mark.slow
 def test_mutants_are_each_a_verdict_or_a_complaint() -> None:
     """Spec: R9.5. A slice of what `python -m tests.soak.fuzz_check` does a million times."""
-    results, unseen = fuzz(few_in_slice(2500), 11)
-    assert min(results["malformed"], results["violated"], results["holds"]) > few_in_slice(40), (
-        "the mutations reach all"
-    )
+    results, unseen = fuzz(few(2500), 11)
+    assert min(results["malformed"], results["violated"], results["holds"]) > few(40), "the mutations reach all"
     # What no checker can see: names, and the order of what different ranks do at the same time.
     hidden = {place: count for place, count in unseen.items() if "config" in place or "round" in place}
     assert not hidden, json.dumps(unseen)

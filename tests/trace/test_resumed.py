@@ -83,6 +83,7 @@ def find_carrying(folder: Path, schedule: type[AnyOrder] = AnyOrder) -> list[Pat
     raise AssertionError("nothing is carried")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_rest_of_an_epoch_is_accepted_after_any_step(name: str, tmp_path: Path) -> None:
     """Spec: R9.4, R10.2."""

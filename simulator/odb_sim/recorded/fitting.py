@@ -17,7 +17,7 @@ FEWEST_SPANS: Final = 4
 _ROUNDS: Final = 60
 _MOST_ROWS: Final = 12
 _SMALLEST: Final = 1e-9
-_SETTLED: Final = 1e-9
+_SETTLED: Final = 1e-6
 _DRAWS: Final = 40
 _MOST_DRAWN: Final = 1000
 _FEWEST_EQUAL: Final = 3
@@ -116,18 +116,21 @@ def fit_values(spans: TimedSpans) -> dict[str, float]:
     """Returns the numbers, none negative, that make the sum of absolute errors least.
 
     Least absolute deviations follow the median: an evaluation or a checkpoint between two steps moves nothing. There are
-    at most a handful of numbers, so every set of those that are not 0 is tried.
+    at most a handful of numbers, so the sets of those that are not 0 are tried, the largest first: where one has a solution
+    without a negative number, none of its subsets has a better one.
     """
     best: dict[str, float] = dict.fromkeys(spans.names, 0.0)
     least = float(np.abs(spans.seconds).sum())
-    subsets = chain.from_iterable(combinations(spans.names, size) for size in range(1, len(spans.names) + 1))
-    for names in subsets:
+    solved: list[set[str]] = []
+    for names in chain.from_iterable(combinations(spans.names, size) for size in range(len(spans.names), 0, -1)):
         kept = spans.keep(names)
-        if not kept.columns.any(axis=0).all():
+        if any(found.issuperset(names) for found in solved) or not kept.columns.any(axis=0).all():
             continue
         solution = _solve_least_deviations(kept.columns, kept.seconds)
+        solution[np.abs(solution) * kept.columns.mean(axis=0) <= _SMALLEST * kept.seconds.mean()] = 0.0  # an error of rounding
         if (solution < 0).any():
             continue
+        solved.append(set(names))
         values = dict(zip(names, solution.tolist(), strict=True))
         error = float(np.abs(spans.compute_errors(values)).sum())
         if error < least * (1 - _SMALLEST):
