@@ -1,7 +1,7 @@
 """What is run: all tests, or one of three parts, which ``make test`` runs one after the other.
 
-A slice, which ``make test`` runs, has fewer cases of what is slow or random: see `list_slice` and `few`. ``make soak`` and a plain
-``pytest`` run all.
+A slice, which ``make test`` runs, has fewer cases of what is slow or random: see `list_slice` and `few`. ``make soak`` and
+a plain ``pytest`` run all.
 
 How much Hypothesis tries: its default, without deadlines; a quarter in a slice; few examples, always the same, while
 mutmut runs the tests. A deadline would measure how busy the machine is. Under mutmut (see tests/mutants/SURVIVORS.md) the
@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import os
 from importlib.util import find_spec
-from math import isqrt
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +47,9 @@ _WAITING: Final = (
     "test_collate_workers.py",
     "test_elsewhere.py",
     "test_failures.py",
+    "test_identity.py",
     "test_links.py",
+    "test_orphans.py",
     "test_quarantine.py",
     "test_random_faults.py",
     "test_stuck.py",
@@ -91,18 +92,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def list_slice(items: list[pytest.Item]) -> list[pytest.Item]:
-    """All but what is deep; of a slow test one case in so many: an odd number, to meet both of two values, above the root of all."""
+    """Returns all but what is marked deep; of a test marked slow, about the cube root of its cases, evenly spread."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        one_by_one = not item.get_closest_marker("slow")
-        cases.setdefault(item.nodeid if one_by_one else item.nodeid.partition("[")[0], []).append(item)
-    kept = {item for same in cases.values() for item in same[:: isqrt(len(same)) + 1 | 1]}
-    return [item for item in items if item in kept and not item.get_closest_marker("deep")]
+        is_slow = item.get_closest_marker("slow") is not None
+        cases.setdefault(item.nodeid.partition("[")[0] if is_slow else item.nodeid, []).append(item)
+    # Every so many, an odd number: to meet both values of a last parameter that has two.
+    kept = {item for same in cases.values() for item in same[:: len(same) // round(len(same) ** (1 / 3)) | 1]}
+    return [item for item in items if item in kept and item.get_closest_marker("deep") is None]
 
 
 def is_cut_by_a_slice(item: pytest.Item) -> bool:
-    is_marked = item.get_closest_marker("slow") or item.get_closest_marker("deep")
-    return bool(is_marked) or is_hypothesis_test(getattr(item, "obj", None))
+    marks = {mark.name for mark in item.iter_markers()}
+    return bool(marks & {"slow", "deep"}) or is_hypothesis_test(getattr(item, "obj", None))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -247,7 +247,6 @@ SAID: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "text"), SAID, ids=[text for _, text in SAID])
 def test_what_differs_from_the_plain_trainer_is_said_or_refused(
     tmp_path: Path, settings: dict[str, Any], text: str

@@ -60,7 +60,6 @@ def test_counterexample_can_be_replayed_and_the_real_core_survives_it(mutant: Mu
         assert all(moment.violation is None for moment in replay(compute_scenario(mutant.bounds, found)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bounds", {mutant.bounds: None for mutant in MUTANTS})
 def test_the_real_core_keeps_every_property_there(bounds: object) -> None:
     found = explore(bounds)  # type: ignore[arg-type]

@@ -103,7 +103,7 @@ CELLS = {
         (*CORE, *LOADER, *TRAINER, *ACCELERATE),
         "what SkyRL pins",
     ),
-    "python 3.14": Cell(
+    "python-3.14": Cell(
         "3.14",
         (),
         "torch,sim,transformers,lightning",
@@ -152,7 +152,7 @@ def run(command: list[str], log: Path, limit_s: int, **environment: str) -> tupl
 
 def build(name: str, cell: Cell, log: Path, *, is_kept: bool) -> tuple[str, str]:
     """Makes the environment, anew if it is not to be kept. Returns its Python, and why it cannot be used: nothing if it can."""
-    folder = FOLDER / name.replace(" ", "-")
+    folder = FOLDER / name
     python = str(folder / "bin" / "python")
     if is_kept and (folder / "whole").exists():
         return python, ""
@@ -177,7 +177,7 @@ def build(name: str, cell: Cell, log: Path, *, is_kept: bool) -> tuple[str, str]
 
 def try_cell(name: str, cell: Cell, *, is_kept: bool) -> dict[str, Any]:
     """What came of an environment: its versions, how many tests have passed, how far two ranks' weights were apart."""
-    log = FOLDER / f"{name.replace(' ', '-')}.log"
+    log = FOLDER / f"{name}.log"
     log.unlink(missing_ok=True)
     start = time.monotonic()
     found: dict[str, Any] = {"what": cell.what, "python": cell.python, "versions": {}, "job": "", "is_right": False}
@@ -190,7 +190,7 @@ def try_cell(name: str, cell: Cell, *, is_kept: bool) -> dict[str, Any]:
     own = {f"ODB_{package}_PYTHON": python for package in ("TRL", "DEEPSPEED", "LLAMAFACTORY")}
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", "--slice", "--timeout", "900", *cell.tests]
     have_passed, tests = run(command, log, 7200, **own, OMP_NUM_THREADS="1")
-    found["tests"] = re.sub(r" in [\d.]+s.*", "", tests.strip().splitlines()[-1]).strip("= ")
+    found["tests"] = (re.findall(r"^=* ?(\d+ (?:passed|failed).*) in [\d.]+s", tests, re.MULTILINE) or ["failed"])[-1]
     _, job = run([python, *JOB], log, 600, OMP_NUM_THREADS="1")
     found["job"] = (re.findall(r"weights differ by (\S+) at most", job) or ["failed"])[-1]
     found["is_right"] = have_passed and found["job"] != "failed"

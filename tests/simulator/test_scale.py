@@ -8,7 +8,6 @@ from odb_sim.studies.runs import Driver
 from tests.bench.scale import measure_apart
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])
 def test_memory_does_not_grow_with_samples_that_are_not_held(driver: Driver) -> None:
     few, many = (measure_apart(4, samples, driver)["peak_bytes"] for samples in (10_000, 80_000))

@@ -112,7 +112,6 @@ def list_emitted(world: World) -> list[int]:
     return [sample.id for node in world.nodes for step in node.taken for sample in step.group]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_a_job_emits_each_sample_of_the_order_once(seed: int) -> None:
     """Spec: R14, R14.1, R14.5. Checks: DEAL, COVER, ONCE, ALIGN."""
@@ -235,7 +234,6 @@ def test_an_order_of_nothing_ends_at_once() -> None:
     assert config.shared_samples == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fail", "stop", "kill", "urge"])
 @pytest.mark.parametrize("seed", range(12))
 def test_what_goes_wrong_ends_all_ranks(kind: str, seed: int) -> None:
@@ -328,7 +326,6 @@ def list_deeds(effects: Iterable[Effect]) -> list[object]:
     return deeds
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_a_rank_does_what_one_does_whose_source_is_what_it_drew(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spec: R14. Checks: DEAL.

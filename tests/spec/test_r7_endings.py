@@ -71,7 +71,6 @@ def test_a_failure_goes_before_a_mismatch() -> None:
     assert "tag" in json.loads(world.nodes[1].machine.config.shared_json)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("stops", [{0: 1}, {1: 0}, {3: 2}, {0: 3, 2: 1}])
 @pytest.mark.parametrize("depth", [1, 2])

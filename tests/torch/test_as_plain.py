@@ -128,6 +128,17 @@ def test_samples_that_cannot_be_sent_are_an_error_that_says_so() -> None:
         list(loader)
 
 
+def test_a_function_that_cannot_be_sent_to_a_process_is_an_error_that_says_what_to_do() -> None:
+    options = SETTINGS | {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": lambda samples: samples}
+    with (
+        ODBDataLoader(Numbers(0, COUNT), **nested(**options)) as loader,
+        pytest.raises(
+            JobError, match=r"cannot be sent to a process: Can't .*lambda.*or pass multiprocessing_context='fork'"
+        ),
+    ):
+        list(loader)
+
+
 class Keyed(Dataset[Any]):
     """Samples by name."""
 

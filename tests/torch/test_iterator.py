@@ -26,7 +26,6 @@ def make_batches(num_workers: int) -> Iterator[Any]:
     return iter(make_loader(num_workers))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_iterator_keeps_its_loader_alive(num_workers: int) -> None:
     """Checks: COVER."""

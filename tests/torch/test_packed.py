@@ -178,13 +178,17 @@ def test_a_collate_fn_that_packs_by_itself_is_used_as_it_is_and_checked() -> Non
         list(loader)
 
 
+def pad(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"input_ids": torch.nn.utils.rnn.pad_sequence([sample["input_ids"] for sample in samples], batch_first=True)}
+
+
+def count_one(_: object) -> int:
+    return 1
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
-    def pad(samples: list[dict[str, Any]]) -> dict[str, Any]:
-        ids = [sample["input_ids"] for sample in samples]
-        return {"input_ids": torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)}
-
-    settings = SETTINGS | {"supervised_fn": lambda _: 1, "num_workers": num_workers}
+    settings = SETTINGS | {"supervised_fn": count_one, "num_workers": num_workers}
     with (
         ODBDataLoader(Texts(0, 12), **nested(collate_fn=pad, **settings)) as loader,
         pytest.warns(RuntimeWarning, match="a row for each sample: its batches hold more than token_budget"),

@@ -1,4 +1,7 @@
-"""A spawned process stays for the next epoch, unless it would have to be sent something else."""
+"""A process that is not forked stays for the next epoch, unless it would have to be sent something else.
+
+A fork server's processes are sent the same as spawned ones, and import torch once for all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,11 @@ import pytest
 
 from odb_ref.torch import ODBDataLoader
 from tests.helpers.options import nested
+
+
+@pytest.fixture(autouse=True)
+def a_server_that_has_torch() -> None:
+    multiprocessing.set_forkserver_preload([__name__])
 
 
 class Where:
@@ -29,12 +37,11 @@ def get_samples(samples: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return [(sample["number"], sample["pid"]) for sample in samples]
 
 
-@pytest.mark.slow
-def test_spawned_processes_stay_for_the_next_epoch_while_nothing_has_changed() -> None:
+def test_processes_stay_for_the_next_epoch_while_nothing_has_changed() -> None:
     data: Any = Where()
     options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
     epochs = []
-    with ODBDataLoader(data, **nested(multiprocessing_context="spawn", **options)) as loader:
+    with ODBDataLoader(data, **nested(multiprocessing_context="forkserver", **options)) as loader:
         for offset in (0, 0, 100):
             data.offset = offset
             epochs.append(sorted(item for batch in loader for item in batch))
@@ -53,7 +60,7 @@ class Counted(Where):
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = multiprocessing.get_context("spawn").Value("i", 0)
+        self.count = multiprocessing.get_context("forkserver").Value("i", 0)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         with self.count:
@@ -61,11 +68,10 @@ class Counted(Where):
         return super().__getitem__(index)
 
 
-@pytest.mark.deep
 def test_what_cannot_be_compared_is_sent_anew() -> None:
     data: Any = Counted()
     options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
-    with ODBDataLoader(data, **nested(multiprocessing_context="spawn", **options)) as loader:
+    with ODBDataLoader(data, **nested(multiprocessing_context="forkserver", **options)) as loader:
         epochs = [{pid for batch in loader for _, pid in batch} for _ in range(2)]
     assert epochs[0].isdisjoint(epochs[1])
     assert data.count.value == 24

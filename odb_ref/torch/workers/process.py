@@ -25,6 +25,7 @@ from typing import Concatenate, Final, ParamSpec, TypeAlias
 
 import torch.multiprocessing
 
+from odb_ref.core.errors import UsageError
 from odb_ref.torch.exchange.process_table import kill_with_children
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.pipeline import PipelineSpec
@@ -85,7 +86,7 @@ class LoaderProcess:
     def begin(self, plan: ReadPlan, listener: SampleListener, read_ahead: int) -> None:
         """Starts the process, unless it is there, and an epoch.
 
-        Raises: what sending the data set to a process raises.
+        Raises: UsageError when the data set or a function cannot be sent to a process.
         """
         digest = _digest(self._spec) if self._is_watching_changes else b""
         with self._lock:
@@ -118,7 +119,13 @@ class LoaderProcess:
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
             target=serve, args=(task,), name="odb-loader", daemon=False
         )
-        process.start()
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"the data set, or a function that was passed, cannot be sent to a process: {error}. Define it at the top of a "
+                "module, or pass multiprocessing_context='fork', which sends nothing (from Python 3.14 it is not the default)"
+            ) from error
         theirs.close()
         self._process, self._pipe = process, ours
         self._receiver = threading.Thread(target=self._receive, args=(ours, process), name="odb-receive", daemon=True)

@@ -127,7 +127,9 @@ def fit_values(spans: TimedSpans) -> dict[str, float]:
         if any(found.issuperset(names) for found in solved) or not kept.columns.any(axis=0).all():
             continue
         solution = _solve_least_deviations(kept.columns, kept.seconds)
-        solution[np.abs(solution) * kept.columns.mean(axis=0) <= _SMALLEST * kept.seconds.mean()] = 0.0  # an error of rounding
+        solution[np.abs(solution) * kept.columns.mean(axis=0) <= _SMALLEST * kept.seconds.mean()] = (
+            0.0  # an error of rounding
+        )
         if (solution < 0).any():
             continue
         solved.append(set(names))
