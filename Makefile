@@ -38,10 +38,12 @@ demo: $(DEMO_READY) ## Simulate a real trace, train two ranks on real text, chec
 
 # As many processes as cores run already.
 quick test: export OMP_NUM_THREADS = 1
+# Modules are compiled once, not by each process that a test starts.
+quick test: export PYTHONDONTWRITEBYTECODE =
 quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in under a minute
 	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal --slice -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
 
-test: $(READY) ## The tests, of a few long tables of cases a slice: those that can on all cores, those that wait four by four, the others one by one
+test: $(READY) ## The tests, of slow ones a slice: those that can on all cores, those that wait four by four, the others one by one
 	$(BIN)/pytest --slice --part together -n logical --maxprocesses 8 --dist worksteal --durations 15; together=$$?; \
 	  $(BIN)/pytest --slice --part waiting -n 4 --dist worksteal --durations 15; waiting=$$?; \
 	  $(BIN)/pytest --slice --part alone --durations 15 && exit $$((together + waiting))

@@ -113,5 +113,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = list_slice(kept)
     if config.getoption("sliced"):
         kept = [item for item in kept if is_cut_by_a_slice(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in {*kept}])
+    left = set(items).difference(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = kept

@@ -147,6 +147,7 @@ def test_a_rule_that_leaves_its_bounds_ends_its_process_or_hangs_is_refuted(titl
     assert stage == "bounds" and finding is not None and finding.property == BOUNDS
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("few")
 def test_a_rule_file_called_as_a_library_is_judged_as_any_other() -> None:
     assert find(RIGHT["prints"][1], file="random.py") == ("", None)

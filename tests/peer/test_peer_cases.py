@@ -33,7 +33,7 @@ def test_ours_is_right(name: str) -> None:
     assert outcome.is_right, outcome.text
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.skipif(not has_peer(), reason="the peer is not installed: pip install online-dynamic-batching==0.1.2")
 @pytest.mark.parametrize("name", BESIDE)
 def test_the_peer_beside_it(name: str) -> None:

@@ -73,7 +73,7 @@ def test_the_audit_refuses_a_theorem_that_is_not_there(copy: Path) -> None:
     assert "there_is_no_such_theorem" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
@@ -273,6 +273,7 @@ def test_a_theorem_that_rests_on_an_axiom_is_refused(audit: ModuleType, small: P
 # What was compiled ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_the_checker_of_what_was_compiled_accepts_it_and_finds_an_axiom(small: Path) -> None:
     def check(text: str) -> subprocess.CompletedProcess[str]:
         (small / "Small.v").write_text(text)

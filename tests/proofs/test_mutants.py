@@ -12,7 +12,7 @@ from tests.proofs.conftest import PROOFS, Model
 from tests.proofs.mutants import MUTANTS, Mutant, apply_edits, try_mutant
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.is_quick], ids=lambda m: m.name.replace(" ", "-"))
 def test_an_attack_is_refused(model: Model, mutant: Mutant) -> None:
     """Checks: ALIGN, COVER, WEIGHT (that what is proved is what was reviewed). ``model`` has built the proofs."""

@@ -137,13 +137,6 @@ def test_the_docstring_of_a_function_that_answers_begins_with_a_verb() -> None:
 TEXTS = (".py", ".md", ".v", ".tla")
 
 
-def test_the_english_is_not_translated(capsys: pytest.CaptureFixture[str]) -> None:
-    if not list_tracked():
-        pytest.skip("not a git checkout")
-    assert {path.suffix for path in prose.list_texts()} >= set(TEXTS)
-    assert prose.main() == 0, capsys.readouterr().out
-
-
 # Put together here, so that this file does not hold them.
 FOUND = ("this " + "is " + "no state", "an epoch gone " + "on with", '"""' + 'None."""', "they take " + "note")
 FOUND += ("He" + "ars it", "Sa" + "ys which", "for who" + "ever asks", "of one" + "'s own", "where it is " + "none")

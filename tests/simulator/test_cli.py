@@ -53,6 +53,7 @@ Popen._launch = launch_and_interrupt
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", ["", INTERRUPTED_START], ids=["at work", "while a worker starts"])
 def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(extra: str, tmp_path: Path) -> None:
     started = tmp_path / "started"
@@ -122,6 +123,7 @@ def test_no_worker_outlives_a_sweep_that_is_ended(sent: signal.Signals, tmp_path
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_a_closed_output_is_no_violation(closed: str, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
@@ -134,6 +136,7 @@ def test_a_closed_output_is_no_violation(closed: str, tmp_path: Path) -> None:
 SLEEPY = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_what_a_broken_off_demo_has_started_ends_with_it(sent: signal.Signals, status: int, tmp_path: Path) -> None:
     """The program that is run starts another and ends it when it is asked to, as torchrun does with the ranks."""

@@ -32,6 +32,7 @@ def test_the_window_holds_enough_batches_or_the_shard() -> None:
     assert choose_window(lengths, 100_000, shard_samples=10) == 256
 
 
+@pytest.mark.deep
 def test_every_trace_is_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv")}
     options = [f"--{kind}={path}" for kind, path in paths.items()]

@@ -154,7 +154,7 @@ def test_a_comparison_is_at_one_global_batch() -> None:
     assert 1 < compared.compute_speedup(odb) < compared.compute_own_speedup(odb)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("samples", [16, 40, 1000])
 def test_a_policy_whose_steps_hold_more_gets_smaller_batches(samples: int) -> None:
     ((compared,), _) = compare([build("odb", global_batch=GlobalBatch(samples=samples))], POLICIES)

@@ -32,7 +32,7 @@ def count_inside(costs: Costs, held: list[RecordedRun], workers: int) -> list[bo
     return inside
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("drift", "jitter", "count", "samples"), [(0.03, 0.05, 18, 150), (0.03, 0.05, 24, 300), (0.1, 0.1, 24, 300)]

@@ -151,7 +151,7 @@ def test_a_cluster_that_is_gone_ends_the_study_and_what_is_done_is_kept(
         run_grid(GRID, Vanishing())
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("is_killed", [True, False], ids=["scheduler killed", "no worker"])
 def test_a_dask_cluster_without_anybody_is_said(is_killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
@@ -223,6 +223,7 @@ def test_what_is_done_is_kept_and_the_same_command_goes_on(tmp_path: Path, monke
     assert len(asked) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["compare", "tune"])
 def test_the_other_studies_keep_theirs(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = {
@@ -247,6 +248,7 @@ class Own:
 """
 
 
+@pytest.mark.deep
 def test_an_own_rule_that_has_changed_is_simulated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, kept = tmp_path / "own_rule.py", tmp_path / "kept"
     command = [*SWEEP, "--processes", "1", "--policy", f"{rule}:Own", "--out", str(kept)]

@@ -74,7 +74,7 @@ def raise_invariant() -> None:
     raise InvariantError("FREE", "nothing can happen")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_commands_run_on_a_cluster(address: str, tmp_path: Path) -> None:
     written = []
     for number, where in enumerate((["--processes", "1"], ["--executor", address])):

@@ -131,7 +131,7 @@ def test_what_needs_a_choice_is_shown_beside_at_what_is_best_for_it() -> None:
     assert brute.compare_beside(question, tuning, choices)[packed.choice] >= brute.ENOUGH_BESIDE
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("name", "ranks", "update", "samples"),
     [
@@ -199,6 +199,7 @@ def test_a_question_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> N
         Question(study=Study(lengths=LENGTHS), **(good | wrong))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", ["even", "shared"])
 def test_the_command(tmp_path: Path, shards: str, capsys: pytest.CaptureFixture[str]) -> None:
     out, page = tmp_path / "t.json", tmp_path / "t.html"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -482,6 +483,7 @@ def _compare(seed: int, reached: Counter[str]) -> None:
     assert _list_taken(world) == _run(config, shards, reached, window_bytes), f"seed {seed}: {config}"
 
 
+@pytest.mark.deep
 def test_both_make_the_same_batches_in_long_and_wide_worlds() -> None:
     """Spec: R2, R2.1, R2.3, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6. Checks: REPLAY. Fails when they meet too little."""
     reached = Counter[str]()

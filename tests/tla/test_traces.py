@@ -63,6 +63,7 @@ def test_a_run_of_the_core_is_a_behaviour_of_the_model(name: str, tmp_path: Path
     assert result.states == sum(1 for _ in path.open())  # one state a line, and one before it, less the header
 
 
+@pytest.mark.deep
 def test_a_simulated_run_on_real_lengths_is_a_behaviour_of_the_model(tmp_path: Path) -> None:
     """Checks: ALIGN, CONSERVE, RELEASE, COVER."""
     require_tlc()

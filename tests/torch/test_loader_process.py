@@ -214,6 +214,7 @@ def test_a_worker_that_is_stopped_ends_every_rank(num_workers: int, which: int, 
     assert max(result.seconds for result in results) < (8 if method == "fork" else 40)
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
     settings = SETTINGS | {"num_workers": 1, "persistent_workers": True, "loader_timeout_s": 1.0}
     with ODBDataLoader(Numbers(0, 200), **nested(**settings)) as loader:

@@ -87,6 +87,7 @@ def test_storages_add_up_as_the_memory_tracker_of_torch_says() -> None:
     assert abs(ours - theirs) <= 4096
 
 
+@pytest.mark.deep
 def test_fake_tensors_are_measured_without_allocating() -> None:
     expected = measure_peak(lambda: Step()(8, 50))
     with FakeTensorMode():

@@ -65,6 +65,7 @@ def read_groups(name: str, window: int, layout: Layout, samples: int | None = No
     return groups
 
 
+@pytest.mark.deep
 def test_what_the_shapes_cost() -> None:
     """``pytest tests/torch/test_shapes.py -s -k cost`` prints the table of docs/howto/packed.md."""
     bounded = BoundedShapes(token_budget=BUDGET, shapes=SHAPES)

@@ -86,6 +86,7 @@ def test_ranks_with_other_sizes_refuse_to_start() -> None:
 BUDGET = 12288
 
 
+@pytest.mark.deep
 def test_what_friendly_sizes_cost() -> None:
     """``pytest tests/torch/test_sizes.py -s -k cost`` prints the table of docs/howto/memory.md."""
     kinds = [sizes for sizes in Sizes if sizes is not Sizes.ANY]

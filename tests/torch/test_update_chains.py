@@ -232,7 +232,7 @@ def test_a_chain_that_went_wrong(chain: Chain) -> None:
     check_chains([chain])
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("block", range(16))
 def test_any_chain_of_restarts_trains_each_update_whole(block: int) -> None:
     """Checks: UPDATE, WEIGHT, RESUME, ALIGN."""
