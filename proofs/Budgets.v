@@ -115,7 +115,7 @@ Lemma every_rank_is_bounded : forall s r, reachable s -> r < W -> bounded (cfg r
 Proof.
   intros s r R. revert r. induction R as [|s l t R IH St]; intros r H.
   - split; [split; reflexivity|constructor].
-  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [| |exact (IH r H)].
+  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [| |exact (IH r H)..].
     + unfold known, System.hist_of, known in *. cbn [rank_of got log]. change (results (mkSys _ _ _ (log s) _)) with (results s).
       destruct (Nat.eq_dec r i) as [->|NE].
       2:{ rewrite update_other by assumption. specialize (IH r H). destruct e; try exact IH. rewrite update_other by assumption. exact IH. }
@@ -123,7 +123,7 @@ Proof.
       destruct Cases as [[y ->]|NG].
       2:{ pose proof (transition_same _ _ _ _ _ _ NG E) as X. replace (match e with Got _ => _ | _ => _ end) with (got s) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
           eapply bounded_same; [exact X|exact IH]. }
-      rewrite update_same. pose proof M as [_ Ex]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc. set (rs := firstn (got s i) (results s)) in *. set (h := history (cfg 0) rs) in *.
+      rewrite update_same. pose proof M as [_ [Ex _]]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc. set (rs := firstn (got s i) (results s)) in *. set (h := history (cfg 0) rs) in *.
       pose proof (g_core _ _ _ _ _ I i H) as K. change (System.hist_of cfg s i) with h in K.
       pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
       pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. pose proof (k_round _ _ _ _ _ _ K) as Kr.
@@ -185,7 +185,7 @@ Proof.
   induction 1 as [|s l t R IH St].
   - split; [reflexivity|]. split; [simpl; lia|]. simpl. intros j [L|[_ [t E]]]; [lia|discriminate].
   - pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (invariant_of W cfg depth input ok t (reach_step _ _ _ _ s l t R St)) as It.
-    destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [exact IH| |exact IH].
+    destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [exact IH| |exact IH..].
     assert (En : entry_ok W cfg (messages W s, x)).
     { apply (log_entry W cfg depth input _ (length (log s)) _ It). cbn [log]. rewrite nth_error_app2, Nat.sub_diag by lia. reflexivity. }
     unfold agreed_on in *. rewrite (whole_snoc cfg). unfold results in *. cbn [log]. rewrite map_app, agreed_budgets_app. cbn [map snd]. fold (results s) in *.

@@ -330,13 +330,24 @@ Proof.
     + unfold planned_samples. rewrite Hs. apply (n_first s S).
 Qed.
 
+Lemma none_draws_after_the_end : forall s r n la, invariant s -> r < W -> may_draw cfg input s r n la -> forall o l, h_kind (whole s) <> NClosed o l.
+Proof.
+  intros s r n la I H [_ [_ [_ [_ Ph]]]] o l Hk. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as K. unfold kind_ok in K.
+  destruct (hist_cases W cfg depth input s r I H) as [[_ Wa]|[_ [_ [Wt [ms [x [_ [_ Wa]]]]]]]]; destruct Ph as [[Ph _]|[Ph _]]; rewrite Ph in K.
+  - destruct K as [K _]. congruence.
+  - congruence.
+  - destruct K as [K _]. rewrite Wa in Hk. unfold h_step in Hk. rewrite K in Hk. destruct x; simpl in Hk; congruence.
+  - unfold is_waiting in Wt. rewrite Ph in Wt. discriminate.
+Qed.
+
 Lemma step_keeps_second : forall s l t, invariant s -> second s -> step s l t -> invariant t /\ second t.
 Proof.
   intros s l t I S St. assert (I' : invariant t) by (destruct ok; eapply every_step_keeps_the_invariant; eauto). split; [exact I'|].
-  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk].
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s r n la H D].
   - apply (rank_step_keeps_second s r e t _ I I' S H M E); reflexivity.
   - apply exchange_keeps_second; assumption.
   - destruct S. constructor; assumption.
+  - destruct S. constructor; try assumption. intros l Hk. exfalso. exact (none_draws_after_the_end s r n la I H D _ _ Hk).
 Qed.
 
 Lemma reachable_second : forall s, reachable s -> invariant s /\ second s.
