@@ -214,9 +214,7 @@ Proof.
       * assert (Z : count_phase t = 1) by (unfold count_phase; rewrite Pt; reflexivity).
         assert (Lw : length (window t) <= length (window u)).
         { destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-          destruct (got_current W cfg depth input s i _ I H M) as [_ [_ [_ [ms [El Em]]]]].
-          destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
-          destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+          destruct (answered_offer W cfg depth input s i a I H M Ph) as [o [os [A [Io [_ O]]]]]. fold u in O.
           destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 _]]].
           pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Ca in Pl.
           rewrite R3 in Pl at 2. rewrite (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u))) in Pl. lia. }
@@ -364,11 +362,9 @@ Proof.
     right. exists q. auto.
   - assert (Hk : h_kind (whole s') <> NOffer /\ forall n, h_kind (whole s') <> NCount n).
     { destruct (reduce_reported _ _ Rd) as [Em _]. pose proof (messages_nth W s 0 ltac:(lia)) as Hm. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [x [Hm _]].
-      destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 [_ Wt]]. pose proof (g_core _ _ _ _ _ I 0 ltac:(lia)) as K. unfold message in Hm. unfold is_waiting in Wt.
-      pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite W0 in Kk. destruct (at_phase (rank_of s 0)) eqn:Ph; try discriminate.
-      - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
-      - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
-      - rewrite Wh. unfold h_step. rewrite Kk. destruct (failure_of rs); simpl; split; try discriminate; rewrite Kk; discriminate. }
+      destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 [_ Wt]]. pose proof (g_core _ _ _ _ _ I 0 ltac:(lia)) as K. pose proof (waiting_says _ _ _ _ _ _ K Wt) as Sa.
+      rewrite <- Hm in Sa. destruct Sa as [Ph _]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite W0, Ph in Kk.
+      rewrite Wh. unfold h_step. rewrite Kk. destruct (failure_of rs); simpl; split; try discriminate; rewrite Kk; discriminate. }
     destruct Hk as [Hk1 Hk2]. constructor; [|intros l a n _ Z; exfalso; apply (Hk2 n Z)]. intros _. destruct (h_kind (whole s')) as [|n| |]; auto; exfalso; first [apply Hk1; reflexivity|eapply Hk2; reflexivity].
 Qed.
 
@@ -457,9 +453,8 @@ Proof.
         assert (Dec : at_phase t = COUNT \/ at_phase t <> COUNT) by (destruct (at_phase t); auto; right; discriminate). destruct Dec as [Pt|Pt].
         -- replace (remark s (LRank i (Got (Agreed a))) s' m i) with (m i ++ [read u]) by (unfold remark; rewrite Rt, Pt, update_same; reflexivity).
            destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-           destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as EO. pose proof EO as [_ [ER _]]. simpl in ER.
+           pose proof (log_entry W cfg depth input s _ _ I El) as EO. destruct (answered_offer W cfg depth input s i a I H My Ph) as [o [os [A [Io [Po O]]]]]. fold u in Po, O.
            pose proof (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ i EO B H) as Ci.
-           destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
            destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [_ [_ [_ R7]]]]]].
            assert (NZ : o_samples_max a <> 0) by (intros Z; unfold target in Tg; rewrite Z in Tg; discriminate).
            pose proof (logged_agreements_are_sane s R) as LS. rewrite Forall_forall in LS. specialize (LS _ (nth_error_In _ _ El) B Sr NZ).

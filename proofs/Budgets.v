@@ -202,9 +202,8 @@ Proof.
     destruct (Rank 0 Z) as [K0 _]. specialize (Phase 0 Z) as Ph0. unfold message in First.
     assert (Old : forall j y, j < length bs -> nth j (bs ++ y) None = nth j bs None) by (intros j y L; apply app_nth1, L).
     unfold h_step. destruct (h_kind h) as [|t| |o l] eqn:Hk; [| | |contradiction].
-    + destruct (k_offer _ _ _ _ _ _ K0 Ph0) as [o0 [Po0 _]]. rewrite Po0 in First. destruct x as [a|cs|rs].
-      2:{ destruct (reduce_counted _ _ Rd) as [l [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
-      2:{ destruct (reduce_reported _ _ Rd) as [El _]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+    + destruct (k_offer _ _ _ _ _ _ K0 Ph0) as [o0 [Po0 _]]. rewrite Po0 in First. pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ First)) as Say.
+      destruct x as [a|cs|rs]; [|destruct Say|destruct Say].
       change (agreed_budgets [Agreed a]) with [o_budget a]. rewrite app_length. cbn [length].
       destruct (is_bad a) eqn:Ba.
       { cbn [h_kind h_round]. split; [lia|]. split; [lia|]. intros j [L|[_ [t E]]]; [rewrite Old by lia; apply B2; auto|discriminate]. }
@@ -216,14 +215,11 @@ Proof.
       unfold messages. rewrite map_map. apply map_ext_in. intros q Iq. apply in_seq in Iq. assert (H : q < W) by lia.
       destruct (Rank q H) as [K _]. destruct (k_offer _ _ _ _ _ _ K (Phase q H)) as [o [Po O]]. unfold message. rewrite Po.
       rewrite (of_budget _ _ _ _ O), (k_round _ _ _ _ _ _ K), (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ a q En Ba H). reflexivity.
-    + rewrite (k_count _ _ _ _ _ _ K0 Ph0) in First. destruct x as [a|cs|rs].
-      { destruct (reduce_agreed _ _ Rd) as [os [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
-      2:{ destruct (reduce_reported _ _ Rd) as [El _]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+    + rewrite (k_count _ _ _ _ _ _ K0 Ph0) in First. pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ First)) as Say. destruct x as [a|cs|rs]; [destruct Say| |destruct Say].
       change (agreed_budgets [Counted cs]) with (@nil (option nat)). rewrite app_nil_r. cbn [h_kind h_round]. split; [exact B1|]. split; [lia|].
       intros j [L|[_ [u E]]]; [apply B2|discriminate]. destruct (Nat.eq_dec j (h_round h)) as [->|NE]; [right; split; [reflexivity|eauto]|left; lia].
-    + destruct (k_report _ _ _ _ _ _ K0 Ph0) as [p [Po0 _]]. rewrite Po0 in First. destruct x as [a|cs|rs].
-      { destruct (reduce_agreed _ _ Rd) as [os [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
-      { destruct (reduce_counted _ _ Rd) as [l [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+    + destruct (k_report _ _ _ _ _ _ K0 Ph0) as [p [Po0 _]]. rewrite Po0 in First. pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ First)) as Say.
+      destruct x as [a|cs|rs]; [destruct Say|destruct Say|].
       change (agreed_budgets [Reported rs]) with (@nil (option nat)). rewrite app_nil_r.
       destruct (failure_of rs); cbn [h_kind h_round]; rewrite ?Hk; (split; [exact B1|]; split; [exact B3|]);
         (intros j [L|[_ [u E]]]; [apply B2; auto|discriminate]).

@@ -120,11 +120,8 @@ Proof.
   destruct (sync_message W cfg depth input s r x I H M1 M2) as [Wa [G [ms [El Em]]]].
   pose proof (log_entry W cfg depth input s _ _ I El) as [EL [ER EM]]. pose proof (g_core _ _ _ _ _ I r H) as K.
   pose proof (logged_reports_say s R) as FR. rewrite Forall_forall in FR. specialize (FR _ (nth_error_In _ _ El)). simpl in *.
-  unfold is_waiting in Wa. unfold message in Em. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
-  - destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. rewrite Po in Em. destruct x as [a|cs|rs].
-    2:{ destruct (reduce_counted _ _ ER) as [l [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    2:{ destruct (reduce_reported _ _ ER) as [-> _]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    destruct (reduce_agreed _ _ ER) as [os [-> A]]. apply nth_error_In in Em as Im. apply in_map_iff in Im as [o' [Eo Io]]. injection Eo as ->.
+  pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. apply nth_error_In in Em. destruct x as [a|cs|rs].
+  - destruct (reduce_agreed _ _ ER) as [os [-> A]]. apply in_map_iff in Em as [o [Eo Io]]. rewrite <- Eo in Sa. destruct Sa as [Ph [_ O]]. rewrite Ph.
     unfold agree. destruct (is_bad a) eqn:B; [eauto|].
     assert (Rr : o_round_min a = round (rank_of s r)).
     { destruct (of_round _ _ _ _ O) as [R1 R2]. destruct (ag_round _ _ A o Io) as [R3 R4].
@@ -135,15 +132,9 @@ Proof.
     destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. destruct (Fl Ro) as [F|F].
     + apply (ag_failed _ _ A o1 Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].
     + apply (ag_stop _ _ A o1 Ho) in F. contradiction.
-  - rewrite (k_count _ _ _ _ _ _ K Ph) in Em. destruct x as [a|cs|rs].
-    1:{ destruct (reduce_agreed _ _ ER) as [os [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    2:{ destruct (reduce_reported _ _ ER) as [-> _]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    destruct (reduce_counted _ _ ER) as [l [-> [F _]]]. apply nth_error_In in Em. apply in_map_iff in Em as [c [Ec Ic]]. injection Ec as ->.
+  - destruct (reduce_counted _ _ ER) as [l [-> [F _]]]. apply in_map_iff in Em as [c [Ec Ic]]. rewrite <- Ec in Sa. destruct Sa as [Ph ->]. rewrite Ph.
     rewrite Forall_forall in F. specialize (F _ Ic). rewrite map_length in F. unfold count. rewrite F, Nat.eqb_refl. simpl. eauto.
-  - destruct (k_report _ _ _ _ _ _ K Ph) as [y [Po _]]. rewrite Po in Em. destruct x as [a|cs|rs].
-    1:{ destruct (reduce_agreed _ _ ER) as [os [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    1:{ destruct (reduce_counted _ _ ER) as [l [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    destruct (failure_of rs); [eauto|easy].
+  - destruct (reduce_reported _ _ ER) as [-> _]. apply in_map_iff in Em as [y [Ey _]]. rewrite <- Ey in Sa. destruct Sa as [Ph _]. rewrite Ph. destruct (failure_of rs); [eauto|easy].
 Qed.
 
 (** A rank whose answer is there takes it; or, where it shares an order, draws first: all that is left, say. *)
@@ -173,19 +164,17 @@ Proof.
   assert (C : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r) /\ is_waiting (rank_of s r) = true).
   { intros r H. destruct (pending_current W cfg depth input s r I H (P r H)) as [<- [_ Wa]]. split; [apply (g_core _ _ _ _ _ I r H)|exact Wa]. }
   assert (NE : messages W s <> []) by (intros E; pose proof (messages_length W s) as L; rewrite E in L; simpl in L; lia).
+  assert (Say : forall m, In m (messages W s) -> match h_kind (whole s), m with
+    | NOffer, MOffer _ | NReport, MReport _ => True | NCount n, MCounts cs => length cs = n | _, _ => False end).
+  { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
+    pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. destruct (message (rank_of s r)) as [o|cs|x]; destruct Sa as [Ph Sa]; rewrite Ph in Kk; [|destruct Kk as [Kk _]|]; rewrite Kk; auto.
+    rewrite Sa. apply map_length. }
   destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk.
-  - destruct (map_choice _ _ MOffer (fun _ => True) (messages W s)) as [os [E _]].
-    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
-      unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; [rewrite Ph in Wa; discriminate|]. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po _]]. unfold message. rewrite Po. eauto. }
+  - destruct (map_choice _ _ MOffer (fun _ => True) (messages W s)) as [os [E _]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
     rewrite E in *. destruct os as [|o os]; [easy|]. simpl. rewrite offers_of_total. eauto.
-  - destruct (map_choice _ _ MCounts (fun c => length c = n) (messages W s)) as [l [E F]].
-    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
-      pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite Ph, Hk in Kk. destruct Kk as [Kk _]. injection Kk as Kk.
-      unfold message. rewrite (k_count _ _ _ _ _ _ K Ph). eexists. split; [reflexivity|]. rewrite map_length. congruence. }
+  - destruct (map_choice _ _ MCounts (fun c => length c = n) (messages W s)) as [l [E F]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
     rewrite E in *. destruct l as [|c l]; [easy|]. inversion F; subst. simpl. rewrite counts_of_total by assumption. eauto.
-  - destruct (map_choice _ _ MReport (fun _ => True) (messages W s)) as [rs [E _]].
-    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
-      destruct (k_report _ _ _ _ _ _ K Ph) as [o [Po _]]. unfold message. rewrite Po. eauto. }
+  - destruct (map_choice _ _ MReport (fun _ => True) (messages W s)) as [rs [E _]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
     rewrite E in *. destruct rs as [|o rs]; [easy|]. simpl. rewrite reports_of_total. eauto.
   - exfalso. destruct (C 0 ltac:(lia)) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
     unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; rewrite Ph in Wa; discriminate.

@@ -56,10 +56,7 @@ Proof.
   assert (L : length rs = W) by (rewrite <- (map_length MReport), <- Em; apply messages_length). split; [exact L|]. intros r H.
   pose proof (messages_nth W s r H) as Hm. rewrite Em in Hm. destruct (nth_error rs r) as [x|] eqn:Hx; [|apply nth_error_None in Hx; lia].
   rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]].
-  pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in Wa. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
-  - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
-  - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
-  - destruct (k_report _ _ _ _ _ _ K Ph) as [y [Po [R1 R2]]]. rewrite Po in Hm. injection Hm as ->. split; [reflexivity|]. exists y. auto.
+  pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa. rewrite <- Hm in Sa. destruct Sa as [Ph Sa]. split; [exact Ph|]. exists x. auto.
 Qed.
 
 (** Some report has something to say: the Python's PeerError in compute_failure is never raised. *)
@@ -156,19 +153,24 @@ Proof.
   intros s r R H E. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O]]]. exists o. split; [exact O|]. apply (d_outcome s (reachable_third s R) o l Hk).
 Qed.
 
+Lemma an_offer_is_agreed_on : forall s t r o, reachable s -> step s LExchange t -> r < W -> at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) ->
+  exists a os, agreement_of a os /\ In o os /\ h_kind (whole t) = (if is_bad a then NReport else match o_stop_rank a with
+    | Some q => NClosed (Stopped q match o_stop_step a with Some n => n | None => 0 end) match o_stop_step a with Some n => n | None => 0 end
+    | None => match target (cfg 0) a with 0 => NClosed Complete (length (h_steps (whole s))) | S n => NCount (S n) end end).
+Proof.
+  intros s t r o R St H Ph Po. pose proof (invariant_of W cfg depth input ok s R) as I. inversion St as [|? x P Rd| |]; subst.
+  destruct (pending_current W cfg depth input s r I H (P r H)) as [Wa _]. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Kk. unfold kind_ok in Kk. rewrite Ph, Wa in Kk.
+  pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm. pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ Hm)) as Say.
+  destruct x as [a|cs|rs]; [|destruct Say|destruct Say]. destruct Say as [os [_ [A Io]]]. exists a, os. split; [exact A|]. split; [exact Io|].
+  rewrite whole_snoc. unfold h_step. rewrite Kk. destruct (is_bad a); [reflexivity|]. destruct (o_stop_rank a); reflexivity.
+Qed.
+
 (** ABORT: once a failure has been offered, the epoch cannot go on: the round's agreement sends every rank to its report. *)
 Theorem a_failure_that_is_offered_ends_the_round : forall s t r o, reachable s -> step s LExchange t -> r < W ->
   at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_failed o <> None -> h_kind (whole t) = NReport.
 Proof.
-  intros s t r o R St H Ph Po Fo. pose proof (invariant_of W cfg depth input ok s R) as I. inversion St as [|? x P Rd| |]; subst.
-  rewrite whole_snoc. destruct (pending_current W cfg depth input s r I H (P r H)) as [Wa [_ Wt]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wa in K.
-  assert (Hk : h_kind (whole s) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ K) as Kk; unfold kind_ok in Kk; rewrite Ph in Kk; exact Kk).
-  pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
-  unfold h_step. rewrite Hk. destruct x as [a|cs|rs].
-  - destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [Em _]]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->.
-    pose proof (ag_failed _ _ A o Io Fo) as Fa. unfold is_bad. destruct (o_failed a); [reflexivity|easy].
-  - destruct (reduce_counted _ _ Rd) as [l [Em _]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
-  - destruct (reduce_reported _ _ Rd) as [Em _]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
+  intros s t r o R St H Ph Po Fo. destruct (an_offer_is_agreed_on s t r o R St H Ph Po) as [a [os [A [Io ->]]]].
+  pose proof (ag_failed _ _ A o Io Fo) as Fa. unfold is_bad. destruct (o_failed a); [reflexivity|easy].
 Qed.
 
 (** ABORT: after an agreement that holds a failure or a mismatch no epoch is complete, on any rank. *)
@@ -348,15 +350,8 @@ Theorem a_stop_that_is_offered_ends_the_round : forall s t r o, reachable s -> s
   at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_stop_rank o <> None ->
   h_kind (whole t) = NReport \/ exists q n, h_kind (whole t) = NClosed (Stopped q n) n.
 Proof.
-  intros s t r o R St H Ph Po Fo. pose proof (invariant_of W cfg depth input ok s R) as I. inversion St as [|? x P Rd| |]; subst.
-  rewrite whole_snoc. destruct (pending_current W cfg depth input s r I H (P r H)) as [Wa [_ Wt]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wa in K.
-  assert (Hk : h_kind (whole s) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ K) as Kk; unfold kind_ok in Kk; rewrite Ph in Kk; exact Kk).
-  pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
-  unfold h_step. rewrite Hk. destruct x as [a|cs|rs].
-  - destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [Em _]]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->.
-    pose proof (ag_stop _ _ A o Io Fo) as Fa. destruct (is_bad a); [left; reflexivity|right]. destruct (o_stop_rank a) as [q|]; [|easy]. simpl. eauto.
-  - destruct (reduce_counted _ _ Rd) as [l [Em _]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
-  - destruct (reduce_reported _ _ Rd) as [Em _]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
+  intros s t r o R St H Ph Po Fo. destruct (an_offer_is_agreed_on s t r o R St H Ph Po) as [a [os [A [Io ->]]]].
+  pose proof (ag_stop _ _ A o Io Fo) as Fa. destruct (is_bad a); [left; reflexivity|right]. destruct (o_stop_rank a) as [q|]; [|easy]. simpl. eauto.
 Qed.
 
 End Ending.

@@ -261,6 +261,15 @@ Proof.
   destruct (hist_cases s r I H) as [[G' _]|[_ [_ [_ [ms' [y [L' [_ E]]]]]]]]; [lia|]. rewrite L in L'. injection L' as <- <-. exact E.
 Qed.
 
+(** An agreement that a rank receives was made of its own offer too. *)
+Lemma answered_offer : forall s r a, invariant s -> r < W -> may cfg input s r (Got (Agreed a)) -> at_phase (rank_of s r) = OFFER ->
+  exists o os, agreement_of a os /\ In o os /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o.
+Proof.
+  intros s r a I H M Ph. destruct (got_current s r _ I H M) as [_ [_ [_ [ms [El Em]]]]]. destruct (k_offer _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Ph) as [o [Po O]].
+  destruct (log_entry _ _ _ _ s _ _ I El) as [_ [ER _]]. unfold message in Em. rewrite Po in Em.
+  destruct (reduce_says _ _ _ ER (nth_error_In _ _ Em)) as [os [_ [A Io]]]. exists o, os. auto.
+Qed.
+
 (** The offers of an exchange that is about to complete. *)
 Lemma pending_offers : forall s a, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Agreed a) ->
   exists os, agreement_of a os /\ messages W s = map MOffer os /\
@@ -270,11 +279,7 @@ Proof.
   intros s a I P R. destruct (reduce_agreed _ _ R) as [os [E A]]. exists os. split; [exact A|]. split; [exact E|].
   assert (X : forall r o, r < W -> nth_error os r = Some o -> at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o).
   { intros r o H Ho. pose proof (messages_nth W s r H) as Hm. rewrite E, (map_nth_error MOffer _ _ Ho) in Hm. injection Hm as Hm.
-    destruct (pending_current s r I H (P r H)) as [_ [_ Wa]]. pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in Wa.
-    destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
-    - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. injection Hm as ->. auto.
-    - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
-    - destruct (k_report _ _ _ _ _ _ K Ph) as [x [Po _]]. rewrite Po in Hm. discriminate. }
+    destruct (pending_current s r I H (P r H)) as [_ [_ Wa]]. pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa. rewrite <- Hm in Sa. exact Sa. }
   assert (L : length os = W) by (rewrite <- (map_length MOffer), <- E; apply messages_length).
   split.
   - intros r H. destruct (nth_error os r) as [o|] eqn:Ho; [|apply nth_error_None in Ho; lia]. exists o. split; [eapply nth_error_In; eauto|]. apply X; assumption.

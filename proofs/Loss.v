@@ -126,9 +126,6 @@ Definition lossy_reachable (s : sys) : Prop := exists n, lossy_path (start cfg) 
 Lemma lossy_reachable_on : forall s n t, lossy_path s n t -> lossy_reachable s -> lossy_reachable t.
 Proof. induction 1 as [s|s t n u P IH St|s t n u l P IH St Dr]; intros R; [exact R|..]; destruct (IH R) as [m Q]; eexists; [eapply lossy_on|eapply lossy_draw]; eauto. Qed.
 
-Lemma lossy_reachable_by : forall s l t, lossy_reachable s -> step s l t -> lossy_reachable t.
-Proof. intros s l t [n P] St. destruct (is_draw l) eqn:Dr; eexists; [eapply lossy_draw|eapply lossy_on, LossyStep]; eauto. Qed.
-
 (** Following without the losses: [like] is what a lost rank and its shadow have in common. *)
 Section Following.
 Variable like : state -> state -> Prop.

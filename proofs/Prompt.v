@@ -101,7 +101,7 @@ Proof.
       { destruct Pr as [[X [Y _]]|[[X _]|[[_ [_ X]]|[[_ X]|[_ [X _]]]]]]; auto; try congruence. unfold is_ending in X. rewrite Ph in X. discriminate. }
       destruct Early as [[Rs Ea]|[o [Po So]]].
       * rewrite Rs. destruct C as [[C1 [q [m [_ C2]]]]|[_ [C|[C1 C2]]]]; [|auto 6|]; right; right; right; right; (split; [auto|]; split; [assumption|]; eexists; split; [eassumption|auto]).
-      * destruct (reduce_agreed _ _ Rd) as [os [-> A]]. unfold message in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+      * unfold message in Em. rewrite Po in Em. destruct (reduce_says _ _ _ Rd (nth_error_In _ _ Em)) as [os [_ [A Io]]].
         destruct k; simpl in So.
         -- assert (Ne : o_stop_rank a <> None) by (apply (ag_stop _ _ A o Io); destruct (o_stop_rank o); [discriminate|discriminate So]).
            destruct C as [[C1 [q [m [_ C2]]]]|[C _]]; [|contradiction]. right. right. right. right. split; [exact Rn|]. split; [exact C1|]. eexists. split; [exact C2|]. left. reflexivity.

@@ -325,16 +325,13 @@ Proof.
     simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].
     specialize (IH i H). pose proof (answer_or_own e) as Cases.
     pose proof (g_core _ _ _ _ _ I i H) as K. destruct Cases as [[y ->]|NG].
-    + destruct (got_current W cfg depth input s i y I H M) as [_ [_ [_ [ms [El Em]]]]].
-      simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
+    + simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. unfold groups_of in *. rewrite S1. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|].
         destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra Tg _ _ Al _].
         -- destruct S2 as [S2 _]; [congruence|]. rewrite S2. exact IH2.
         -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
         -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
-        -- rewrite Al. destruct (k_offer _ _ _ _ _ _ K P) as [o [Po O]].
-           pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER. destruct (reduce_agreed _ _ ER) as [os [-> A]].
-           unfold message in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+        -- rewrite Al. destruct (answered_offer W cfg depth input s i a I H M P) as [o [os [A [Io [Po O]]]]].
            destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [R4 _]]]]. destruct (ag_samples _ _ A o Io) as [Mi _]. rewrite (of_samples _ _ _ _ O), R4 in Mi.
            unfold target in Tg. rewrite (Qm i H) in Tg. destruct (_ || _); [discriminate|].
            apply (ok_align_work _ (configs_ok _ _ ok i H)); [rewrite R3; apply (ok_group_nonempty _ (configs_ok _ _ ok i H))|].

@@ -331,11 +331,8 @@ Proof.
   intros s a I P Rd B Sr. destruct (reduce_agreed _ _ Rd) as [os [E A]]. exists os. split; [exact A|].
   assert (X : forall r o, r < W -> nth_error os r = Some o -> at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok c r (rank_of s r) o).
   { intros r o H Ho. pose proof (messages_nth W s r H) as Hm. rewrite E, (map_nth_error MOffer _ _ Ho) in Hm. injection Hm as Hm.
-    destruct (basis_pending s r I H (P r H)) as [_ [_ Wa]]. destruct (bs_rank s I r H) as [h [_ [K _]]]. unfold message in Hm. unfold is_waiting in Wa.
-    destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
-    - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. injection Hm as ->. auto.
-    - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
-    - destruct (k_report _ _ _ _ _ _ K Ph) as [x [Po _]]. rewrite Po in Hm. discriminate. }
+    destruct (basis_pending s r I H (P r H)) as [_ [_ Wa]]. destruct (bs_rank s I r H) as [h [_ [K _]]]. pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa.
+    rewrite <- Hm in Sa. exact Sa. }
   assert (L : length os = W) by (rewrite <- (map_length MOffer), <- E; apply messages_length).
   assert (Y : forall o, In o os -> exists r, r < W /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok c r (rank_of s r) o).
   { intros o Ho. apply In_nth_error in Ho as [r Hr]. assert (H : r < W) by (rewrite <- L; apply nth_error_Some; congruence). exists r. split; [assumption|]. apply X; assumption. }
@@ -497,9 +494,7 @@ Proof.
   unfold message_of, message. unfold is_waiting in Wa. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
   - rewrite Kk. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. rewrite Po.
     pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
-    destruct x as [a|cs|rs].
-    2:{ destruct (reduce_counted _ _ Rd) as [l [El _]]. rewrite El in Hm. apply nth_error_In, in_map_iff in Hm as [y [Ey _]]. discriminate. }
-    2:{ destruct (reduce_reported _ _ Rd) as [El _]. rewrite El in Hm. apply nth_error_In, in_map_iff in Hm as [y [Ey _]]. discriminate. }
+    pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ Hm)) as Say. destruct x as [a|cs|rs]; [|destruct Say|destruct Say].
     rewrite whole_snoc in Al. unfold plain, alive, h_step in Al. rewrite Kk in Al.
     destruct (is_bad a) eqn:B; [destruct Al as [[]|[[l Al] _]]; discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr; [destruct Al as [[]|[[l Al] _]]; discriminate|].
     destruct (all_are_ready s a I P Rd B Sr) as [os [A [F1 F2]]]. destruct (F1 r H) as [o' [Iy [_ [Po' [Ro _]]]]]. rewrite Po in Po'. injection Po' as <-.

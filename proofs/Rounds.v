@@ -38,7 +38,7 @@ Proof.
   specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K. pose proof (rank_step_after W cfg depth input ok s i e t I H My E) as K'.
   set (u := rank_of s i) in *. pose proof (k_round _ _ _ _ _ _ K) as R1. pose proof (k_round _ _ _ _ _ _ K') as R2.
   pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
-  - destruct (got_current W cfg depth input s i y I H My) as [_ [_ [_ [ms [El Em]]]]]. simpl in E. fold u in E. simpl in R2.
+  - simpl in E. fold u in E. simpl in R2.
     pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Pk. fold u in Pk.
     destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
     + destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
@@ -50,8 +50,7 @@ Proof.
       2:{ destruct (S2 Pt) as [Sa _]. assert (Ic : in_count t = 0) by (unfold in_count; destruct (at_phase t); try reflexivity; exfalso; apply Pt; reflexivity).
           constructor; rewrite Ic; unfold made; rewrite S1, Sa, Rr; simpl; lia. }
       destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-      destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
-      destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+      destruct (answered_offer W cfg depth input s i a I H My Ph) as [o [os [A [Io [Po O]]]]]. fold u in Po, O.
       destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [Rw [R3 _]]].
       pose proof (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u)) as Gp. pose proof (ok_group_nonempty _ (configs_ok _ _ ok i H) (budget u) (window u)) as Gn. rewrite <- R3 in Gp, Gn.
       pose proof (Permutation_length Gp) as Gl. pose proof (Permutation_length (k_cons _ _ _ _ _ _ K)) as Cl. fold u in Cl. rewrite Au in Cl. simpl in Cl. rewrite app_length, firstn_length in Cl.

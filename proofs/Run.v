@@ -99,29 +99,25 @@ Proof.
   - destruct (_ || _) eqn:C; [discriminate|]. injection E as <- <-. apply orb_false_iff in C as [C1 C2]. simpl. auto.
 Qed.
 
-Lemma may_event_of : forall s r e, may cfg input s r e -> exists c, event_of s c = Some (r, e) /\ is_loss c = false /\ forall t, rank_moves s r e = Some t -> perform s c = Some t.
+Lemma may_event_of : forall s r e, may cfg input s r e -> exists c, event_of s c = Some (r, e).
 Proof.
   intros s r e M. destruct e as [xs en full| |x| | |cause|]; simpl in M.
   - exists (CRead r (length xs) en full). destruct M as [M1 [M2 [M3 M4]]].
     assert (L : length xs <= length (skipn (read (rank_of s r)) (input r))) by (rewrite M1, firstn_length; lia).
-    assert (E : event_of s (CRead r (length xs) en full) = Some (r, SamplesRead xs en full)).
-    { simpl. replace (length xs <=? _) with true by (symmetry; apply Nat.leb_le, L).
-      replace (negb en || _) with true by (symmetry; destruct en; [simpl; apply Nat.eqb_eq; auto|reflexivity]).
-      replace (negb _ || en || full) with true by (symmetry; destruct en, full, xs; simpl; try reflexivity; destruct M3 as [M3|[M3|M3]]; congruence).
-      replace (negb full || _) with true by (symmetry; destruct full; [destruct (M4 eq_refl) as [-> Nd]; unfold is_done; destruct (at_phase (rank_of s r)); try reflexivity; exfalso; apply Nd; reflexivity|reflexivity]). simpl. rewrite <- M1. reflexivity. }
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
-  - exists (CCollate r). repeat split. auto.
-  - exists (CAnswer r). destruct M as [M1 [M2 M3]]. assert (E : event_of s (CAnswer r) = Some (r, Got x)) by (simpl; rewrite M1, M2, (proj2 (goes_on_with_more _ _) M3); reflexivity).
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
-  - exists (CTake r). assert (E : event_of s (CTake r) = Some (r, StepTaken)) by (simpl; rewrite M; reflexivity).
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
-  - exists (CLeave r). destruct M as [M1 M2]. assert (E : event_of s (CLeave r) = Some (r, ConsumerStopped)) by (simpl; rewrite M1; destruct (at_phase (rank_of s r)); congruence).
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
-  - exists (CFail r cause). destruct M as [M1 M2]. assert (E : event_of s (CFail r cause) = Some (r, LocalFailed cause)) by (simpl; rewrite M1, M2; reflexivity).
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
-  - exists (CUrge r). destruct M as [M1 M2]. assert (E : event_of s (CUrge r) = Some (r, Urged)) by (simpl; rewrite M1, M2; reflexivity).
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
+    simpl. replace (length xs <=? _) with true by (symmetry; apply Nat.leb_le, L).
+    replace (negb en || _) with true by (symmetry; destruct en; [simpl; apply Nat.eqb_eq; auto|reflexivity]).
+    replace (negb _ || en || full) with true by (symmetry; destruct en, full, xs; simpl; try reflexivity; destruct M3 as [M3|[M3|M3]]; congruence).
+    replace (negb full || _) with true by (symmetry; destruct full; [destruct (M4 eq_refl) as [-> Nd]; unfold is_done; destruct (at_phase (rank_of s r)); try reflexivity; exfalso; apply Nd; reflexivity|reflexivity]). simpl. rewrite <- M1. reflexivity.
+  - exists (CCollate r). reflexivity.
+  - exists (CAnswer r). destruct M as [M1 [M2 M3]]. simpl. rewrite M1, M2, (proj2 (goes_on_with_more _ _) M3). reflexivity.
+  - exists (CTake r). simpl. rewrite M. reflexivity.
+  - exists (CLeave r). destruct M as [M1 M2]. simpl. rewrite M1. destruct (at_phase (rank_of s r)); congruence.
+  - exists (CFail r cause). destruct M as [M1 M2]. simpl. rewrite M1, M2. reflexivity.
+  - exists (CUrge r). destruct M as [M1 M2]. simpl. rewrite M1, M2. reflexivity.
 Qed.
+
+Lemma event_performed : forall s c r e t, event_of s c = Some (r, e) -> rank_moves s r e = Some t -> perform s c = Some t.
+Proof. intros s c r e t E T. destruct c; try discriminate E; unfold perform; rewrite E; exact T. Qed.
 
 Lemma rank_moves_step : forall s r e t, may cfg input s r e -> rank_moves s r e = Some t -> step s (LRank r e) t.
 Proof.
@@ -147,7 +143,7 @@ Proof.
   intros s t. split.
   - intros X. destruct X as [s l t St Dr|s r peer cause H E].
     + destruct St as [s r e v H M E|s x P Rd|s r H Ru Tk|]; [| | |discriminate].
-      * destruct (may_event_of s r e M) as [c [_ [_ X]]]. exists c. apply X. unfold rank_moves. apply Nat.ltb_lt in H. rewrite H, E. reflexivity.
+      * destruct (may_event_of s r e M) as [c Ev]. exists c. apply (event_performed s c r e _ Ev). unfold rank_moves. apply Nat.ltb_lt in H. rewrite H, E. reflexivity.
       * exists CExchange. simpl. rewrite (proj2 (all_ranks_spec _ _) P), Rd. reflexivity.
       * exists (CTrained r). simpl. apply Nat.ltb_lt in H. rewrite H, Ru. simpl.
         replace (all_ranks W _) with true; [reflexivity|]. symmetry. apply all_ranks_spec. intros q Hq. apply Nat.leb_le, Tk, Hq.

@@ -164,6 +164,20 @@ Proof.
   - destruct (reports_of ms); discriminate.
 Qed.
 
+(** Of what kind all messages were. *)
+Lemma reduce_says : forall ms x m, reduce ms = Some x -> In m ms ->
+  match x, m with
+  | Agreed a, MOffer o => exists os, ms = map MOffer os /\ agreement_of a os /\ In o os
+  | Counted _, MCounts _ | Reported _, MReport _ => True
+  | _, _ => False
+  end.
+Proof.
+  intros ms x m R I. destruct x as [a|cs|rs].
+  - destruct (reduce_agreed _ _ R) as [os [E A]]. rewrite E in I. apply in_map_iff in I as [o [<- I]]. eauto.
+  - destruct (reduce_counted _ _ R) as [l [E _]]. rewrite E in I. apply in_map_iff in I as [c [<- _]]. exact Logic.I.
+  - destruct (reduce_reported _ _ R) as [E _]. rewrite E in I. apply in_map_iff in I as [y [<- _]]. exact Logic.I.
+Qed.
+
 (** ** The system *)
 
 Record sys := mkSys {
@@ -396,9 +410,8 @@ Proof. intros s r x I H. apply sync_answer, (g_sync s I r H). Qed.
 Lemma ready_offer : forall ms a r u, entry_ok (ms, Agreed a) -> nth_error ms r = Some (message u) -> o_ready a = true ->
   forall o, posted u = Some (MOffer o) -> o_ready o = true.
 Proof.
-  intros ms a r u EO M R o Po. destruct EO as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
-  unfold message in M. rewrite Po in M. apply (ag_ready _ _ A); [|exact R].
-  apply nth_error_In in M. apply in_map_iff in M as [o' [Eo Io]]. injection Eo as ->. exact Io.
+  intros ms a r u [_ [ER _]] M R o Po. unfold message in M. rewrite Po in M.
+  destruct (reduce_says _ _ _ ER (nth_error_In _ _ M)) as [os [_ [A Io]]]. exact (ag_ready _ _ A o Io R).
 Qed.
 
 Lemma may_admissible : forall s r e, invariant s -> r < W -> may s r e -> admissible (cfg r) (cfg 0) (input r) (rank_of s r) e.
@@ -419,13 +432,24 @@ Qed.
 Lemma messages_length : forall s, length (messages s) = W.
 Proof. intros. unfold messages. rewrite map_length, seq_length. reflexivity. Qed.
 
-(** What a waiting rank has put into the exchange. *)
+(** What a waiting rank has put into the exchange says what it waits for. *)
+Lemma waiting_says : forall c c0 r inp h u, core c c0 r inp h u -> is_waiting u = true ->
+  match message u with
+  | MOffer o => at_phase u = OFFER /\ posted u = Some (MOffer o) /\ offer_ok c r u o
+  | MCounts cs => at_phase u = COUNT /\ cs = map count_group (aligned u)
+  | MReport x => at_phase u = REPORT /\ posted u = Some (MReport x) /\ r_rank x = r /\ r_print x = c_print c
+  end.
+Proof.
+  intros c c0 r inp h u K Wa. unfold is_waiting in Wa. unfold message. destruct (at_phase u) eqn:P; try discriminate.
+  - destruct (k_offer _ _ _ _ _ _ K P) as [o [-> O]]. auto.
+  - rewrite (k_count _ _ _ _ _ _ K P). auto.
+  - destruct (k_report _ _ _ _ _ _ K P) as [x [-> [R1 R2]]]. auto.
+Qed.
+
 Lemma core_message : forall c0 r h u, core (cfg r) c0 r (input r) h u -> is_waiting u = true -> msg_ok r (message u).
 Proof.
-  intros c0 r h u K Wa. unfold is_waiting in Wa. unfold message. destruct (at_phase u) eqn:P; try discriminate.
-  - destruct (k_offer _ _ _ _ _ _ K P) as [o [-> O]]. destruct O. simpl. destruct of_print. repeat split; auto; intros q Q; [apply of_failed in Q|apply of_stop in Q]; apply Q.
-  - rewrite (k_count _ _ _ _ _ _ K P). exact Logic.I.
-  - destruct (k_report _ _ _ _ _ _ K P) as [x [-> [R1 R2]]]. simpl. auto.
+  intros c0 r h u K Wa. pose proof (waiting_says _ _ _ _ _ _ K Wa) as S. destruct (message u) as [o|cs|x]; [|exact Logic.I|apply S].
+  destruct S as [_ [_ O]]. destruct O. simpl. destruct of_print. repeat split; auto; intros q Q; [apply of_failed in Q|apply of_stop in Q]; apply Q.
 Qed.
 
 Lemma waiting_message : forall s r, invariant s -> r < W -> is_waiting (rank_of s r) = true -> msg_ok r (message (rank_of s r)).

@@ -41,13 +41,6 @@ Proof.
   intros begins u Ri [P1 P2 P3]. constructor; [exact P1|]. intros y [I|I]; [apply (P2 y I)|]. pose proof (P3 y I). pose proof (Ri (round u) (coming u) ltac:(unfold coming; lia)). lia.
 Qed.
 
-Lemma post_in_place : forall begins c r u, in_place begins u -> in_place begins (post c r u) /\ coming (post c r u) = coming u.
-Proof.
-  intros begins c r u P. assert (C : coming (post c r u) = coming u).
-  { unfold coming, in_count. change (round (post c r u)) with (round u). destruct (post_phase c r u) as [-> |[E ->]]; [|rewrite E]; reflexivity. }
-  split; [|exact C]. destruct P as [P1 P2 P3]. constructor; rewrite ?C; assumption.
-Qed.
-
 (** It stays so whatever a rank does by itself, where it reads of its window, *)
 Lemma what_is_held_stays_in_place : forall begins c r d u e t, (forall y, e <> Got y) -> transition c r d u e = Some t -> in_place begins u ->
   within (begins (coming u)) (begins (S (coming u))) (reads e) -> in_place begins t /\ coming t = coming u.
@@ -131,11 +124,8 @@ Lemma all_groups_are_agreed_on : forall W cfg depth input s r a, setting_ok W cf
   wanted u = 0 /\ groups u = c_group (cfg r) (budget u) (window u) /\ length (groups u) <= target (cfg r) a.
 Proof.
   intros W cfg depth input s r a ok join emits_all I H My u Ph [_ [_ [Ra Tg]]]. pose proof (g_core _ _ _ _ _ I r H) as K. fold u in K.
-  pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s r _ I H My) as [_ Ad].
-  destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [Rw [R3 [_ [Rg _]]]]].
-  destruct (got_current W cfg depth input s r (Agreed a) I H My) as [_ [_ [_ [ms [El Em]]]]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
-  destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
-  split; [exact Rw|]. split; [exact R3|]. pose proof (ag_groups _ _ A o Io) as G. rewrite Rg in G.
+  destruct (answered_offer W cfg depth input s r a I H My Ph) as [o [os [A [Io [Po O]]]]]. destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [Rw [R3 [_ [Rg _]]]]].
+  fold u in Rw, R3, Rg. split; [exact Rw|]. split; [exact R3|]. pose proof (ag_groups _ _ A o Io) as G. rewrite Rg in G.
   unfold target in *. rewrite join in *. simpl in *. destruct (_ || _) in *; [contradiction|lia].
 Qed.
 

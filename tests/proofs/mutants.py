@@ -124,7 +124,7 @@ MUTANTS = (
     _edit("a hypothesis more", "Loss.v",
           "Theorem with_losses_rounds_are_aligned : forall u r q j x y, lossy_reachable u ->",
           "Theorem with_losses_rounds_are_aligned : forall u r q j x y, lost_ranks u = 0 -> lossy_reachable u ->",
-          f"Main.v: ALIGN|{_REVIEWED}", is_quick=True,
+          f"Job.v|Main.v: ALIGN|{_REVIEWED}", is_quick=True,
           more=(("Loss.v", "intros u r q j x y Ru Hr", "intros u r q j x y _ Ru Hr"),)),
     _edit("a sign that means something else", "Weight.v",
           "Theorem an_update_without_supervised_tokens_has_loss_zero :",
