@@ -209,9 +209,7 @@ Theorem a_dealt_update_holds_exactly_what_lies_at_its_places : forall s u, share
   Permutation (concat (map (dealt_places s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n)).
 Proof.
   intros s u R Pa. transitivity (concat (map (part (first_of u)) (ranks W))).
-  - assert (L : forall r, In r (seq 0 W) -> r < W) by (intros r I; apply in_seq in I; lia). unfold ranks. revert L. generalize (seq 0 W).
-    induction l as [|r l IH]; intros L; simpl; [constructor|]. apply Permutation_app; [|apply IH; intros z I; apply L; right; exact I].
-    pose proof (L r (or_introl eq_refl)) as Hr. exact (a_rank_past_an_update_trains_on_what_it_drew_of_it s r u R Hr (Pa r Hr)).
+  - apply each_gives. intros r Hr. exact (a_rank_past_an_update_trains_on_what_it_drew_of_it s r u R Hr (Pa r Hr)).
   - rewrite (part_next (first_of u)). unfold first_of. destruct (Nat.le_gt_cases total (u * n)) as [O|O].
     + rewrite (Nat.min_l _ _ O). replace (Nat.min n (total - total)) with 0 by lia. replace (Nat.min total (S u * n) - u * n) with 0 by lia. reflexivity.
     + rewrite (Nat.min_r total (u * n)) by lia. replace (Nat.min n (total - u * n)) with (Nat.min total (S u * n) - u * n) by (simpl; lia). reflexivity.

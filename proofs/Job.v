@@ -559,13 +559,9 @@ Proof.
   apply (NoDup_first _ _ (concat (map rest (seq 0 W)))).
   apply (Permutation_NoDup (l := concat (map (fun r => drawn_by r (every_round s)) (ranks W))));
     [|apply (no_place_is_drawn_twice W total deal deal_next)].
-  eapply Permutation_trans; [|apply concat_map_app]. unfold ranks.
-  assert (L : forall r, In r (seq 0 W) -> r < W) by (intros r I; apply in_seq in I; lia). revert L. generalize (seq 0 W).
-  induction l as [|r l IH]; intros L; simpl; [constructor|]. apply Permutation_app; [|apply IH; intros z I; apply L; right; exact I].
-  assert (Hr : r < W) by (apply L; left; reflexivity). destruct (places_first s r B Hr) as [more E]. unfold rest. rewrite E, skipn_app, skipn_all, Nat.sub_diag. simpl.
+  eapply Permutation_trans; [|apply concat_map_app]. apply each_gives. intros r Hr. destruct (places_first s r B Hr) as [more E]. unfold rest. rewrite E, skipn_app, skipn_all, Nat.sub_diag. simpl.
   rewrite app_assoc. apply Permutation_app_tail. unfold planned_places. rewrite <- map_app. apply (Permutation_trans (l' := map (place_of s r) (content (places s r)))); [rewrite place_of_content; reflexivity|].
-  apply Permutation_map. symmetry.
-  exact (with_shared_shards_nothing_is_lost s r R Hr).
+  apply Permutation_map. symmetry. exact (with_shared_shards_nothing_is_lost s r R Hr).
 Qed.
 
 (** A rank that is COMPLETE in join mode has planned all that it has drawn, and the order has ended. *)
@@ -593,10 +589,8 @@ Proof.
   assert (Dr : drawn (every_round s) = total).
   { destruct (Each 0 (some_rank _ _ ok)) as [D _]. destruct (heard_first s 0) as [a ->]. apply (nothing_after_the_end 0 a _ (some_rank _ _ ok) D). }
   rewrite <- Dr. eapply Permutation_trans; [|apply (every_place_dealt_is_drawn_once_by_one_rank W total deal deal_next)].
-  unfold ranks. assert (L : forall r, In r (seq 0 W) -> r < W) by (intros r I; apply in_seq in I; lia). revert L. generalize (seq 0 W).
-  induction l as [|r l IH]; intros L; simpl; [constructor|]. apply Permutation_app; [|apply IH; intros z I; apply L; right; exact I].
-  destruct (Each r (L r (or_introl eq_refl))) as [D [Bg P]]. destruct (heard_first s r) as [a Ea]. rewrite Ea. destruct (nothing_after_the_end r a _ (L r (or_introl eq_refl)) D) as [_ ->].
-  rewrite <- (b_places _ _ (b_rank _ B r (L r (or_introl eq_refl))) Bg). unfold planned_places. rewrite P, place_of_content. reflexivity.
+  apply each_gives. intros r Hr. destruct (Each r Hr) as [D [Bg P]]. destruct (heard_first s r) as [a Ea]. rewrite Ea. destruct (nothing_after_the_end r a _ Hr D) as [_ ->].
+  rewrite <- (b_places _ _ (b_rank _ B r Hr) Bg). unfold planned_places. rewrite P, place_of_content. reflexivity.
 Qed.
 
 End Job.

@@ -164,7 +164,7 @@ Proof.
   - destruct (reports_of ms); discriminate.
 Qed.
 
-(** Of what kind all messages were. *)
+(** All messages of one exchange are of one kind. *)
 Lemma reduce_says : forall ms x m, reduce ms = Some x -> In m ms ->
   match x, m with
   | Agreed a, MOffer o => exists os, ms = map MOffer os /\ agreement_of a os /\ In o os
@@ -241,7 +241,7 @@ Definition drawn (s : sys) (r n : nat) (is_last : bool) : sys :=
 Lemma draws_none : forall u, draws (wanted u) (ended u) u = u.
 Proof. intros u. destruct u. reflexivity. Qed.
 Lemma drawn_other : forall s r n is_last q, q <> r -> rank_of (drawn s r n is_last) q = rank_of s q.
-Proof. intros s r n is_last q N. simpl. replace (q =? r) with false by (symmetry; apply Nat.eqb_neq, N). apply draws_none. Qed.
+Proof. intros s r n is_last q Ne. simpl. replace (q =? r) with false by (symmetry; apply Nat.eqb_neq, Ne). apply draws_none. Qed.
 Lemma drawn_same : forall s r n is_last, rank_of (drawn s r n is_last) r = draws n is_last (rank_of s r).
 Proof. intros. simpl. rewrite Nat.eqb_refl. reflexivity. Qed.
 
