@@ -62,7 +62,7 @@ Definition held (s : state) : list sample * nat * bool * nat := (window s, wante
 Lemma held_transition : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
   match e with
   | SamplesRead xs en full =>
-      wanted s <> 0 /\ length xs <= wanted s /\ held t = (window s ++ xs, if en || full then 0 else wanted s - length xs, en, round s)
+      wanted s <> 0 /\ length xs <= wanted s /\ held t = (window s ++ xs, if en || full then 0 else wanted s - length xs, ended s || en, round s)
   | _ => held t = held s
   end.
 Proof.
@@ -72,7 +72,7 @@ Qed.
 (** What an agreement asks to be read. *)
 Lemma held_agree : forall c r d a s t, agree c r d a s = Some t ->
   (at_phase t <> COUNT /\ held t = held s) \/
-  (at_phase t = COUNT /\ held t = (window t, if ended s then 0 else c_window c r (S (round s)) - length (window t), ended s, round s)).
+  (at_phase t = COUNT /\ held t = (window t, if ended s || c_shares c then 0 else c_window c r (S (round s)) - length (window t), ended s, round s)).
 Proof.
   intros c r d a s t E. each_agreement E B Sr Ra Tg Ea; [left; split; [discriminate|reflexivity]|left; split; [|reflexivity]|left; split; [|reflexivity]|].
   - match goal with |- at_phase (drain ?d ?o ?l ?v) <> _ => destruct (drain_phase d o l v) as [-> | ->]; discriminate end.
@@ -85,14 +85,17 @@ Lemma held_count : forall c r cs s t, count c r cs s = Some t ->
   held t = ((if is_nil (concat (skipn n (aligned s))) then window s else by_position (window s ++ concat (skipn n (aligned s)))), wanted s, ended s, S (round s)).
 Proof. intros c r cs s t E n. destruct (count_eq _ _ _ _ _ E) as [_ ->]. reflexivity. Qed.
 
-Lemma ended_stays : forall c r d s e t, transition c r d s e = Some t -> ended s = true -> wanted s = 0 -> ended t = true.
+(** The source has ended, and all of it is read. *)
+Definition has_read_all (s : state) : Prop := ended s = true /\ wanted s = 0.
+
+Lemma all_stays_read : forall c r d s e t, transition c r d s e = Some t -> has_read_all s -> has_read_all t.
 Proof.
-  intros c r d s e t E En Wa. pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
+  intros c r d s e t E [En Wa]. pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
   - simpl in E. destruct y as [a|cs|rs]; destruct (at_phase s); try discriminate.
-    + destruct (held_agree _ _ _ _ _ _ E) as [[_ A]|[_ A]]; unfold held in A; [injection A as A1 A2 A3 A4|injection A as A2 A3 A4]; congruence.
-    + pose proof (held_count _ _ _ _ _ E) as A. unfold held in A. injection A as A1 A2 A3 A4. congruence.
-    + destruct (failure_of rs); [|discriminate]. injection E as <-. exact En.
-  - pose proof (held_transition _ _ _ _ _ _ NG E) as A. destruct e; try (unfold held in A; injection A as A1 A2 A3 A4; congruence). destruct A as [A _]. contradiction.
+    + destruct (held_agree _ _ _ _ _ _ E) as [[_ A]|[_ A]]; unfold held in A; [injection A as A1 A2 A3 A4|injection A as A2 A3 A4; rewrite En in A2]; split; simpl in *; congruence.
+    + pose proof (held_count _ _ _ _ _ E) as A. unfold held in A. injection A as A1 A2 A3 A4. split; congruence.
+    + destruct (failure_of rs); [|discriminate]. injection E as <-. split; assumption.
+  - pose proof (held_transition _ _ _ _ _ _ NG E) as A. destruct e; try (unfold held in A; injection A as A1 A2 A3 A4; split; congruence). destruct A as [A _]. contradiction.
 Qed.
 
 (** A round that is cut short has reached the quota. *)
@@ -124,7 +127,7 @@ Variable depth : nat -> nat.
 Variable input : nat -> list sample.
 Hypothesis ok : setting_ok W cfg.
 (** In quota mode windows are not bounded in bytes, of one size on all ranks, and do not shrink (R2.3); positions count a rank's input from 0. *)
-Hypothesis growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j.
+Hypothesis growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j.
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation reachable := (System.reachable W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
@@ -141,7 +144,7 @@ Definition sane_entry (p : list msg * result) : Prop :=
 Lemma logged_agreements_are_sane : forall s, reachable s -> Forall sane_entry (log s).
 Proof.
   induction 1 as [|s l t R IH St]; [constructor|]. pose proof (invariant_of W cfg depth input ok s R) as I.
-  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; simpl; try exact IH. apply Forall_app. split; [exact IH|]. constructor; [|constructor].
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; simpl; try exact IH. apply Forall_app. split; [exact IH|]. constructor; [|constructor].
   unfold sane_entry. simpl. destruct x as [a| |]; auto. intros B Sr NZ.
   destruct (good_agreement_facts W cfg depth input ok s a I P Rd B Sr) as [_ [G _]]. apply G, NZ.
 Qed.
@@ -192,7 +195,9 @@ Record full (c : config) (r : nat) (met : bool) (s : state) : Prop := {
 Lemma reachable_full : forall s, reachable s -> forall r, r < W -> full (cfg r) r (quota_met (hist_of s r)) (rank_of s r).
 Proof.
   induction 1 as [|s l t R IH St]; intros r H; [constructor; simpl; auto|]. pose proof (invariant_of W cfg depth input ok s R) as I. specialize (IH r H).
-  destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [| |exact IH].
+  destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [| |exact IH|].
+  3:{ destruct (Nat.eq_dec r d) as [->|NE]; [|rewrite drawn_other by exact NE; exact IH].
+      constructor; intros Qm; destruct (growing d Hd Qm) as [_ [Sh _]]; destruct Dr; congruence. }
   2:{ match goal with |- full _ _ (quota_met (hist_of ?z r)) _ => replace (hist_of z r) with (hist_of s r); [exact IH|] end.
       unfold System.hist_of. f_equal. symmetry. apply (seen_stays s r); assumption. }
   match goal with |- full _ _ (quota_met (hist_of ?x r)) _ => set (s' := x) end. destruct (Nat.eq_dec r i) as [->|NE].
@@ -201,7 +206,7 @@ Proof.
   assert (Rt : rank_of s' i = t) by (simpl; apply update_same). rewrite Rt. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *.
   pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
   - assert (Hh : hist_of s' i = h_step (cfg 0) (hist_of s i) y).
-    { unfold System.hist_of, s'. simpl. rewrite update_same. change (results _) with (results s). destruct M as [_ M]. rewrite (firstn_snoc _ _ _ _ M). apply history_snoc. }
+    { unfold System.hist_of, s'. simpl. rewrite update_same. change (results _) with (results s). destruct M as [_ [M _]]. rewrite (firstn_snoc _ _ _ _ M). apply history_snoc. }
     rewrite Hh. simpl in E. fold u in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
     + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Agreed a)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite agreed_steps; reflexivity). rewrite Q.
       destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph, Nat.add_0_r in U1, U2. destruct (held_agree _ _ _ _ _ _ E) as [[Pt A]|[Pt A]]; unfold held in A; [injection A as A1 A2 A3 A4|injection A as A2 A3 A4].
@@ -209,15 +214,13 @@ Proof.
       * assert (Z : count_phase t = 1) by (unfold count_phase; rewrite Pt; reflexivity).
         assert (Lw : length (window t) <= length (window u)).
         { destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-          destruct (got_current W cfg depth input s i _ I H M) as [_ [_ [_ [ms [El Em]]]]].
-          destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
-          destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+          destruct (answered_offer W cfg depth input s i a I H M Ph) as [o [os [A [Io [_ O]]]]]. fold u in O.
           destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 _]]].
           pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Ca in Pl.
           rewrite R3 in Pl at 2. rewrite (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u))) in Pl. lia. }
         constructor; rewrite Z, A4; replace (round u + 1) with (S (round u)) by lia.
-        -- intros Qm. specialize (U1 Qm). destruct U1 as [U1|U1]; [auto|right]. pose proof (proj2 (growing i H Qm) i _ _ (Nat.le_succ_diag_r (round u))). rewrite A2. destruct (ended u); lia.
-        -- intros _ En. rewrite A3 in En. rewrite A2, En. lia.
+        -- intros Qm. specialize (U1 Qm). destruct U1 as [U1|U1]; [auto|right]. pose proof (proj2 (proj2 (growing i H Qm)) i _ _ (Nat.le_succ_diag_r (round u))). rewrite A2. destruct (ended u || c_shares (cfg i)); lia.
+        -- intros Qm En. rewrite A3 in En. rewrite A2, En, (proj1 (proj2 (growing i H Qm))). simpl. lia.
     + pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk Kc]. pose proof (k_gsum _ _ _ _ _ _ K) as Kg. fold u in Kg.
       pose proof (held_count _ _ _ _ _ E) as A. simpl in A. unfold held in A. injection A as A1 A2 A3 A4. destruct (count_cases _ _ _ _ _ E) as [Lc [_ [_ [_ [Pt _]]]]].
       assert (Z : count_phase t = 0) by (unfold count_phase; destruct Pt as [-> | ->]; reflexivity). destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph in U1, U2.
@@ -238,12 +241,11 @@ Proof.
     pose proof (count_phase_stays s i e t I H M NG E) as Z. fold u in Z. pose proof (held_transition _ _ _ _ _ _ NG E) as A. fold u in A. destruct IH as [U1 U2]. fold u in U1, U2.
     destruct e as [xs en full| | | | | |]; try (unfold held in A; injection A as A1 A2 A3 A4; constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2]).
     destruct A as [W1 [W2 A]]. unfold held in A. injection A as A1 A2 A3 A4.
-    assert (En : ended u = false) by (destruct (ended u) eqn:En; [destruct (k_ended _ _ _ _ _ _ K En); contradiction|reflexivity]).
     constructor; rewrite Z, A1, A2, A4, app_length.
     + intros Qm. destruct (U1 Qm) as [U|U]; [auto|right]. destruct (en || full); lia.
-    + intros Qm Et. specialize (U2 Qm En). destruct M as [_ [_ [_ M]]].
+    + intros Qm Et. rewrite A3 in Et. apply orb_false_iff in Et as [En Et]. specialize (U2 Qm En). destruct M as [_ [_ [_ M]]].
       assert (Nf : full = false) by (destruct full; [|reflexivity]; destruct (M eq_refl) as [B _]; destruct (growing i H Qm); congruence).
-      rewrite A3 in Et. rewrite Et, Nf. simpl. lia.
+      rewrite Et, Nf. simpl. lia.
 Qed.
 
 (** ** The last round of quota mode *)
@@ -261,10 +263,10 @@ Qed.
 
 Record spent (s : sys) : Prop := {
   sp_lowered : lowered (results s) = true -> match h_kind (whole s) with
-    | NCount n => exists q, q < W /\ ended (rank_of s q) = true /\
+    | NCount n => exists q, q < W /\ has_read_all (rank_of s q) /\
         ((at_phase (rank_of s q) = OFFER /\ exists o, posted (rank_of s q) = Some (MOffer o) /\ o_ready o = true /\ o_samples_max o = n) \/
          (at_phase (rank_of s q) = COUNT /\ window (rank_of s q) = []))
-    | NOffer => quota_met (whole s) = true \/ exists q, q < W /\ ended (rank_of s q) = true /\ window (rank_of s q) = []
+    | NOffer => quota_met (whole s) = true \/ exists q, q < W /\ has_read_all (rank_of s q) /\ window (rank_of s q) = []
     | _ => True
     end;
   sp_sound : forall l a n, results s = l ++ [Agreed a] -> h_kind (whole s) = NCount n -> doomed l = false }.
@@ -279,8 +281,8 @@ Proof.
   pose proof (answer_or_own e) as Cases.
   assert (Kt : forall y, e = Got y -> core (cfg i) (cfg 0) i (input i) (whole s) t /\ whole s = h_step (cfg 0) (hist_of s i) y).
   { intros y ->. destruct (got_current W cfg depth input s i y I Hi M) as [_ [_ [Wa _]]]. simpl in K'. rewrite <- Wa in K'. auto. }
-  assert (Own : ended u = true -> ended t = true) by (intros En; apply (ended_stays _ _ _ _ _ _ E En), (k_ended _ _ _ _ _ _ K En)).
-  assert (Win : ended u = true -> (forall y, e <> Got y) -> window t = window u) by (intros En NG; apply (sa_window _ _ (transition_same _ _ _ _ _ _ NG E)), (k_ended _ _ _ _ _ _ K En)).
+  assert (Own : has_read_all u -> has_read_all t) by exact (all_stays_read _ _ _ _ _ _ E).
+  assert (Win : has_read_all u -> (forall y, e <> Got y) -> window t = window u) by (intros [_ Z] NG; apply (sa_window _ _ (transition_same _ _ _ _ _ _ NG E)), Z).
   destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk; auto.
   - destruct Old as [Old|[q [Hq [En Wq]]]]; [auto|]. destruct (Nat.eq_dec q i) as [->|NE]; [|right; exists q; rewrite update_other by exact NE; auto]. fold u in En, Wq.
     destruct Cases as [[y ->]|NG]; [|right; exists i; rewrite update_same, (Win En NG); auto]. destruct (Kt y eq_refl) as [K1 Wa]. simpl in E. fold u in E.
@@ -344,13 +346,13 @@ Proof.
         repeat split; simpl; [apply messages_length|exact Rd|]. intros i m Hm. assert (Hi : i < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence).
         rewrite messages_nth in Hm by exact Hi. injection Hm as <-. eapply waiting_message; [eassumption|exact Hi|]. destruct (pending_current W cfg depth input s i I Hi (P i Hi)) as [_ [_ Wa]]. exact Wa. }
       exists q. split; [exact Hq|]. split; [|left; split; [exact Phq|]; exists o; simpl; repeat split; [exact Po|exact Ro|congruence]].
-      simpl. destruct (ended (rank_of s q)) eqn:En; [reflexivity|exfalso].
+      split; [|exact Wq]. simpl. destruct (ended (rank_of s q)) eqn:En; [reflexivity|exfalso].
       assert (Qq : c_is_quota (cfg q) = true) by (rewrite (Same q Hq); exact Lq). pose proof (u_full _ _ _ _ (reachable_full s R q Hq) Qq En) as Fq. unfold count_phase in Fq. rewrite Phq, Wq, !Nat.add_0_r, (Same q Hq) in Fq.
       pose proof (u_cap _ _ _ _ (reachable_full s R p Hp)) as Cp. rewrite (Same p Hp) in Cp. specialize (Cp Lq).
       destruct (pending_current W cfg depth input s p I Hp (P p Hp)) as [Wp' _]. destruct (pending_current W cfg depth input s q I Hq (P q Hq)) as [Wq' _].
       rewrite Wp', Qf in Cp. destruct Cp as [Cp|Cp]; [discriminate|]. unfold count_phase in Cp. rewrite Php, Wp, !Nat.add_0_r in Cp.
       pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I p Hp)) as Kp. pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I q Hq)) as Kq. rewrite Wp' in Kp. rewrite Wq' in Kq. rewrite Kp in Cp. rewrite Kq in Fq.
-      pose proof (proj2 (growing q Hq Qq) p _ _ (Nat.le_refl (h_round (whole s)))) as Pq. rewrite (Same q Hq) in Pq.
+      pose proof (proj2 (proj2 (growing q Hq Qq)) p _ _ (Nat.le_refl (h_round (whole s)))) as Pq. rewrite (Same q Hq) in Pq.
       pose proof (ok_rule _ (configs_ok _ _ ok 0 ltac:(lia)) a Sa) as Bd. rewrite Qf in M3, M4. lia.
     + intros l a' n' El _. rewrite Rs in El. apply app_inj_tail in El as [<- _]. unfold doomed. rewrite Fresh, orb_false_r. exact Qf.
   - destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 0 ltac:(lia)) as [Ph L0].
@@ -360,20 +362,24 @@ Proof.
     right. exists q. auto.
   - assert (Hk : h_kind (whole s') <> NOffer /\ forall n, h_kind (whole s') <> NCount n).
     { destruct (reduce_reported _ _ Rd) as [Em _]. pose proof (messages_nth W s 0 ltac:(lia)) as Hm. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [x [Hm _]].
-      destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 [_ Wt]]. pose proof (g_core _ _ _ _ _ I 0 ltac:(lia)) as K. unfold message in Hm. unfold is_waiting in Wt.
-      pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite W0 in Kk. destruct (at_phase (rank_of s 0)) eqn:Ph; try discriminate.
-      - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
-      - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
-      - rewrite Wh. unfold h_step. rewrite Kk. destruct (failure_of rs); simpl; split; try discriminate; rewrite Kk; discriminate. }
+      destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 [_ Wt]]. pose proof (g_core _ _ _ _ _ I 0 ltac:(lia)) as K. pose proof (waiting_says _ _ _ _ _ _ K Wt) as Sa.
+      rewrite <- Hm in Sa. destruct Sa as [Ph _]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite W0, Ph in Kk.
+      rewrite Wh. unfold h_step. rewrite Kk. destruct (failure_of rs); simpl; split; try discriminate; rewrite Kk; discriminate. }
     destruct Hk as [Hk1 Hk2]. constructor; [|intros l a n _ Z; exfalso; apply (Hk2 n Z)]. intros _. destruct (h_kind (whole s')) as [|n| |]; auto; exfalso; first [apply Hk1; reflexivity|eapply Hk2; reflexivity].
 Qed.
 
 Lemma reachable_spent : forall s, reachable s -> spent s.
 Proof.
-  induction 1 as [|s l t R IH St]; [constructor; simpl; [discriminate|discriminate]|]. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk].
+  induction 1 as [|s l t R IH St]; [constructor; simpl; [discriminate|discriminate]|]. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr].
   - eapply rank_step_keeps_spent; eauto.
   - apply exchange_keeps_spent; assumption.
   - destruct IH. constructor; assumption.
+  - destruct IH as [S1 S2]. constructor; [|exact S2]. intros L. specialize (S1 L).
+    assert (Rest : forall q, has_read_all (rank_of s q) -> has_read_all (rank_of (drawn s d m la) q)).
+    { intros q X. destruct (Nat.eq_dec q d) as [->|NE]; [destruct Dr as [_ [En _]], X; congruence|rewrite drawn_other by exact NE; exact X]. }
+    change (h_kind (whole (drawn s d m la))) with (h_kind (whole s)). destruct (h_kind (whole s)); auto.
+    + destruct S1 as [S1|[q [Hq [En S1]]]]; [left; exact S1|right]. exists q. auto.
+    + destruct S1 as [q [Hq [En S1]]]. exists q. auto.
 Qed.
 
 (** ** Marks and ages *)
@@ -415,7 +421,7 @@ Proof.
   induction 1 as [|s l t m M IH St]; intros r H.
   - constructor; simpl; try lia; try easy.
   - pose proof (marked_reachable s m M) as R. pose proof (invariant_of W cfg depth input ok s R) as I.
-    destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk]; [| |exact (IH r H)].
+    destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk|s d n la Hd Dr]; [| |exact (IH r H)|destruct (IH r H); constructor; assumption].
     2:{ match goal with |- young _ (doom ?z r) _ _ => replace (doom z r) with (doom s r); [exact (IH r H)|] end. unfold doom. f_equal. symmetry. apply (seen_stays s r); assumption. }
     match goal with |- young _ _ (rank_of ?x r) _ => set (s' := x) end.
     destruct (Nat.eq_dec r i) as [->|NE].
@@ -433,7 +439,7 @@ Proof.
     pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
     + destruct (got_current W cfg depth input s i y I H My) as [Gl [_ [Wh [ms [El Em]]]]].
       assert (Seen : firstn (got s' i) (results s') = firstn (got s i) (results s) ++ [y]).
-      { unfold s'. simpl. rewrite update_same. change (results _) with (results s). destruct My as [_ My]. apply firstn_snoc, My. }
+      { unfold s'. simpl. rewrite update_same. change (results _) with (results s). destruct My as [_ [My _]]. apply firstn_snoc, My. }
       assert (Dm : doom s i = true -> doom s' i = true) by (unfold doom; rewrite Seen; intros D; apply doomed_snoc, D).
       simpl in E. fold u in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
@@ -447,16 +453,15 @@ Proof.
         assert (Dec : at_phase t = COUNT \/ at_phase t <> COUNT) by (destruct (at_phase t); auto; right; discriminate). destruct Dec as [Pt|Pt].
         -- replace (remark s (LRank i (Got (Agreed a))) s' m i) with (m i ++ [read u]) by (unfold remark; rewrite Rt, Pt, update_same; reflexivity).
            destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-           destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as EO. pose proof EO as [_ [ER _]]. simpl in ER.
+           pose proof (log_entry W cfg depth input s _ _ I El) as EO. destruct (answered_offer W cfg depth input s i a I H My Ph) as [o [os [A [Io [Po O]]]]]. fold u in Po, O.
            pose proof (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ i EO B H) as Ci.
-           destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
            destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [_ [_ [_ R7]]]]]].
            assert (NZ : o_samples_max a <> 0) by (intros Z; unfold target in Tg; rewrite Z in Tg; discriminate).
            pose proof (logged_agreements_are_sane s R) as LS. rewrite Forall_forall in LS. specialize (LS _ (nth_error_In _ _ El) B Sr NZ).
            pose proof (ok_rule _ (configs_ok _ _ ok i H) a LS) as Bd.
            (* Nothing was doomed before a round that makes steps. *)
            assert (Hope : doom s i = false).
-           { unfold doom. destruct My as [_ My]. pose proof (firstn_snoc _ _ _ _ My) as Fs. rewrite Gl in Fs. rewrite firstn_all2 in Fs by (unfold results; rewrite map_length; lia).
+           { unfold doom. destruct My as [_ [My _]]. pose proof (firstn_snoc _ _ _ _ My) as Fs. rewrite Gl in Fs. rewrite firstn_all2 in Fs by (unfold results; rewrite map_length; lia).
              pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk.
              apply (sp_sound s (reachable_spent s R) _ a (S n) Fs). rewrite Wh. unfold h_step. rewrite Kk, B, Sr, <- Ci, Tg. reflexivity. }
            assert (Wa : forall x k, In x (window u) -> k < length (m i) -> pos x < nth k (m i) 0 -> length (m i) <= k + age).
@@ -570,9 +575,9 @@ Proof.
   induction 1 as [s|s t l u L IH St]; intros m M.
   - exists m. split; [exact M|]. intros r. split; [lia|]. exists []. rewrite app_nil_r. auto.
   - destruct (IH m M) as [m' [M' X]]. exists (remark t l u m'). split; [eapply marked_step; eauto|]. intros r. destruct (X r) as [X1 [more [X2 X3]]]. split.
-    + destruct St as [t i e v Hi My E|t x P Rd|t i Hi Ru Tk]; simpl; try exact X1. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same; apply read_grows in E; lia|rewrite update_other by exact NE; exact X1].
+    + destruct St as [t i e v Hi My E|t x P Rd|t i Hi Ru Tk|t d n la Hd Dr]; simpl; try exact X1. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same; apply read_grows in E; lia|rewrite update_other by exact NE; exact X1].
     + assert (Keep : exists more, m' r = m r ++ more /\ Forall (fun v => read (rank_of s r) <= v) more) by eauto.
-      destruct l as [i e| |i]; simpl; try exact Keep. destruct e as [| |[a| |]| | | |]; try exact Keep. destruct (at_phase (rank_of u i)); try exact Keep.
+      destruct l as [i e| |i|i n la]; simpl; try exact Keep. destruct e as [| |[a| |]| | | |]; try exact Keep. destruct (at_phase (rank_of u i)); try exact Keep.
       destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; exact Keep]. rewrite update_same. exists (more ++ [read (rank_of t i)]). rewrite X2, app_assoc. split; [reflexivity|].
       apply Forall_app. split; [exact X3|]. constructor; [exact X1|constructor].
 Qed.
@@ -631,7 +636,7 @@ Notation reachable := (System.reachable W cfg depth input).
 Notation leads := (System.leads W cfg depth input).
 Notation marked := (Age.marked W cfg depth input).
 
-Lemma join_growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j.
+Lemma join_growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j.
 Proof. intros r H Q. destruct (join r H). congruence. Qed.
 
 Lemma never_doomed : forall s r, doom cfg s r = false.

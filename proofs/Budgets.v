@@ -115,7 +115,7 @@ Lemma every_rank_is_bounded : forall s r, reachable s -> r < W -> bounded (cfg r
 Proof.
   intros s r R. revert r. induction R as [|s l t R IH St]; intros r H.
   - split; [split; reflexivity|constructor].
-  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [| |exact (IH r H)].
+  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [| |exact (IH r H)..].
     + unfold known, System.hist_of, known in *. cbn [rank_of got log]. change (results (mkSys _ _ _ (log s) _)) with (results s).
       destruct (Nat.eq_dec r i) as [->|NE].
       2:{ rewrite update_other by assumption. specialize (IH r H). destruct e; try exact IH. rewrite update_other by assumption. exact IH. }
@@ -123,7 +123,7 @@ Proof.
       destruct Cases as [[y ->]|NG].
       2:{ pose proof (transition_same _ _ _ _ _ _ NG E) as X. replace (match e with Got _ => _ | _ => _ end) with (got s) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
           eapply bounded_same; [exact X|exact IH]. }
-      rewrite update_same. pose proof M as [_ Ex]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc. set (rs := firstn (got s i) (results s)) in *. set (h := history (cfg 0) rs) in *.
+      rewrite update_same. pose proof M as [_ [Ex _]]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc. set (rs := firstn (got s i) (results s)) in *. set (h := history (cfg 0) rs) in *.
       pose proof (g_core _ _ _ _ _ I i H) as K. change (System.hist_of cfg s i) with h in K.
       pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
       pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. pose proof (k_round _ _ _ _ _ _ K) as Kr.
@@ -185,7 +185,7 @@ Proof.
   induction 1 as [|s l t R IH St].
   - split; [reflexivity|]. split; [simpl; lia|]. simpl. intros j [L|[_ [t E]]]; [lia|discriminate].
   - pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (invariant_of W cfg depth input ok t (reach_step _ _ _ _ s l t R St)) as It.
-    destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [exact IH| |exact IH].
+    destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [exact IH| |exact IH..].
     assert (En : entry_ok W cfg (messages W s, x)).
     { apply (log_entry W cfg depth input _ (length (log s)) _ It). cbn [log]. rewrite nth_error_app2, Nat.sub_diag by lia. reflexivity. }
     unfold agreed_on in *. rewrite (whole_snoc cfg). unfold results in *. cbn [log]. rewrite map_app, agreed_budgets_app. cbn [map snd]. fold (results s) in *.
@@ -202,9 +202,8 @@ Proof.
     destruct (Rank 0 Z) as [K0 _]. specialize (Phase 0 Z) as Ph0. unfold message in First.
     assert (Old : forall j y, j < length bs -> nth j (bs ++ y) None = nth j bs None) by (intros j y L; apply app_nth1, L).
     unfold h_step. destruct (h_kind h) as [|t| |o l] eqn:Hk; [| | |contradiction].
-    + destruct (k_offer _ _ _ _ _ _ K0 Ph0) as [o0 [Po0 _]]. rewrite Po0 in First. destruct x as [a|cs|rs].
-      2:{ destruct (reduce_counted _ _ Rd) as [l [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
-      2:{ destruct (reduce_reported _ _ Rd) as [El _]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+    + destruct (k_offer _ _ _ _ _ _ K0 Ph0) as [o0 [Po0 _]]. rewrite Po0 in First. pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ First)) as Say.
+      destruct x as [a|cs|rs]; [|destruct Say|destruct Say].
       change (agreed_budgets [Agreed a]) with [o_budget a]. rewrite app_length. cbn [length].
       destruct (is_bad a) eqn:Ba.
       { cbn [h_kind h_round]. split; [lia|]. split; [lia|]. intros j [L|[_ [t E]]]; [rewrite Old by lia; apply B2; auto|discriminate]. }
@@ -216,14 +215,11 @@ Proof.
       unfold messages. rewrite map_map. apply map_ext_in. intros q Iq. apply in_seq in Iq. assert (H : q < W) by lia.
       destruct (Rank q H) as [K _]. destruct (k_offer _ _ _ _ _ _ K (Phase q H)) as [o [Po O]]. unfold message. rewrite Po.
       rewrite (of_budget _ _ _ _ O), (k_round _ _ _ _ _ _ K), (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ a q En Ba H). reflexivity.
-    + rewrite (k_count _ _ _ _ _ _ K0 Ph0) in First. destruct x as [a|cs|rs].
-      { destruct (reduce_agreed _ _ Rd) as [os [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
-      2:{ destruct (reduce_reported _ _ Rd) as [El _]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+    + rewrite (k_count _ _ _ _ _ _ K0 Ph0) in First. pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ First)) as Say. destruct x as [a|cs|rs]; [destruct Say| |destruct Say].
       change (agreed_budgets [Counted cs]) with (@nil (option nat)). rewrite app_nil_r. cbn [h_kind h_round]. split; [exact B1|]. split; [lia|].
       intros j [L|[_ [u E]]]; [apply B2|discriminate]. destruct (Nat.eq_dec j (h_round h)) as [->|NE]; [right; split; [reflexivity|eauto]|left; lia].
-    + destruct (k_report _ _ _ _ _ _ K0 Ph0) as [p [Po0 _]]. rewrite Po0 in First. destruct x as [a|cs|rs].
-      { destruct (reduce_agreed _ _ Rd) as [os [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
-      { destruct (reduce_counted _ _ Rd) as [l [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+    + destruct (k_report _ _ _ _ _ _ K0 Ph0) as [p [Po0 _]]. rewrite Po0 in First. pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ First)) as Say.
+      destruct x as [a|cs|rs]; [destruct Say|destruct Say|].
       change (agreed_budgets [Reported rs]) with (@nil (option nat)). rewrite app_nil_r.
       destruct (failure_of rs); cbn [h_kind h_round]; rewrite ?Hk; (split; [exact B1|]; split; [exact B3|]);
         (intros j [L|[_ [u E]]]; [apply B2; auto|discriminate]).

@@ -66,8 +66,12 @@ Notation whole := (Facts.whole cfg).
 
 (** What happens by itself: neither a failure, nor a consumer that leaves, nor an urge. *)
 Definition unurged (l : label) : Prop := match l with LRank _ (ConsumerStopped | LocalFailed _ | Urged) => False | _ => True end.
-(** What a rank that has failed was to read or collate may never come: the process that does it may be gone. *)
-Definition served (s : sys) (l : label) : Prop := match l with LRank r (SamplesRead _ _ _ | Collated) => failure (rank_of s r) = None | _ => True end.
+(** What a rank that has failed was to read or collate may never come: the process that does it may be gone. What is drawn comes with sums. *)
+Definition served (s : sys) (l : label) : Prop := match l with
+  | LRank r (SamplesRead _ _ _ | Collated) => failure (rank_of s r) = None
+  | LDrawn r _ _ => at_phase (rank_of s r) = COUNT
+  | _ => True
+  end.
 Definition unaided (s : sys) (l : label) : Prop := unurged l /\ served s l.
 (** The driver urges when a consumer has left (assumption A6 of the spec). *)
 Definition by_itself (s : sys) (l : label) : Prop :=
@@ -75,6 +79,7 @@ Definition by_itself (s : sys) (l : label) : Prop :=
   | LRank r (SamplesRead _ _ _ | Collated) => failure (rank_of s r) = None
   | LRank _ (ConsumerStopped | LocalFailed _) => False
   | LRank _ Urged => exists q, q < W /\ stopped (rank_of s q) = true
+  | LDrawn r _ _ => at_phase (rank_of s r) = COUNT
   | _ => True
   end.
 
@@ -96,30 +101,27 @@ Lemma calm_unaided : forall s, can (calm s) s -> can (unaided s) s.
 Proof. intros s [l [t [[U _] St]]]. exists l, t. auto. Qed.
 
 Lemma unaided_by_itself : forall s l, unaided s l -> by_itself s l.
-Proof. intros s l [U V]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact V; destruct U. Qed.
+Proof. intros s l [U V]. destruct l as [i e| |i|i n la]; try exact Logic.I; try exact V. destruct e; try exact V; destruct U. Qed.
 
 (** ** No message contradicts the protocol *)
 
 Lemma logged_reports_say : forall s, reachable s -> Forall (fun p => match snd p with Reported rs => failure_of rs <> None | _ => True end) (log s).
 Proof.
   induction 1 as [|s l t R IH St]; [constructor|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
-  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; simpl; try exact IH. apply Forall_app. split; [exact IH|]. constructor; [|constructor]. simpl.
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; simpl; try exact IH. apply Forall_app. split; [exact IH|]. constructor; [|constructor]. simpl.
   destruct x; auto. destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [-> _]]. discriminate.
 Qed.
 
 (** Every result is accepted: the Python raises neither UsageError nor PeerError. *)
-Theorem every_result_is_accepted : forall s r x, reachable s -> r < W -> may cfg input s r (Got x) ->
+Theorem every_result_is_accepted : forall s r x, reachable s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
   exists t, transition (cfg r) r (depth r) (rank_of s r) (Got x) = Some t.
 Proof.
-  intros s r x R H M. destruct (reachable_second W cfg depth input ok s R) as [I S].
-  destruct (got_current W cfg depth input s r x I H M) as [G [Wa [Wh [ms [El Em]]]]].
+  intros s r x R H M1 M2. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  destruct (sync_message W cfg depth input s r x I H M1 M2) as [Wa [G [ms [El Em]]]].
   pose proof (log_entry W cfg depth input s _ _ I El) as [EL [ER EM]]. pose proof (g_core _ _ _ _ _ I r H) as K.
   pose proof (logged_reports_say s R) as FR. rewrite Forall_forall in FR. specialize (FR _ (nth_error_In _ _ El)). simpl in *.
-  unfold is_waiting in Wa. unfold message in Em. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
-  - destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. rewrite Po in Em. destruct x as [a|cs|rs].
-    2:{ destruct (reduce_counted _ _ ER) as [l [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    2:{ destruct (reduce_reported _ _ ER) as [-> _]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    destruct (reduce_agreed _ _ ER) as [os [-> A]]. apply nth_error_In in Em as Im. apply in_map_iff in Im as [o' [Eo Io]]. injection Eo as ->.
+  pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. apply nth_error_In in Em. destruct x as [a|cs|rs].
+  - destruct (reduce_agreed _ _ ER) as [os [-> A]]. apply in_map_iff in Em as [o [Eo Io]]. rewrite <- Eo in Sa. destruct Sa as [Ph [_ O]]. rewrite Ph.
     unfold agree. destruct (is_bad a) eqn:B; [eauto|].
     assert (Rr : o_round_min a = round (rank_of s r)).
     { destruct (of_round _ _ _ _ O) as [R1 R2]. destruct (ag_round _ _ A o Io) as [R3 R4].
@@ -130,15 +132,26 @@ Proof.
     destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. destruct (Fl Ro) as [F|F].
     + apply (ag_failed _ _ A o1 Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].
     + apply (ag_stop _ _ A o1 Ho) in F. contradiction.
-  - rewrite (k_count _ _ _ _ _ _ K Ph) in Em. destruct x as [a|cs|rs].
-    1:{ destruct (reduce_agreed _ _ ER) as [os [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    2:{ destruct (reduce_reported _ _ ER) as [-> _]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    destruct (reduce_counted _ _ ER) as [l [-> [F _]]]. apply nth_error_In in Em. apply in_map_iff in Em as [c [Ec Ic]]. injection Ec as ->.
+  - destruct (reduce_counted _ _ ER) as [l [-> [F _]]]. apply in_map_iff in Em as [c [Ec Ic]]. rewrite <- Ec in Sa. destruct Sa as [Ph ->]. rewrite Ph.
     rewrite Forall_forall in F. specialize (F _ Ic). rewrite map_length in F. unfold count. rewrite F, Nat.eqb_refl. simpl. eauto.
-  - destruct (k_report _ _ _ _ _ _ K Ph) as [y [Po _]]. rewrite Po in Em. destruct x as [a|cs|rs].
-    1:{ destruct (reduce_agreed _ _ ER) as [os [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    1:{ destruct (reduce_counted _ _ ER) as [l [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
-    destruct (failure_of rs); [eauto|easy].
+  - destruct (reduce_reported _ _ ER) as [-> _]. apply in_map_iff in Em as [y [Ey _]]. rewrite <- Ey in Sa. destruct Sa as [Ph _]. rewrite Ph. destruct (failure_of rs); [eauto|easy].
+Qed.
+
+(** A rank whose answer is there takes it; or, where it shares an order, draws first: all that is left, say. *)
+Lemma answer_possible : forall s r x, reachable s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x -> can (calm s) s.
+Proof.
+  intros s r x R H P E. set (u := rank_of s r).
+  assert (C : ended u = true \/ 1 <= length (window u) + wanted u \/ ended u = false /\ wanted u = 0) by (destruct (ended u), (wanted u); auto; right; left; lia).
+  assert (D : has_more u \/ c_shares (cfg r) = true /\ at_phase u = COUNT).
+  { destruct (k_window _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H)) as [M|[M Sh]]; auto. }
+  assert (Take : (c_shares (cfg r) = true -> has_more u) -> can (calm s) s).
+  { intros Mo. assert (M : may cfg input s r (Got x)) by (split; auto). destruct (every_result_is_accepted s r x R H P E) as [t T].
+    eapply can_rank; [exact H|exact M|exact T|split; exact Logic.I]. }
+  destruct D as [D|[Sh Ph]]; [exact (Take (fun _ => D))|]. destruct C as [C|[C|[En Wa]]]; [apply Take; intros _; left; exact C|apply Take; intros _; right; exact C|].
+  exists (LDrawn r (length (input r) - read u) true). eexists. split; [split; [split; [exact Logic.I|exact Ph]|exact Logic.I]|].
+  pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H)) as Rd. fold u in Rd.
+  apply StepDrawn; [exact H|]. unfold may_draw. fold u. repeat split; auto; try lia. left. repeat split; auto.
+  unfold results in E. rewrite <- (map_length snd). apply nth_error_Some. congruence.
 Qed.
 
 Lemma in_messages : forall s m, In m (messages W s) -> exists r, r < W /\ m = message (rank_of s r).
@@ -151,19 +164,17 @@ Proof.
   assert (C : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r) /\ is_waiting (rank_of s r) = true).
   { intros r H. destruct (pending_current W cfg depth input s r I H (P r H)) as [<- [_ Wa]]. split; [apply (g_core _ _ _ _ _ I r H)|exact Wa]. }
   assert (NE : messages W s <> []) by (intros E; pose proof (messages_length W s) as L; rewrite E in L; simpl in L; lia).
+  assert (Say : forall m, In m (messages W s) -> match h_kind (whole s), m with
+    | NOffer, MOffer _ | NReport, MReport _ => True | NCount n, MCounts cs => length cs = n | _, _ => False end).
+  { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
+    pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. destruct (message (rank_of s r)) as [o|cs|x]; destruct Sa as [Ph Sa]; rewrite Ph in Kk; [|destruct Kk as [Kk _]|]; rewrite Kk; auto.
+    rewrite Sa. apply map_length. }
   destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk.
-  - destruct (map_choice _ _ MOffer (fun _ => True) (messages W s)) as [os [E _]].
-    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
-      unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; [rewrite Ph in Wa; discriminate|]. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po _]]. unfold message. rewrite Po. eauto. }
+  - destruct (map_choice _ _ MOffer (fun _ => True) (messages W s)) as [os [E _]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
     rewrite E in *. destruct os as [|o os]; [easy|]. simpl. rewrite offers_of_total. eauto.
-  - destruct (map_choice _ _ MCounts (fun c => length c = n) (messages W s)) as [l [E F]].
-    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
-      pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite Ph, Hk in Kk. destruct Kk as [Kk _]. injection Kk as Kk.
-      unfold message. rewrite (k_count _ _ _ _ _ _ K Ph). eexists. split; [reflexivity|]. rewrite map_length. congruence. }
+  - destruct (map_choice _ _ MCounts (fun c => length c = n) (messages W s)) as [l [E F]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
     rewrite E in *. destruct l as [|c l]; [easy|]. inversion F; subst. simpl. rewrite counts_of_total by assumption. eauto.
-  - destruct (map_choice _ _ MReport (fun _ => True) (messages W s)) as [rs [E _]].
-    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
-      destruct (k_report _ _ _ _ _ _ K Ph) as [o [Po _]]. unfold message. rewrite Po. eauto. }
+  - destruct (map_choice _ _ MReport (fun _ => True) (messages W s)) as [rs [E _]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
     rewrite E in *. destruct rs as [|o rs]; [easy|]. simpl. rewrite reports_of_total. eauto.
   - exfalso. destruct (C 0 ltac:(lia)) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
     unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; rewrite Ph in Wa; discriminate.
@@ -242,8 +253,7 @@ Proof.
     + change (l = h_released (hist_of s q)) in E. lia.
   - destruct (hist_cases W cfg depth input s q I Hq) as [[Gq _]|[Pq [Gq [_ [ms [x [El _]]]]]]].
     + destruct (hist_cases W cfg depth input s r I H) as [[Gr _]|[_ [Gr _]]]; lia.
-    + assert (M2 : may cfg input s q (Got x)) by (split; [exact Pq|apply (results_nth _ _ _ El)]).
-      destruct (every_result_is_accepted s q x R Hq M2) as [t E]. eapply can_rank; [exact Hq|exact M2|exact E|split; exact Logic.I].
+    + exact (answer_possible s q x R Hq Pq (results_nth _ _ _ El)).
 Qed.
 
 (** ** FREE *)
@@ -309,6 +319,9 @@ Proof.
   { intros F. unfold full in F. apply Nat.ltb_lt in F. destruct rest; [simpl in Lx; lia|discriminate]. }
   assert (Nf : full = false -> xs = next).
   { intros F. unfold full in F. apply Nat.ltb_ge in F. destruct rest; [rewrite app_nil_r in E1; auto|simpl in Lx; lia]. }
+  assert (Eu : ended u = false).
+  { destruct (ended u) eqn:En'; [|reflexivity]. destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) En') as [_ Z].
+    unfold c_bounded in B. apply andb_true_iff in B as [_ B]. apply negb_true_iff in B. specialize (Z B). contradiction. }
   split.
   - simpl. fold u. split; [exact Px|]. split; [|split].
     + intros E. apply andb_prop in E as [F E]. apply negb_true_iff in F. apply Nat.ltb_lt in E. rewrite (Nf F). lia.
@@ -317,7 +330,7 @@ Proof.
     + intros _. auto.
   - simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Wa). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
     destruct full eqn:F; simpl.
-    + rewrite andb_false_r. unfold may_be_full. simpl. specialize (E2 (Fu eq_refl)). unfold full in F. apply Nat.ltb_lt in F.
+    + rewrite andb_false_r. unfold may_be_full. rewrite Eu. simpl. specialize (E2 (Fu eq_refl)). unfold full in F. apply Nat.ltb_lt in F.
       replace (length xs <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia). destruct (window u ++ xs); [easy|]. simpl. eauto.
     + specialize (Nf eq_refl). rewrite Nf. destruct next as [|x l]; [|simpl; eauto]. simpl. replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia). simpl. eauto.
 Qed.
@@ -335,8 +348,7 @@ Proof.
   destruct (dec_exists (fun r => negb (pending s r) && (got s r <? length (log s))) W) as [[r [H E]]|NG].
   { left. apply andb_true_iff in E as [E1 E2]. apply negb_true_iff in E1. apply Nat.ltb_lt in E2.
     destruct (nth_error (results s) (got s r)) as [x|] eqn:Ex; [|apply nth_error_None in Ex; unfold results in Ex; rewrite map_length in Ex; lia].
-    assert (M : may cfg input s r (Got x)) by (split; assumption). destruct (every_result_is_accepted s r x R H M) as [t T].
-    eapply can_rank; [exact H|exact M|exact T|split; exact Logic.I]. }
+    exact (answer_possible s r x R H E1 Ex). }
   assert (Cur : forall r, r < W -> hist_of s r = whole s /\ (pending s r = true \/ is_waiting (rank_of s r) = false)).
   { intros r H. specialize (NG r H). destruct (g_sync _ _ _ _ _ I r H) as [[P [G Wa]]|[[P [G _]]|[P [G Wa]]]].
     - split; [apply whole_when_current, G|auto].
@@ -443,7 +455,7 @@ Lemma lockstep : forall s, reachable s -> forall r q, r < W -> q < W ->
   length (taken (rank_of s r)) <= length (taken (rank_of s q)) + if running s r then 1 else 0.
 Proof.
   induction 1 as [|s l t R IH St]; intros r q Hr Hq; [simpl; lia|]. specialize (IH r q Hr Hq) as Rq.
-  destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; simpl.
+  destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; simpl.
   - apply taken_changes in E. destruct (match e with StepTaken => true | _ => false end) eqn:B.
     + destruct e; try discriminate. simpl in M. destruct E as [x E]. specialize (IH i q Hi Hq) as Iq. rewrite M in Iq.
       unfold update. destruct (r =? i) eqn:Ri, (q =? i) eqn:Qi; try (apply Nat.eqb_eq in Ri; subst r); try (apply Nat.eqb_eq in Qi; subst q); rewrite ?E, ?app_length; simpl; lia.
@@ -452,6 +464,7 @@ Proof.
       rewrite !G. destruct e; try discriminate; exact Rq.
   - exact Rq.
   - unfold update. destruct (r =? i) eqn:Ri; [|exact Rq]. apply Nat.eqb_eq in Ri. subst r. specialize (Tk q Hq). lia.
+  - exact Rq.
 Qed.
 
 Theorem no_consumer_is_more_than_one_step_ahead_of_another : forall s r q, reachable s -> r < W -> q < W ->
@@ -463,7 +476,7 @@ Theorem a_consumer_that_stopped_takes_no_further_step : forall s t q, reachable 
   stopped (rank_of t q) = true /\ taken (rank_of t q) = taken (rank_of s q).
 Proof.
   intros s t q R Ld H St. induction Ld as [s|s t l u Ld IH S]; [auto|]. destruct (IH R St) as [S1 S2]. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
-  destruct S as [t i e v Hi M E|t x P Rd|t i Hi Ru Tk]; simpl; auto. destruct (Nat.eq_dec q i) as [->|NE]; [|rewrite update_other by exact NE; auto].
+  destruct S as [t i e v Hi M E|t x P Rd|t i Hi Ru Tk|t i n la Hi Dr]; simpl; auto. destruct (Nat.eq_dec q i) as [->|NE]; [|rewrite update_other by exact NE; auto].
   rewrite update_same. split; [eapply stopped_stays; eauto|]. rewrite <- S2. pose proof (taken_changes _ _ _ _ _ _ E) as Tc. destruct e; try exact Tc.
   exfalso. pose proof (invariant_of W cfg depth input ok t R') as I. destruct (k_stop _ _ _ _ _ _ (g_core _ _ _ _ _ I i Hi) S1) as [m [L1 L2]].
   simpl in E. destruct (queue (rank_of t i)) as [|x ys] eqn:Q; [discriminate|]. rewrite L1, (head_number t i x ys I Hi Q) in E. simpl in E.

@@ -1,7 +1,7 @@
 (** UPDATE where ranks share an order (R16.4): each update is dealt out, in whatever parts; so a rank draws its part of update [u] for
     round [u], and trains on it in that round. Spec: R14, R16. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Rules Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Rounds Instance Shards Drawing Job Updates.
+From ODB Require Import Types Rules Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Rounds Instance Loss Shards Drawing Job Updates.
 Import ListNotations.
 
 Section Dealt.
@@ -16,7 +16,6 @@ Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 Hypothesis ok : setting_ok W cfg.
 Hypothesis part_next : forall d, Permutation (concat (map (part d) (ranks W))) (seq d (Nat.min n (total - d))).
 Hypothesis part_some : forall d r, r < W -> 1 <= length (part d r) \/ total <= d + n.
-Hypothesis wish_some : forall r k d w, r < W -> 1 <= wish r k d w [].
 Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
 Hypothesis surplus : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = [].
 Hypothesis emits_all : forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a.
@@ -24,8 +23,9 @@ Hypothesis emits_all : forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a.
 Definition deal : (nat -> nat) -> nat -> nat -> list nat := fun _ => part.
 Notation shared_reachable := (shared_reachable W total cfg depth order deal wish).
 Notation content := (content order).
-Notation drawn := (drawn W deal).
-Notation drawn_by := (drawn_by W deal).
+Notation drawn := (Shards.drawn W deal).
+Notation drawn_by := (Shards.drawn_by W deal).
+Notation own := (shared_config cfg deal).
 
 Lemma dealt_out_size : forall ws d, length (dealt_out W deal ws d) = Nat.min n (total - d).
 Proof. intros ws d. unfold dealt_out, deal. rewrite (Permutation_length (part_next d)), seq_length. reflexivity. Qed.
@@ -65,64 +65,84 @@ Qed.
 
 (** ** What is drawn is held in its round *)
 
-Lemma what_is_drawn_is_in_place : forall s, shared_reachable s -> forall r, r < W -> let u := rank_of (base s) r in
-  in_place (begins r) u /\ begins r (round u) <= read u.
+Definition holds_what_it_drew (r : nat) (u : state) : Prop := (is_lost u = false -> in_place (begins r) u) /\ laid (begins r) u /\ begins r (round u) <= read u.
+
+Lemma drawing_leaves_what_is_held : forall r u k la, holds_what_it_drew r u -> holds_what_it_drew r (draws k la u).
+Proof. intros r u k la [P [[L1 L2] Rd]]. split; [intros L; destruct (P L); constructor; assumption|]. split; [constructor; assumption|exact Rd]. Qed.
+
+(** What a rank reads by itself lies behind the rounds that are over, and before the end of what it has drawn. *)
+Lemma own_event_holds : forall r c d u e t, (forall y, e <> Got y) -> transition c r d u e = Some t -> holds_what_it_drew r u ->
+  (forall y, In y (reads e) -> begins r (round u) <= pos y /\ (is_lost u = false -> begins r (coming u) <= pos y < begins r (S (coming u)))) -> holds_what_it_drew r t.
 Proof.
-  induction 1 as [|s s' R IH St]; intros r H.
-  { split; [constructor; unfold coming, in_count; simpl; easy|simpl; lia]. }
-  destruct (shared_runs W total cfg depth order deal wish ok deal_next deal_feeds wish_some s R) as [B F]. destruct (F _ (content_of_places W order s)) as [t [Rt Fo]]. clear F.
-  pose proof (invariant_of W _ depth _ (own_ok W cfg ok _) t Rt) as I.
-  assert (At : forall i, i < W -> begun s i = true -> length (places s i) = begins i (S (round (rank_of (base s) i)))).
-  { intros i Hi Bg. destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds wish_some s i R Hi Bg) as [-> [_ L]].
-    rewrite drawn_length, L. reflexivity. }
-  assert (Keep : forall i u x, i < W -> (i = r -> in_place (begins i) u /\ begins i (round u) <= read u) ->
-    let v := rank_of (with_rank (base s) i u x) r in in_place (begins r) v /\ begins r (round v) <= read v).
-  { intros i u x Hi Ch. cbn [with_rank rank_of]. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same; auto|rewrite update_other by exact NE; exact (IH r H)]. }
-  destruct St as [s i u Hi Bg mine far Eu|s i e u Hi Bg M E|s i cs ws u Hi Bg M To mine far E|s x P Re|s i Hi Ru Tk]; cbn [base]; try exact (IH r H);
-  (apply Keep; [exact Hi|intros ->]); destruct (IH r H) as [P Rd]; set (v := rank_of (base s) r) in *.
-  - destruct (post_in_place (begins r) (cfg r) r (draws (length mine) (far =? total) v)) as [Q _]; [destruct P; constructor; assumption|]. rewrite Eu. split; [exact Q|].
-    destruct (b_fresh _ _ _ _ _ _ (b_rank _ _ _ _ _ B r H) Bg) as [Fr _]. unfold v. rewrite Fr. simpl. lia.
-  - destruct (rank_step_followed W total cfg depth order deal ok _ s t r e u Rt Fo (content_of_places W order s) B H Bg M E) as [_ [_ [_ [Er _]]]]. fold v in Er.
-    destruct (a_rank _ _ _ _ Fo r H) as [w [en [m [Nr [_ T]]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T, Nr. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Nr in K.
-    assert (Own : (forall y, e <> Got y) -> (forall xs en full, e <> SamplesRead xs en full) -> transition (cfg r) r (depth r) v e = Some u ->
-      in_place (begins r) u /\ begins r (round u) <= read u).
-    { intros NG NR Tr. destruct (what_is_held_stays_in_place (begins r) (cfg r) r (depth r) v e u NG Tr P) as [Q _]; [destruct e; try (intros x []); exfalso; eapply NR; reflexivity|].
-      split; [exact Q|]. rewrite Er. exact (Nat.le_trans _ _ _ Rd (read_grows _ _ _ _ _ _ Tr)). }
-    assert (Answer : forall y u0, transition (cfg r) r (depth r) v (Got y) = Some u0 -> (forall a, y = Agreed a -> at_phase v = OFFER -> makes_steps (cfg r) a ->
-      groups v = c_group (cfg r) (budget v) (window v) /\ length (groups v) <= target (cfg r) a) -> in_place (begins r) u0).
-    { intros y u0 Tr En. apply (what_is_held_stays_in_place_with_an_answer (begins r) (cfg r) r (depth r) v y u0 (configs_ok _ _ ok r H)
-        (fun k gs t d => surplus r k gs t d H) (proj2 (join r H)) (k_aligned _ _ _ _ _ _ K) (k_plan _ _ _ _ _ _ K) En Tr P). }
-    destruct e as [xs ? ?| |[a|cs|rs]| | | |]; try (apply Own; [discriminate|discriminate|exact E]); simpl in E.
-    + destruct (wanted v =? 0) eqn:Z; [discriminate|]. destruct (wanted v <? length xs) eqn:L; [discriminate|]. destruct (is_nil xs); [discriminate|]. injection E as <-. apply Nat.eqb_neq in Z. apply Nat.ltb_ge in L.
-      assert (Nc : at_phase v <> COUNT) by (intros Pv; unfold tied in T; rewrite Pv in T; destruct T; contradiction).
-      pose proof (b_read _ _ _ _ _ _ (b_rank _ _ _ _ _ B r H) Bg) as Br. rewrite (At r H Bg) in Br. fold v in Br.
-      match goal with |- in_place _ (post ?c ?r ?w) /\ _ => destruct (post_in_place (begins r) c r w) as [Q _] end; [|split; [exact Q|simpl; lia]].
-      destruct P as [P1 P2 P3]. constructor; [exact P1|exact P2|]. change (coming _) with (coming v). cbn [window]. intros x Ix. apply in_app_iff in Ix as [Ix|Ix]; [exact (P3 x Ix)|].
-      assert (Cv : coming v = round v) by (unfold coming, in_count; destruct (at_phase v); congruence || lia). rewrite Cv.
-      unfold may_shared in M. fold v in M. rewrite M in Ix. apply (positions_of_a_part _ 0 (fun j z Ez => content_is_numbered _ 0 j z Ez)) in Ix. lia.
-    + destruct (at_phase v) eqn:Pv; try discriminate. destruct (agree (cfg r) r (depth r) a v) as [u0|] eqn:Ag; [|discriminate]. injection E as <-.
-      assert (Q : in_place (begins r) u0).
-      { apply (Answer (Agreed a)); [simpl; rewrite Pv; exact Ag|]. intros a' Ea Pa Ms. injection Ea as <-. destruct M as [M1 M2].
-        destruct (nth_told W _ s t r _ Fo M2) as [y [Y1 Y2]].
-        assert (y = Agreed a) as ->.
-        { destruct Y2 as [->|[a1 [b [E1 [-> Al]]]]]; [reflexivity|]. injection E1 as <-. rewrite (alike_same a b Al (proj1 Ms) (proj1 (proj2 Ms))). reflexivity. }
-        assert (My : may (own W cfg (fun r => content (places s r))) (fun r => content (places s r)) t r (Got (Agreed a))) by (split; [rewrite (a_pending _ _ _ _ Fo); exact M1|exact Y1]).
-        pose proof (all_groups_are_agreed_on W _ depth _ t r a (own_ok W cfg ok _) (proj1 (join r H)) (emits_all r a H) I H My) as G. rewrite Nr in G. exact (proj2 (G Pv Ms)). }
-      split; [destruct Q; unfold asks_nothing; destruct (at_phase u0) eqn:P0; constructor; auto; unfold coming, in_count in *; simpl; rewrite ?P0 in *; assumption|].
-      rewrite Er. assert (Re : read (asks_nothing u0) = read v) by (rewrite <- (nothing_is_read_of_an_answer (cfg r) r (depth r) v (Agreed a) u0) by (simpl; rewrite Pv; exact Ag); unfold asks_nothing; destruct (at_phase u0); reflexivity).
-      rewrite Re. exact Rd.
-    + discriminate.
-    + split; [apply (Answer (Reported rs)); [exact E|discriminate]|]. rewrite Er, (nothing_is_read_of_an_answer (cfg r) r (depth r) v (Reported rs) u E). exact Rd.
-  - destruct (a_rank _ _ _ _ Fo r H) as [w [en [m [Nr [_ T]]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T, Nr.
-    pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Nr in K.
-    assert (Pv : at_phase v = COUNT) by (simpl in E; change (at_phase (draws (length mine) (far =? total) v)) with (at_phase v) in E; destruct (at_phase v); try discriminate; reflexivity).
-    unfold tied in T. rewrite Pv in T. destruct T as [Wz _]. pose proof (b_read _ _ _ _ _ _ (b_rank _ _ _ _ _ B r H) Bg) as Br. rewrite (At r H Bg) in Br. fold v in Br.
-    split.
-    + apply (what_is_held_stays_in_place_with_an_answer (begins r) (cfg r) r (depth r) (draws (length mine) (far =? total) v) (Counted cs) u (configs_ok _ _ ok r H)
-        (fun k gs t d => surplus r k gs t d H) (proj2 (join r H)) (k_aligned _ _ _ _ _ _ K) (k_plan _ _ _ _ _ _ K)); [discriminate|exact E|destruct P; constructor; assumption].
-    + rewrite (nothing_is_read_of_an_answer _ _ _ _ _ _ E). change (read (draws (length mine) (far =? total) v)) with (read v).
-      simpl in E. change (at_phase (draws (length mine) (far =? total) v)) with (at_phase v) in E. rewrite Pv in E. pose proof (held_count _ _ _ _ _ E) as He. cbv zeta in He. unfold held in He. injection He as _ _ _ Hr.
-      rewrite Hr. change (round (draws (length mine) (far =? total) v)) with (round v). lia.
+  intros r c d u e t NG E [P [[L1 L2] Rd]] Re. pose proof (own_event_leaves_lost _ _ _ _ _ _ NG E) as El. pose proof (transition_same _ _ _ _ _ _ NG E) as Sm.
+  pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. unfold aged in Ag. injection Ag as _ Ar Aw Ao. split; [|split].
+  - intros L. rewrite El in L. exact (proj1 (what_is_held_stays_in_place (begins r) c r d u e t NG E (P L) (fun y I => proj2 (Re y I) L))).
+  - constructor; rewrite ?(sa_steps _ _ Sm), ?(sa_aligned _ _ Sm), ?Ao, ?Aw; [exact L1|]. intros y [I|I]; [auto|]. apply in_app_iff in I as [I|I]; [auto|apply (Re y I)].
+  - rewrite Ao, Ar. lia.
+Qed.
+
+(** An answer finds a rank that is not lost. *)
+Lemma answer_holds : forall s r y u t, lossy_reachable W own depth (fun q => content (places s q)) (base s) -> r < W ->
+  (forall a, y = Agreed a -> u = rank_of (base s) r /\ may own (fun q => content (places s q)) (base s) r (Got y)) ->
+  holds_what_it_drew r (rank_of (base s) r) -> (exists k la, u = draws k la (rank_of (base s) r)) ->
+  transition (own r) r (depth r) u (Got y) = Some t -> begins r (round t) <= read u -> holds_what_it_drew r t.
+Proof.
+  intros s r y u t Rb H M [P _] [k [la Eu]] E Rd. set (v := rank_of (base s) r) in *.
+  assert (Lu : is_lost v = false).
+  { unfold is_lost, is_ending. change (at_phase v) with (at_phase (draws k la v)). rewrite <- Eu. simpl in E. destruct y, (at_phase u); try discriminate; reflexivity. }
+  destruct (a_live_rank_is_followed W own depth _ (own_ok W cfg deal ok) (base s) r Rb H Lu) as [z [Rz [_ [Er _]]]]. fold v in Er.
+  pose proof (g_core _ _ _ _ _ (invariant_of W own depth _ (own_ok W cfg deal ok) z Rz) r H) as K. rewrite <- Er in K.
+  assert (Q : in_place (begins r) t).
+  { apply (what_is_held_stays_in_place_with_an_answer (begins r) (own r) r (depth r) u y t (configs_ok _ _ (own_ok W cfg deal ok) r H) (fun k gs t d => surplus r k gs t d H) (proj2 (join r H))).
+    - subst u. exact (k_aligned _ _ _ _ _ _ K).
+    - subst u. exact (k_plan _ _ _ _ _ _ K).
+    - intros a Ea Pa Ms. destruct (M a Ea) as [Ev Ma]. subst y. rewrite Ev in *. destruct (a_live_rank_is_answered W own depth _ (own_ok W cfg deal ok) (base s) r _ Rb H Lu Ma) as [x [I [Ex Mx]]].
+      fold v in Ex. rewrite Ex in *. exact (proj2 (all_groups_are_agreed_on W own depth _ x r a (own_ok W cfg deal ok) (proj1 (join r H)) (emits_all r a H) I H Mx Pa Ms)).
+    - exact E.
+    - subst u. destruct (P Lu). constructor; assumption. }
+  split; [auto|]. split; [exact (in_place_laid _ _ (begin_of_rises _) Q)|]. rewrite (nothing_is_read_of_an_answer _ _ _ _ _ _ E). exact Rd.
+Qed.
+
+Lemma what_is_drawn_is_in_place : forall s, shared_reachable s -> forall r, r < W -> holds_what_it_drew r (rank_of (base s) r).
+Proof.
+  intros s [k R]. induction R as [|k s l s' R IH St|k s i peer cause R IH Hi En]; intros r H.
+  - split; [|split; [|apply Nat.le_0_l]]; [intros _|]; constructor; unfold coming, in_count; simpl; try easy; intros y [[]|[]].
+  - assert (Sr : shared_reachable s) by (exists k; exact R). pose proof (shared_books W total cfg depth order deal wish ok deal_next deal_feeds s Sr) as B.
+    pose proof (a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_feeds s Sr) as Rb.
+    assert (At : forall i, i < W -> begun s i = true -> read (rank_of (base s) i) + wanted (rank_of (base s) i) = begins i (S (round (rank_of (base s) i)))).
+    { intros i Hi Bg. destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds s i Sr Hi Bg) as [Ep [_ L]].
+      rewrite (b_read _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ B i Hi) Bg), Ep, drawn_length, L. reflexivity. }
+    specialize (IH r H). set (v := rank_of (base s) r) in *. destruct St as [s i b Hi Bg mine far Be|s l b Ow St|s i cs ws b t Hi Bg To mine far D St]; cbn [base].
+    + unfold Drawing.begins in Be. destruct (far =? total); [|subst b; exact IH]. destruct mine as [|p mine']; inversion Be as [? ? ? t H' M E| | |? ? ? ? H' D]; subst.
+      * cbn [rank_of]. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact IH].
+        apply (own_event_holds i (own i) (depth i) v (SamplesRead [] true false) t); [discriminate|exact E|exact IH|intros y []].
+      * destruct (Nat.eq_dec r i) as [->|NE]; [rewrite drawn_same; apply drawing_leaves_what_is_held, IH|rewrite drawn_other by exact NE; exact IH].
+    + inversion St as [? i e t Hi M E|? x P Re|? i Hi Ru Tk|? i m la Hi D]; subst; [|exact IH|exact IH|destruct Ow]. cbn [rank_of].
+      destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact IH]. fold v in E.
+      destruct (answer_or_own e) as [[y ->]|NG].
+      * apply (answer_holds s i y v t Rb Hi (fun a _ => conj eq_refl M) IH); [exists (wanted v), (ended v); symmetry; apply draws_none|exact E|]. destruct IH as [_ [_ Rd]]. replace (round t) with (round v); [exact Rd|]. simpl in E.
+        destruct y as [a|cs|rs]; [|destruct Ow|]; destruct (at_phase v); try discriminate; [symmetry; exact (agree_round _ _ _ _ _ _ E)|].
+        destruct (failure_of rs); [|discriminate]. injection E as <-. reflexivity.
+      * apply (own_event_holds i (own i) (depth i) v e t NG E IH). intros y Iy. destruct e as [xs en full| | | | | |]; try destruct Iy. simpl in Iy. destruct Ow as [Bg _].
+        destruct (own_event _ _ _ _ _ _ NG E) as [[[Wn [Lx _]] _]|[_ X]]; [|discriminate]. destruct M as [Xs _]. fold v in Xs. rewrite Xs in Iy.
+        apply (positions_of_a_part _ 0 (fun j z Ez => content_is_numbered _ 0 j z Ez)) in Iy. pose proof (At i Hi Bg) as A. fold v in A. destruct IH as [_ [_ Rd]]. split; [lia|]. intros _.
+        assert (Cv : coming v = round v).
+        { unfold coming, in_count. destruct (at_phase v) eqn:Pv; try lia. destruct (b_want _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ B i Hi) Pv) as [Z _]. fold v in Z. contradiction. }
+        rewrite Cv. lia.
+    + inversion St as [? ? ? u H' M E| | |]; subst. cbn [rank_of]. destruct (Nat.eq_dec r i) as [->|NE].
+      2:{ rewrite update_other by exact NE. unfold draws_its_share in D. destruct (_ || _); [subst b; exact IH|]. inversion D; subst. rewrite drawn_other by exact NE. exact IH. }
+      rewrite update_same. destruct (count_reads _ _ _ _ _ _ E) as [_ [_ [Ru [_ [Ro _]]]]].
+      assert (Shape : exists k la, rank_of b i = draws k la v).
+      { unfold draws_its_share in D. destruct (_ || _); [subst b; exists (wanted v), (ended v); symmetry; apply draws_none|].
+        inversion D; subst. exists (length mine), (far =? total). apply drawn_same. }
+      destruct Shape as [k' [la Eb]].
+      assert (Pv : at_phase v = COUNT) by (destruct (count_reads _ _ _ _ _ _ E) as [Pv _]; rewrite Eb in Pv; exact Pv).
+      pose proof (At i Hi Bg) as A. fold v in A. destruct (b_want _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ B i Hi) Pv) as [Z _]. fold v in Z.
+      apply (answer_holds s i (Counted cs) (rank_of b i) u Rb Hi ltac:(discriminate) IH); [eauto|exact E|]. rewrite Eb in Ro |- *. change (read (draws k' la v)) with (read v).
+      rewrite Ro. change (round (draws k' la v)) with (round v). lia.
+  - cbn [base rank_of]. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact (IH r H)]. destruct (IH i H) as [_ [[L1 L2] Rd]]. set (v := rank_of (base s) i) in *.
+    pose proof (lose_lost peer cause v En) as L. pose proof (lost_steps _ _ L) as [Ls _]. split; [intros Z; rewrite (l_lost _ _ L) in Z; discriminate|]. split; [|rewrite (l_round _ _ L), (l_read _ _ L); exact Rd].
+    constructor; rewrite ?Ls, ?(l_aligned _ _ L), ?(l_round _ _ L); [exact L1|]. intros y [[]|I]. apply L2. apply (Permutation_in y (l_window _ _ L)), in_app_iff in I. tauto.
 Qed.
 
 (** ** What an update trains on *)
@@ -134,7 +154,7 @@ Definition dealt_places (s : shared_sys) (u r : nat) : list nat := map (place_of
 Lemma samples_of_a_part : forall s r u, shared_reachable s -> r < W -> begun s r = true -> u <= round (rank_of (base s) r) ->
   map (place_of s r) (filter (of_round (begins r) u) (content (places s r))) = part_of u r.
 Proof.
-  intros s r u R H Bg L. destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H Bg) as [Ep [_ Lr]].
+  intros s r u R H Bg L. destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds s r R H Bg) as [Ep [_ Lr]].
   destruct (parts_follow_each_other r (rounds_of cfg s r) u ltac:(lia)) as [a [c [E La]]]. rewrite E in Ep.
   unfold Drawing.content. rewrite Ep, !content_from_app, !filter_app, !Nat.add_0_l.
   rewrite (filter_all _ _ false), (filter_all _ _ true), (filter_all _ _ false), app_nil_r; cbv iota.
@@ -148,34 +168,34 @@ Qed.
 Theorem an_update_holds_only_what_its_rank_draws_of_it : forall s r x y, shared_reachable s -> r < W -> In x (steps_of (rank_of (base s) r)) -> In y (s_group x) ->
   In (place_of s r y) (part_of (s_round x) r).
 Proof.
-  intros s r x y R H Ix Iy. destruct (what_is_drawn_is_in_place s R r H) as [[P1 _ _] _].
-  pose proof (with_shared_shards_nothing_is_lost W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H) as Nl. cbv zeta in Nl.
+  intros s r x y R H Ix Iy. destruct (what_is_drawn_is_in_place s R r H) as [_ [[P1 _] _]].
+  pose proof (with_shared_shards_nothing_is_lost W total cfg depth order deal wish ok deal_next deal_feeds s r R H) as Nl. cbv zeta in Nl.
   assert (I : In y (content (places s r))) by (apply (Permutation_in y Nl), in_or_app; left; apply in_concat; exists (s_group x); split; [apply in_map, Ix|exact Iy]).
   pose proof (P1 x Ix y Iy) as B. destruct (begun s r) eqn:Bg.
   - assert (L : s_round x <= round (rank_of (base s) r)).
-    { apply positions_of_content in I. destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H Bg) as [Ep [_ Lr]].
+    { apply positions_of_content in I. destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds s r R H Bg) as [Ep [_ Lr]].
       rewrite Ep, drawn_length, Lr in I. apply Nat.nlt_ge. intros O. pose proof (begin_of_rises (fun u => length (part_of u r)) _ _ O). lia. }
     rewrite <- (samples_of_a_part s r _ R H Bg L). apply in_map, filter_In. split; [exact I|]. apply of_round_spec, B.
-  - destruct (shared_runs W total cfg depth order deal wish ok deal_next deal_feeds wish_some s R) as [Bk _].
-    destruct (b_fresh _ _ _ _ _ _ (b_rank _ _ _ _ _ Bk r H) Bg) as [_ [_ [Z _]]]. rewrite Z in I. destruct I.
+  - pose proof (shared_books W total cfg depth order deal wish ok deal_next deal_feeds s R) as Bk.
+    destruct (b_fresh _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ Bk r H) Bg) as [_ [_ [Z _]]]. rewrite Z in I. destruct I.
 Qed.
 
 (** UPDATE, COVER, ONCE: once a rank is past update [u], it has trained on each place of its part, once. *)
 Theorem a_rank_past_an_update_trains_on_what_it_drew_of_it : forall s r u, shared_reachable s -> r < W -> is_past u (rank_of (base s) r) ->
   Permutation (dealt_places s u r) (part_of u r).
 Proof.
-  intros s r u R H Pa. set (v := rank_of (base s) r) in *. destruct (what_is_drawn_is_in_place s R r H) as [Pl Rd]. fold v in Pl, Rd.
+  intros s r u R H Pa. set (v := rank_of (base s) r) in *. destruct (what_is_drawn_is_in_place s R r H) as [_ [Pl Rd]]. fold v in Pl, Rd.
   assert (All : has_done (begins r) (content (places s r)) u v /\ begun s r = true /\ (u <= round v \/ total <= first_of u)).
   { destruct Pa as [L|[En Co]].
     - split; [left; split; [exact L|]|split; [|left; lia]].
-      + split; [exact (with_shared_shards_nothing_is_lost W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H)|right].
+      + split; [exact (with_shared_shards_nothing_is_lost W total cfg depth order deal wish ok deal_next deal_feeds s r R H)|right].
         exact (Nat.le_trans _ _ _ (begin_of_rises _ _ _ L) Rd).
-      + destruct (shared_runs W total cfg depth order deal wish ok deal_next deal_feeds wish_some s R) as [Bk _]. destruct (begun s r) eqn:Bg; [reflexivity|exfalso].
-        destruct (b_fresh _ _ _ _ _ _ (b_rank _ _ _ _ _ Bk r H) Bg) as [Z _]. unfold v in L. rewrite Z in L. simpl in L. lia.
+      + pose proof (shared_books W total cfg depth order deal wish ok deal_next deal_feeds s R) as Bk. destruct (begun s r) eqn:Bg; [reflexivity|exfalso].
+        destruct (b_fresh _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ Bk r H) Bg) as [Z _]. unfold v in L. destruct Z as [Z|[p [c Z]]]; rewrite Z in L; simpl in L; lia.
     - destruct (join 0 (some_rank _ _ ok)) as [J1 J2].
-      destruct (a_complete_rank_has_planned_what_it_has_drawn W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H J1 J2 En Co) as [D [Bg Pm]]. fold v in Pm.
+      destruct (a_complete_rank_has_planned_what_it_has_drawn W total cfg depth order deal wish ok deal_next deal_feeds s r R H J1 J2 En Co) as [D [Bg Pm]]. fold v in Pm.
       split; [right; exact Pm|]. split; [exact Bg|]. destruct (Nat.le_gt_cases u (round v)) as [L|L]; [left; exact L|right].
-      destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds wish_some s r R H Bg) as [_ [_ Lr]].
+      destruct (a_rank_has_drawn_what_was_dealt_to_it W total cfg depth order deal wish ok deal_next deal_feeds s r R H Bg) as [_ [_ Lr]].
       rewrite drawn_in_updates, Lr in D. fold v in D. unfold first_of in *. assert (S (round v) * n <= u * n) by (apply Nat.mul_le_mono_r; lia). lia. }
   destruct All as [Pm [Bg C]]. unfold dealt_places. fold v.
   rewrite (what_a_rank_past_a_round_holds_of_it (begins r) (content (places s r)) v u (begin_of_rises _) (fun i x => content_is_numbered _ 0 i x) Pl Pm).
@@ -189,9 +209,7 @@ Theorem a_dealt_update_holds_exactly_what_lies_at_its_places : forall s u, share
   Permutation (concat (map (dealt_places s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n)).
 Proof.
   intros s u R Pa. transitivity (concat (map (part (first_of u)) (ranks W))).
-  - assert (L : forall r, In r (seq 0 W) -> r < W) by (intros r I; apply in_seq in I; lia). unfold ranks. revert L. generalize (seq 0 W).
-    induction l as [|r l IH]; intros L; simpl; [constructor|]. apply Permutation_app; [|apply IH; intros z I; apply L; right; exact I].
-    pose proof (L r (or_introl eq_refl)) as Hr. exact (a_rank_past_an_update_trains_on_what_it_drew_of_it s r u R Hr (Pa r Hr)).
+  - apply each_gives. intros r Hr. exact (a_rank_past_an_update_trains_on_what_it_drew_of_it s r u R Hr (Pa r Hr)).
   - rewrite (part_next (first_of u)). unfold first_of. destruct (Nat.le_gt_cases total (u * n)) as [O|O].
     + rewrite (Nat.min_l _ _ O). replace (Nat.min n (total - total)) with 0 by lia. replace (Nat.min total (S u * n) - u * n) with 0 by lia. reflexivity.
     + rewrite (Nat.min_r total (u * n)) by lia. replace (Nat.min n (total - u * n)) with (Nat.min total (S u * n) - u * n) by (simpl; lia). reflexivity.
@@ -215,8 +233,8 @@ Theorem the_shipped_machine_trains_on_updates_dealt_by_load : forall W n total c
 Proof.
   intros W n total cfg depth order told wish Hw Hn Sp T Ws part s R. destruct (what_ships_meets_every_assumption_of_updates W n cfg Hw Hn Sp) as [Ok [Jm [Su [Em _]]]].
   destruct (portions_by_load_meet_every_assumption W n total told Hw Hn T) as [Nx So]. fold part in Nx, So. split; [|split; [|split]].
-  - intros r x y. exact (an_update_holds_only_what_its_rank_draws_of_it W total n cfg depth order part wish Ok Nx So Ws Jm Su Em s r x y R).
-  - intros r u. exact (a_rank_past_an_update_trains_on_what_it_drew_of_it W total n cfg depth order part wish Ok Nx So Ws Jm Su Em s r u R).
-  - intros u. exact (a_dealt_update_holds_exactly_what_lies_at_its_places W total n cfg depth order part wish Ok Nx So Ws Jm Su Em s u R).
-  - intros r q j x y. apply (with_shared_shards_rounds_are_aligned W total cfg depth order _ wish Ok (deal_next W total n part Nx) (deal_feeds W total n part Nx So) Ws s r q j x y R).
+  - intros r x y. exact (an_update_holds_only_what_its_rank_draws_of_it W total n cfg depth order part wish Ok Nx So Jm Su Em s r x y R).
+  - intros r u. exact (a_rank_past_an_update_trains_on_what_it_drew_of_it W total n cfg depth order part wish Ok Nx So Jm Su Em s r u R).
+  - intros u. exact (a_dealt_update_holds_exactly_what_lies_at_its_places W total n cfg depth order part wish Ok Nx So Jm Su Em s u R).
+  - intros r q j x y. apply (with_shared_shards_rounds_are_aligned W total cfg depth order _ wish Ok (deal_next W total n part Nx) (deal_feeds W total n part Nx So) s r q j x y R).
 Qed.

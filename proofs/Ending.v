@@ -56,10 +56,7 @@ Proof.
   assert (L : length rs = W) by (rewrite <- (map_length MReport), <- Em; apply messages_length). split; [exact L|]. intros r H.
   pose proof (messages_nth W s r H) as Hm. rewrite Em in Hm. destruct (nth_error rs r) as [x|] eqn:Hx; [|apply nth_error_None in Hx; lia].
   rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]].
-  pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in Wa. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
-  - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
-  - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
-  - destruct (k_report _ _ _ _ _ _ K Ph) as [y [Po [R1 R2]]]. rewrite Po in Hm. injection Hm as ->. split; [reflexivity|]. exists y. auto.
+  pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa. rewrite <- Hm in Sa. destruct Sa as [Ph Sa]. split; [exact Ph|]. exists x. auto.
 Qed.
 
 (** Some report has something to say: the Python's PeerError in compute_failure is never raised. *)
@@ -100,7 +97,7 @@ Lemma reachable_third : forall s, reachable s -> third s.
 Proof.
   induction 1 as [|s l t R IH St].
   - constructor; simpl; [intros; discriminate|discriminate].
-  - destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [| |destruct IH; constructor; assumption].
+  - destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [| |destruct IH; constructor; assumption..].
     + set (s' := mkSys _ _ _ _ _). assert (Ks : forall q, q < W -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true).
       { intros q Hq Sq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; eapply stopped_stays; eauto|rewrite update_other by assumption; exact Sq]. }
       assert (Kf : forall q, q < W -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)).
@@ -156,19 +153,24 @@ Proof.
   intros s r R H E. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O]]]. exists o. split; [exact O|]. apply (d_outcome s (reachable_third s R) o l Hk).
 Qed.
 
+Lemma an_offer_is_agreed_on : forall s t r o, reachable s -> step s LExchange t -> r < W -> at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) ->
+  exists a os, agreement_of a os /\ In o os /\ h_kind (whole t) = (if is_bad a then NReport else match o_stop_rank a with
+    | Some q => NClosed (Stopped q match o_stop_step a with Some n => n | None => 0 end) match o_stop_step a with Some n => n | None => 0 end
+    | None => match target (cfg 0) a with 0 => NClosed Complete (length (h_steps (whole s))) | S n => NCount (S n) end end).
+Proof.
+  intros s t r o R St H Ph Po. pose proof (invariant_of W cfg depth input ok s R) as I. inversion St as [|? x P Rd| |]; subst.
+  destruct (pending_current W cfg depth input s r I H (P r H)) as [Wa _]. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Kk. unfold kind_ok in Kk. rewrite Ph, Wa in Kk.
+  pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm. pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ Hm)) as Say.
+  destruct x as [a|cs|rs]; [|destruct Say|destruct Say]. destruct Say as [os [_ [A Io]]]. exists a, os. split; [exact A|]. split; [exact Io|].
+  rewrite whole_snoc. unfold h_step. rewrite Kk. destruct (is_bad a); [reflexivity|]. destruct (o_stop_rank a); reflexivity.
+Qed.
+
 (** ABORT: once a failure has been offered, the epoch cannot go on: the round's agreement sends every rank to its report. *)
 Theorem a_failure_that_is_offered_ends_the_round : forall s t r o, reachable s -> step s LExchange t -> r < W ->
   at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_failed o <> None -> h_kind (whole t) = NReport.
 Proof.
-  intros s t r o R St H Ph Po Fo. pose proof (invariant_of W cfg depth input ok s R) as I. inversion St as [|? x P Rd|]; subst.
-  rewrite whole_snoc. destruct (pending_current W cfg depth input s r I H (P r H)) as [Wa [_ Wt]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wa in K.
-  assert (Hk : h_kind (whole s) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ K) as Kk; unfold kind_ok in Kk; rewrite Ph in Kk; exact Kk).
-  pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
-  unfold h_step. rewrite Hk. destruct x as [a|cs|rs].
-  - destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [Em _]]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->.
-    pose proof (ag_failed _ _ A o Io Fo) as Fa. unfold is_bad. destruct (o_failed a); [reflexivity|easy].
-  - destruct (reduce_counted _ _ Rd) as [l [Em _]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
-  - destruct (reduce_reported _ _ Rd) as [Em _]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
+  intros s t r o R St H Ph Po Fo. destruct (an_offer_is_agreed_on s t r o R St H Ph Po) as [a [os [A [Io ->]]]].
+  pose proof (ag_failed _ _ A o Io Fo) as Fa. unfold is_bad. destruct (o_failed a); [reflexivity|easy].
 Qed.
 
 (** ABORT: after an agreement that holds a failure or a mismatch no epoch is complete, on any rank. *)
@@ -177,7 +179,7 @@ Lemma bad_stays : forall s, reachable s -> (exists ms a, In (ms, Agreed a) (log 
     ((exists q c, o = Failed q c) \/ ((exists q, o = Mismatch q) /\ exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0))).
 Proof.
   induction 1 as [|s l t R IH St]; intros [ms [a [Hin B]]]; [destruct Hin|].
-  destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))| |exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))].
+  destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))| |exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))|exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))].
   rewrite whole_snoc. simpl in Hin. apply in_app_or in Hin as [Hin|[Hin|[]]].
   - destruct (IH (ex_intro _ ms (ex_intro _ a (conj Hin B)))) as [K|[o [l [K O]]]]; unfold h_step; rewrite K.
     + destruct x as [a'|cs|rs]; auto. destruct (reports_say s rs I S P Rd) as [o [F Y]]. rewrite F. right. exists o. eexists. split; [reflexivity|].
@@ -209,7 +211,7 @@ Proof.
   intros s r R H E [q [Hq D]]. pose proof (some_rank _ _ ok) as SR.
   assert (B : (exists ms a, In (ms, Agreed a) (log s) /\ is_bad a = true) \/ h_kind (whole s) = NOffer).
   { clear E H r. induction R as [|s l t R IH St]; [right; reflexivity|]. pose proof (invariant_of W cfg depth input ok s R) as I.
-    destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact IH| |exact IH]. destruct IH as [[ms [a [Hin B]]]|K]; [left; exists ms, a; split; [simpl; apply in_or_app; auto|exact B]|].
+    destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact IH| |exact IH..]. destruct IH as [[ms [a [Hin B]]]|K]; [left; exists ms, a; split; [simpl; apply in_or_app; auto|exact B]|].
     destruct x as [a|cs|rs]; [left|right; rewrite whole_snoc; unfold h_step; rewrite K; exact K|right; rewrite whole_snoc; unfold h_step; rewrite K; exact K].
     exists (messages W s), a. split; [simpl; apply in_or_app; right; left; reflexivity|]. destruct (is_bad a) eqn:B; [reflexivity|exfalso]. apply D.
     assert (EO : entry_ok W cfg (messages W s, Agreed a)).
@@ -244,7 +246,7 @@ Theorem a_failure_names_the_lowest_rank_that_reports_a_cause : forall s r q c, r
 Proof.
   intros s r q c R H E O. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
   revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of W cfg depth input ok s R) as I.
-  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk.
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH l Hk)| |exact (IH l Hk)..]. rewrite whole_snoc in Hk.
   assert (Old : forall l', h_kind (whole s) = NClosed (Failed q c) l' -> exists ms rs, In (ms, Reported rs) (log s ++ [(messages W s, x)]) /\ length rs = W /\ (forall i x, nth_error rs i = Some x -> r_rank x = i) /\
     (exists x, nth_error rs q = Some x /\ r_cause x = Some c) /\ forall i x, i < q -> nth_error rs i = Some x -> r_cause x = None).
   { intros l' K. destruct (IH l' K) as [ms [rs [Hin X]]]. exists ms, rs. split; [apply in_or_app; auto|exact X]. }
@@ -313,7 +315,7 @@ Theorem a_stop_names_the_lowest_rank_and_the_fewest_steps_offered : forall s r q
 Proof.
   intros s r q n R H E O. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
   revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of W cfg depth input ok s R) as I.
-  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk.
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH l Hk)| |exact (IH l Hk)..]. rewrite whole_snoc in Hk.
   assert (Old : forall l', h_kind (whole s) = NClosed (Stopped q n) l' -> exists os a, In (map MOffer os, Agreed a) (log s ++ [(messages W s, x)]) /\ least o_stop_rank os q /\ least o_stop_step os n).
   { intros l' K. destruct (IH l' K) as [os [a [Hin X]]]. exists os, a. split; [apply in_or_app; auto|exact X]. }
   unfold h_step in Hk. simpl. destruct (h_kind (whole s)) as [|m| |o' l'] eqn:K.
@@ -348,15 +350,8 @@ Theorem a_stop_that_is_offered_ends_the_round : forall s t r o, reachable s -> s
   at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_stop_rank o <> None ->
   h_kind (whole t) = NReport \/ exists q n, h_kind (whole t) = NClosed (Stopped q n) n.
 Proof.
-  intros s t r o R St H Ph Po Fo. pose proof (invariant_of W cfg depth input ok s R) as I. inversion St as [|? x P Rd|]; subst.
-  rewrite whole_snoc. destruct (pending_current W cfg depth input s r I H (P r H)) as [Wa [_ Wt]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wa in K.
-  assert (Hk : h_kind (whole s) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ K) as Kk; unfold kind_ok in Kk; rewrite Ph in Kk; exact Kk).
-  pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
-  unfold h_step. rewrite Hk. destruct x as [a|cs|rs].
-  - destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [Em _]]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->.
-    pose proof (ag_stop _ _ A o Io Fo) as Fa. destruct (is_bad a); [left; reflexivity|right]. destruct (o_stop_rank a) as [q|]; [|easy]. simpl. eauto.
-  - destruct (reduce_counted _ _ Rd) as [l [Em _]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
-  - destruct (reduce_reported _ _ Rd) as [Em _]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
+  intros s t r o R St H Ph Po Fo. destruct (an_offer_is_agreed_on s t r o R St H Ph Po) as [a [os [A [Io ->]]]].
+  pose proof (ag_stop _ _ A o Io Fo) as Fa. destruct (is_bad a); [left; reflexivity|right]. destruct (o_stop_rank a) as [q|]; [|easy]. simpl. eauto.
 Qed.
 
 End Ending.

@@ -181,18 +181,18 @@ Record measured (o : offer) : Prop := {
   me_min : forall g, o_groups_min o = Some g -> 1 <= g <= o_groups_max o }.
 
 (** A rank that reads on has a sample in its window, and so a group. *)
-Lemma ready_groups_to_emit : forall c c0 r inp h u o g, config_ok c -> core c c0 r inp h u -> offer_ok c r u o -> o_ready o = true -> o_groups_min o = Some g ->
+Lemma ready_groups_to_emit : forall c c0 r inp h u o g, config_ok c -> core c c0 r inp h u -> at_phase u = OFFER -> offer_ok c r u o -> o_ready o = true -> o_groups_min o = Some g ->
   1 <= g <= o_groups_max o /\ o_groups_max o <= S g.
 Proof.
-  intros c c0 r inp h u o g OK K O Ro Eg. destruct (of_ready _ _ _ _ O Ro) as [_ [R2 [R3 [_ [R5 [R6 _]]]]]]. rewrite R6 in Eg.
+  intros c c0 r inp h u o g OK K Ph O Ro Eg. destruct (of_ready _ _ _ _ O Ro) as [_ [R2 [R3 [_ [R5 [R6 _]]]]]]. rewrite R6 in Eg.
   destruct (ended u) eqn:En; [discriminate|]. injection Eg as <-. rewrite R5. apply groups_to_emit_bounds. rewrite R3.
-  destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|]. rewrite R2 in Wa.
+  destruct (more_unless_counting _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|congruence|]. rewrite R2 in Wa.
   pose proof (Permutation_length (ok_group_perm _ OK (budget u) (window u))). destruct (c_group c (budget u) (window u)); simpl in *; lia.
 Qed.
 
-Lemma ready_measured : forall c c0 r inp h u o, config_ok c -> core c c0 r inp h u -> offer_ok c r u o -> o_ready o = true -> is_quota_met c (gsum u) = false -> measured o.
+Lemma ready_measured : forall c c0 r inp h u o, config_ok c -> core c c0 r inp h u -> at_phase u = OFFER -> offer_ok c r u o -> o_ready o = true -> is_quota_met c (gsum u) = false -> measured o.
 Proof.
-  intros c c0 r inp h u o OK K O Ro U. destruct (of_ready _ _ _ _ O Ro) as [R1 [R2 [R3 [R4 [R5 [R6 R7]]]]]]. rewrite U in R4.
+  intros c c0 r inp h u o OK K Ph O Ro U. destruct (of_ready _ _ _ _ O Ro) as [R1 [R2 [R3 [R4 [R5 [R6 R7]]]]]]. rewrite U in R4.
   pose proof (Permutation_length (ok_group_perm _ OK (budget u) (window u))) as Lp. constructor.
   - rewrite R5, R4, R3, <- Lp. pose proof (ok_group_nonempty _ OK (budget u) (window u)) as NE. clear - NE.
     induction NE as [|g gs Hg Hgs IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia.
@@ -257,8 +257,17 @@ Lemma got_current : forall s r x, invariant s -> r < W -> may cfg input s r (Got
   S (got s r) = length (log s) /\ is_waiting (rank_of s r) = true /\ whole s = h_step (cfg 0) (hist_of s r) x /\
   exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
 Proof.
-  intros s r x I H [M1 M2]. destruct (sync_message _ _ _ _ s r x I H M1 M2) as [Wa [G [ms [L M]]]]. repeat split; auto; [|eauto].
+  intros s r x I H [M1 [M2 _]]. destruct (sync_message _ _ _ _ s r x I H M1 M2) as [Wa [G [ms [L M]]]]. repeat split; auto; [|eauto].
   destruct (hist_cases s r I H) as [[G' _]|[_ [_ [_ [ms' [y [L' [_ E]]]]]]]]; [lia|]. rewrite L in L'. injection L' as <- <-. exact E.
+Qed.
+
+(** An agreement that a rank receives was made of its own offer too. *)
+Lemma answered_offer : forall s r a, invariant s -> r < W -> may cfg input s r (Got (Agreed a)) -> at_phase (rank_of s r) = OFFER ->
+  exists o os, agreement_of a os /\ In o os /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o.
+Proof.
+  intros s r a I H M Ph. destruct (got_current s r _ I H M) as [_ [_ [_ [ms [El Em]]]]]. destruct (k_offer _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Ph) as [o [Po O]].
+  destruct (log_entry _ _ _ _ s _ _ I El) as [_ [ER _]]. unfold message in Em. rewrite Po in Em.
+  destruct (reduce_says _ _ _ ER (nth_error_In _ _ Em)) as [os [_ [A Io]]]. exists o, os. auto.
 Qed.
 
 (** The offers of an exchange that is about to complete. *)
@@ -270,11 +279,7 @@ Proof.
   intros s a I P R. destruct (reduce_agreed _ _ R) as [os [E A]]. exists os. split; [exact A|]. split; [exact E|].
   assert (X : forall r o, r < W -> nth_error os r = Some o -> at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o).
   { intros r o H Ho. pose proof (messages_nth W s r H) as Hm. rewrite E, (map_nth_error MOffer _ _ Ho) in Hm. injection Hm as Hm.
-    destruct (pending_current s r I H (P r H)) as [_ [_ Wa]]. pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in Wa.
-    destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
-    - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. injection Hm as ->. auto.
-    - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
-    - destruct (k_report _ _ _ _ _ _ K Ph) as [x [Po _]]. rewrite Po in Hm. discriminate. }
+    destruct (pending_current s r I H (P r H)) as [_ [_ Wa]]. pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa. rewrite <- Hm in Sa. exact Sa. }
   assert (L : length os = W) by (rewrite <- (map_length MOffer), <- E; apply messages_length).
   split.
   - intros r H. destruct (nth_error os r) as [o|] eqn:Ho; [|apply nth_error_None in Ho; lia]. exists o. split; [eapply nth_error_In; eauto|]. apply X; assumption.
@@ -316,7 +321,7 @@ Proof.
     assert (Eq : is_quota_met (cfg r) (gsum (rank_of s r)) = quota_met (whole s)).
     { unfold quota_met. rewrite (k_gsum _ _ _ _ _ _ K). destruct (pending_current s r I H (P r H)) as [-> _].
       rewrite (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ r EO B H). reflexivity. }
-    rewrite Eq in R4. repeat (split; [assumption|]). intros U. rewrite U in Eq. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok r H) K O Ro Eq). }
+    rewrite Eq in R4. repeat (split; [assumption|]). intros U. rewrite U in Eq. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok r H) K Ph O Ro Eq). }
   split; [|split; [|split]].
   - intros r H. destruct (X1 r H) as [o [Ho [Ph [Po O]]]]. exists o. destruct (F r o H Ho Ph Po O) as [F1 [F2 [F3 [F4 [F5 _]]]]]. auto 10.
   - intros NZ. assert (U : quota_met (whole s) = false).

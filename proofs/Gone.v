@@ -34,13 +34,13 @@ Definition never_ends (s : sys) (r : nat) : Prop :=
   (forall p, p < W -> length (taken (rank_of s p)) <= length (taken (rank_of s r))) /\
   exists q, q < W /\ (gone q = true \/ stopped (rank_of s q) = true) /\ running s q = true /\ length (taken (rank_of s q)) = length (taken (rank_of s r)).
 
-(** What a process that lives does by itself. The exchange completes only while all live. *)
-Definition lives (l : label) : Prop :=
-  match l with LRank r _ => gone r = false | LTrained r => gone r = false | LExchange => forall q, q < W -> gone q = false end.
+(** What a process that lives does by itself, unless it has been told of a loss. The exchange completes only while all live. *)
+Definition lives (s : sys) (l : label) : Prop :=
+  match l with LRank r _ | LDrawn r _ _ => gone r = false /\ is_lost (rank_of s r) = false | LTrained r => gone r = false | LExchange => forall q, q < W -> gone q = false end.
 
 (** Something continues without anything more going wrong: a rank, a consumer, the exchange, or a driver that tells its rank. *)
 Definition goes_on (s : sys) : Prop :=
-  (exists l t, step s l t /\ by_itself W s l /\ lives l /\ match l with LTrained r => ~ never_ends s r | _ => True end) \/
+  (exists l t, step s l t /\ by_itself W s l /\ lives s l /\ match l with LTrained r => ~ never_ends s r | _ => True end) \/
   exists r, is_to_be_told s r.
 
 Lemma never_ends_or_not : forall s r, never_ends s r \/ ~ never_ends s r.
@@ -68,7 +68,7 @@ Proof.
   pose proof (head_number W cfg depth input v r x q I H Q) as Nx.
   assert (B : below (limit (rank_of v r)) (s_number x) = true).
   { unfold below. destruct (limit (rank_of v r)) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. apply L. reflexivity. }
-  left. exists (LRank r StepTaken). eexists. split; [|split; [exact Logic.I|split; [exact G|exact Logic.I]]].
+  left. exists (LRank r StepTaken). eexists. split; [|split; [exact Logic.I|split; [split; [exact G|rewrite Er; apply (reachable_live W cfg depth input ok v r R H)]|exact Logic.I]]].
   eapply StepRank; [exact H|exact Ru|]. rewrite Er. simpl. rewrite Q, B. reflexivity.
 Qed.
 
@@ -79,13 +79,14 @@ Proof.
   assert (E : forall r, r < W -> rank_of u r = rank_of v r /\ pending u r = pending v r).
   { intros r H. destruct (f_rank _ _ _ _ F r H) as [[_ X]|[L _]]; [exact X|]. pose proof (l_lost _ _ L). rewrite NL in H0 by exact H. discriminate. }
   assert (Res : results u = results v) by (unfold results; rewrite (f_log _ _ _ _ F); reflexivity).
-  destruct St as [v r e t H M T|v x P Rd|v r H Ru Tk].
+  destruct St as [v r e t H M T|v x P Rd|v r H Ru Tk|v r n la H D].
   - destruct (E r H) as [Er Ep]. pose proof (f_got _ _ _ _ F r H) as Eg. pose proof (f_running _ _ _ _ F r H) as Eu. eexists. eapply (StepRank W cfg depth input u r e t H).
     + destruct e; simpl in *; rewrite ?Er, ?Ep, ?Eg, ?Eu, ?Res; exact M.
     + rewrite Er. exact T.
   - assert (Pu : forall r, r < W -> pending u r = true) by (intros r H; destruct (E r H) as [_ ->]; apply P, H).
     destruct (follows_messages W lost_from u v F Pu) as [Em _]. eexists. apply (StepExchange W cfg depth input u x Pu). rewrite Em. exact Rd.
   - eexists. apply (StepTrained W cfg depth input u r H); [rewrite (f_running _ _ _ _ F r H); exact Ru|]. intros q Hq. destruct (E r H) as [-> _]. destruct (E q Hq) as [-> _]. apply Tk, Hq.
+  - destruct (E r H) as [Er Ep]. eexists. apply (StepDrawn W cfg depth input u r n la H). unfold may_draw in *. rewrite Er, Ep, (f_got _ _ _ _ F r H), (f_log _ _ _ _ F). exact D.
 Qed.
 
 (** ABORT, STOP, FREE: whichever rank leaves, is lost or gone, whenever: something goes on, a driver that tells its rank included; or the
@@ -105,12 +106,12 @@ Proof.
       - left. exists q. unfold is_out. rewrite !E by assumption. auto. }
     destruct (urged_or_over W cfg depth input ok deep v R) as [[l [t [B [Nb St]]]]|A].
     - left. left. destruct (step_back u v l t F (fun r H => proj2 (NG' r H)) St) as [w Sw]. exists l, w. split; [exact Sw|]. 
-      assert (Hl : match l with LRank r _ | LTrained r => r < W | LExchange => True end) by (destruct Sw; auto).
+      assert (Hl : match l with LRank r _ | LTrained r | LDrawn r _ _ => r < W | LExchange => True end) by (destruct Sw; auto).
       split; [|split].
-      + destruct l as [r e| |r]; auto. destruct e; auto; [| |destruct B as [q [Hq Sq]]; exists q; rewrite E by exact Hq; auto]; simpl in *; rewrite E by exact Hl; exact B.
-      + destruct l as [r e| |r]; simpl; try (apply NG', Hl). intros q Hq. apply NG', Hq.
-      + destruct l as [r e| |r]; auto. intros [[q [Hq [O L]]]|[Al [q [Hq [O [Rq L]]]]]].
-        * inversion Sw as [| |? ? ? ? Tk]; subst. specialize (Tk q Hq). lia.
+      + destruct l as [r e| |r|r n la]; auto; [|simpl in *; rewrite E by exact Hl; exact B]. destruct e; auto; [| |destruct B as [q [Hq Sq]]; exists q; rewrite E by exact Hq; auto]; simpl in *; rewrite E by exact Hl; exact B.
+      + destruct l as [r e| |r|r n la]; try (apply NG', Hl); try exact (NG' r Hl). intros q Hq. apply NG', Hq.
+      + destruct l as [r e| |r|r n la]; auto. intros [[q [Hq [O L]]]|[Al [q [Hq [O [Rq L]]]]]].
+        * inversion Sw as [| |? ? ? ? Tk|]; subst. specialize (Tk q Hq). lia.
         * apply Nb. split; [intros p Hp; rewrite <- !E by assumption; apply Al, Hp|]. exists q. rewrite <- !E by assumption. rewrite <- (f_running _ _ _ _ F q Hq).
           destruct O as [O|O]; [destruct (NG' q Hq); congruence|auto].
     - right. intros r H _. rewrite E by exact H. rewrite (f_running _ _ _ _ F r H). destruct (A r H) as [D|[D [Fs|[Rn [B _]]]]]; auto; right; (split; [exact D|]).

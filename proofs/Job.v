@@ -1,6 +1,6 @@
-(** Jobs with shared shards: each run of [Drawing.v] is followed by one of [System.v], and what follows from that for the job. *)
+(** Jobs with shared shards: their books, and what follows for the job. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Termination Shards Drawing.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Shards Drawing.
 Import ListNotations.
 
 Section Job.
@@ -13,16 +13,18 @@ Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deal_next : forall ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal ws d) (seq d n).
 Hypothesis deal_feeds : forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal ws d r) \/ total <= d + length (dealt_out W deal ws d).
-Hypothesis wish_some : forall r k d w, r < W -> 1 <= wish r k d w [].
 
+Notation shared_run := (shared_run W total cfg depth order deal wish).
 Notation shared_reachable := (shared_reachable W total cfg depth order deal wish).
 Notation shared_step := (shared_step W total cfg depth order deal wish).
+Notation own := (shared_config cfg deal).
 Notation content := (content order).
 Notation share_of := (share_of deal).
 Notation far_of := (far_of W deal).
 Notation first_wants := (first_wants cfg).
-Notation drawn := (drawn W deal).
-Notation drawn_by := (drawn_by W deal).
+Notation drawn := (Shards.drawn W deal).
+Notation drawn_by := (Shards.drawn_by W deal).
+Notation step pl := (System.step W own depth (fun q => content (pl q))).
 
 (** ** Inputs *)
 
@@ -41,305 +43,141 @@ Proof.
   replace (n - length a) with 0 by lia. simpl. apply app_nil_r.
 Qed.
 
-Definition big (input : nat -> list sample) : nat := S (sum_nat (map (fun r => length (input r)) (seq 0 W))).
-Definition own (input : nat -> list sample) (r : nat) : config := wide (big input) (cfg r).
-Notation reachable input := (System.reachable W (own input) depth input).
-
-(** At least [k] steps lead from one state to the other. *)
-Definition leads (input : nat -> list sample) (k : nat) (t t' : sys) : Prop := exists n, k <= n /\ path W (own input) depth input t n t'.
-
-Lemma path_joins : forall input t n u, path W (own input) depth input t n u -> forall m v, path W (own input) depth input u m v ->
-  path W (own input) depth input t (n + m) v.
-Proof. induction 1 as [|t l u n v St P IH]; intros m x Q; simpl; [exact Q|]. eapply path_on; [exact St|apply IH, Q]. Qed.
-
-Lemma leads_by_a_step : forall input t l u, System.step W (own input) depth input t l u -> leads input 1 t u.
-Proof. intros input t l u St. exists 1. split; [lia|]. eapply path_on; [exact St|apply path_here]. Qed.
-
-Lemma leads_on : forall input t l u k v, System.step W (own input) depth input t l u -> leads input k u v -> leads input k t v.
-Proof. intros input t l u k v St [n [L P]]. exists (S n). split; [lia|]. eapply path_on; eauto. Qed.
-
-Lemma reached_by : forall input k t u, reachable input t -> leads input k t u -> reachable input u.
-Proof. intros input k t u R [n [_ P]]. induction P as [|t l u n v St P IH]; [exact R|]. apply IH. eapply System.reach_step; [exact R|exact St]. Qed.
-
-Lemma own_ok : forall input, setting_ok W (own input).
+Lemma own_ok : setting_ok W own.
 Proof.
-  intros input. destruct ok as [Sr Co Pd]. constructor; [exact Sr| |].
-  - intros r H. apply wide_ok; [unfold big; lia|auto].
-  - intros r q Hr Hq E. unfold own. rewrite (Pd r q Hr Hq E). reflexivity.
+  destruct ok as [Sr Co Pd]. constructor; [exact Sr| |].
+  - intros r H. destruct (Co r H). constructor; auto. intros. exact (Nat.le_max_l 1 _).
+  - intros r q Hr Hq E. unfold shared_config. rewrite (Pd r q Hr Hq E). reflexivity.
 Qed.
-
-Lemma sum_nat_in : forall f l (r : nat), In r l -> f r <= sum_nat (map f l).
-Proof. intros f. induction l as [|x l IH]; intros r []; simpl; [subst; lia|]. specialize (IH r H). lia. Qed.
-
-Lemma big_above : forall input r, r < W -> length (input r) < big input.
-Proof. intros input r H. unfold big. apply le_n_S, (sum_nat_in (fun r => length (input r))). apply in_seq. lia. Qed.
 
 (** ** What each rank has heard and drawn *)
 
-Definition heard (s : shared_sys) (r : nat) : list (nat -> nat) :=
-  flat_map (fun x => match x with Some w => [w] | None => [] end) (firstn (got (base s) r) (told s)).
+Definition of_counts (x : option (nat -> nat)) : list (nat -> nat) := match x with Some w => [w] | None => [] end.
+Definition heard (s : shared_sys) (r : nat) : list (nat -> nat) := flat_map of_counts (firstn (got (base s) r) (told s)).
 Definition rounds_of (s : shared_sys) (r : nat) : list (nat -> nat) := rev (heard s r) ++ [first_wants].
 
 Record book (s : shared_sys) (r : nat) : Prop := {
-  b_fresh : begun s r = false -> rank_of (base s) r = initial (cfg r) r /\ got (base s) r = 0 /\ places s r = [] /\ upto s r = 0 /\
-    pending (base s) r = false;
+  b_fresh : begun s r = false -> (rank_of (base s) r = initial (own r) r \/ exists peer cause, rank_of (base s) r = lose peer cause (initial (own r) r)) /\
+    got (base s) r = 0 /\ places s r = [] /\ upto s r = 0 /\ pending (base s) r = false;
   b_places : begun s r = true -> places s r = drawn_by r (rounds_of s r);
   b_upto : begun s r = true -> upto s r = drawn (rounds_of s r);
   b_ended : begun s r = true -> ended (rank_of (base s) r) = (upto s r =? total);
   b_round : begun s r = true -> length (heard s r) = round (rank_of (base s) r);
   b_read : begun s r = true -> read (rank_of (base s) r) + wanted (rank_of (base s) r) = length (places s r);
-  b_want : at_phase (rank_of (base s) r) = COUNT -> ended (rank_of (base s) r) = false ->
-    (window (rank_of (base s) r) = [] -> 1 <= wants s r) /\
-    (forall ws, nth_error (told s) (got (base s) r) = Some (Some ws) -> ws r = wants s r) }.
+  b_want : at_phase (rank_of (base s) r) = COUNT -> wanted (rank_of (base s) r) = 0 /\ (ended (rank_of (base s) r) = false ->
+    ((forall k d w, 1 <= wish r k d w []) -> window (rank_of (base s) r) = [] -> 1 <= wants s r) /\
+    (forall ws, nth_error (told s) (got (base s) r) = Some (Some ws) -> ws r = wants s r)) }.
+
+Definition is_counted (x : result) : bool := match x with Counted _ => true | _ => false end.
 
 Record books (s : shared_sys) : Prop := {
   b_rank : forall r, r < W -> book s r;
-  b_told : length (told s) = length (log (base s));
-  b_kind : forall k x, nth_error (results (base s)) k = Some x -> is_counted x = false -> nth_error (told s) k = Some None }.
+  b_told : Forall2 (fun x w => is_counted x = is_some w) (results (base s)) (told s) }.
 
+(** An input that holds what each rank has drawn, and no more once it knows that this is all. *)
 Definition extends (input : nat -> list sample) (s : shared_sys) : Prop :=
   forall r, r < W -> exists ext, input r = content (places s r ++ ext) /\ (begun s r = true -> ended (rank_of (base s) r) = true -> ext = []).
 
-(** ** Following *)
+Lemma content_of_places : forall s, extends (fun r => content (places s r)) s.
+Proof. intros s r Hr. exists []. rewrite app_nil_r. auto. Qed.
 
-(** [t] has come as far as [s], and each rank of it is one of [s] in another dress, of which [reads] says how it reads. *)
-Record beside (reads : nat -> nat -> bool -> Prop) (s : shared_sys) (t : sys) : Prop := {
-  a_got : forall q, got t q = got (base s) q;
-  a_pending : forall q, pending t q = pending (base s) q;
-  a_running : forall q, running t q = running (base s) q;
-  a_log : Forall2 alike_result (results (base s)) (results t);
-  a_rank : forall r, r < W -> exists w e m, rank_of t r = dress w e m (rank_of (base s) r) /\ alike_posts (posted (rank_of (base s) r)) m /\ reads r w e }.
+(** A step that is possible with an input is with one that goes on. *)
+Definition tells_the_end (l : label) (r : nat) : Prop := match l with LRank i (SamplesRead _ true _) | LDrawn i _ true => i = r | _ => False end.
 
-Definition at_rank (input : nat -> list sample) (s : shared_sys) (q w : nat) (e : bool) : Prop :=
-  if begun s q then tied (length (input q)) (rank_of (base s) q) w e else w = big input /\ e = false.
-
-Definition following (input : nat -> list sample) : shared_sys -> sys -> Prop := fun s => beside (at_rank input s) s.
-(** But for one rank. *)
-Definition following_but (r : nat) (input : nat -> list sample) : shared_sys -> sys -> Prop := fun s => beside (fun q w e => q <> r -> at_rank input s q w e) s.
-
-Lemma following_is : forall r input s t, following input s t -> following_but r input s t.
-Proof. intros r input s t []. constructor; auto. intros q Hq. destruct (a_rank0 q Hq) as [w [e [m [E1 [E2 E3]]]]]. exists w, e, m. auto. Qed.
-
-Definition like (e x : event) : Prop :=
-  match e, x with Got _, Got _ => True | StepTaken, StepTaken => True | Got _, _ | _, Got _ | StepTaken, _ | _, StepTaken => False | _, _ => True end.
-
-Lemma rank_followed : forall input s s' t r u x x' w e m w' e' m', following_but r input s t -> rank_of t r = dress w e m (rank_of (base s) r) -> like x x' ->
-  base s' = with_rank (base s) r u x -> begun s' r = true -> (forall q, q <> r -> begun s' q = begun s q) ->
-  alike_posts (posted u) m' -> tied (length (input r)) u w' e' ->
-  following input s' (with_rank t r (dress w' e' m' u) x').
+Lemma step_of_more : forall pl input s l b, step pl s l b ->
+  (forall r, r < W -> exists ext, input r = content (pl r ++ ext) /\ (tells_the_end l r -> ext = [])) -> System.step W own depth input s l b.
 Proof.
-  intros input s s' t r u x x' w e m w' e' m' [N1 N2 N3 N4 N5] Nr Lk B Bg Bo A T. constructor; rewrite B; unfold with_rank; cbn [got pending running log rank_of]; [| | |exact N4|].
-  - intros q. destruct x, x'; simpl in Lk; try contradiction; auto; unfold update; destruct (q =? r); auto; rewrite N1; reflexivity.
-  - intros q. rewrite Nr. change (has_posted (dress w e m (rank_of (base s) r)) (dress w' e' m' u)) with (has_posted (rank_of (base s) r) u).
-    destruct (has_posted _ _); [|auto]. unfold update. destruct (q =? r); auto.
-  - intros q. destruct x, x'; simpl in Lk; try contradiction; auto; unfold update; destruct (q =? r); auto.
-  - intros q Hq. unfold at_rank. rewrite B. unfold with_rank. cbn [rank_of]. destruct (Nat.eq_dec q r) as [->|Nq].
-    + rewrite !update_same, Bg. exists w', e', m'. auto.
-    + rewrite !update_other by assumption. rewrite (Bo q Nq). destruct (N5 q Hq) as [a [b [c [E1 [E2 E3]]]]]. exists a, b, c. split; [exact E1|]. split; [exact E2|exact (E3 Nq)].
+  intros pl input s l b St X. destruct St as [s r e t H M E|s x P R|s r H Ru Tk|s r n la H D]; [|apply StepExchange; assumption|apply StepTrained; assumption|];
+    destruct (X r H) as [ext [Ei En]]; unfold Drawing.content in Ei; rewrite content_from_app in Ei;
+    pose proof (f_equal (@length sample) Ei) as Li; rewrite app_length, !content_from_length in Li.
+  - apply StepRank; [exact H| |exact E]. destruct e as [xs en full| | | | | |]; try exact M. simpl in M |- *. destruct M as [M1 [M2 [M3 M4]]]. split; [|split; [|auto]].
+    + pose proof (f_equal (@length sample) M1) as L. rewrite firstn_length, skipn_length, content_length in L.
+      destruct (Nat.eq_dec (length xs) 0) as [Z|Z]; [apply length_zero_iff_nil in Z; rewrite Z; reflexivity|].
+      unfold Drawing.content in *. rewrite Ei, firstn_of_more by (rewrite content_from_length; lia). exact M1.
+    + intros Et. subst en. specialize (M2 eq_refl). rewrite content_length in M2. rewrite (En eq_refl) in Li. simpl in Li. lia.
+  - apply StepDrawn; [exact H|]. destruct D as [D1 [D2 [D3 [D4 D5]]]]. rewrite content_length in D3, D4. repeat (split; [try assumption; lia|]). split; [|exact D5].
+    intros Et. subst la. specialize (D4 eq_refl). rewrite (En eq_refl) in Li. simpl in Li. lia.
 Qed.
 
-Lemma followed_invariant : forall input t r, reachable input t -> r < W ->
-  read (rank_of t r) <= length (input r) /\ length (window (rank_of t r)) <= read (rank_of t r) /\ sync t r.
+(** ** What a rank does to its reading *)
+
+Lemma own_event_reads : forall c r d u e t, (forall x, e <> Got x) -> (forall xs en full, e = SamplesRead xs en full -> en = false /\ full = false) ->
+  transition c r d u e = Some t ->
+  ended t = ended u /\ read t + wanted t = read u + wanted u /\ round t = round u /\
+  (at_phase t = COUNT -> at_phase u = COUNT /\ (wanted u = 0 -> wanted t = 0 /\ window t = window u)).
 Proof.
-  intros input t r R Hr. pose proof (invariant_of W (own input) depth input (own_ok input) t R) as I.
-  pose proof (g_core _ _ _ _ _ I r Hr) as K. split; [exact (k_read _ _ _ _ _ _ K)|]. split; [|exact (g_sync _ _ _ _ _ I r Hr)].
-  pose proof (Permutation_length (k_cons _ _ _ _ _ _ K)) as L. rewrite !app_length, firstn_length in L. lia.
+  intros c r d u e t NG NR E. pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> _]]; [|repeat split; auto].
+  assert (Ph : at_phase (post c r (moved d u e)) = COUNT -> at_phase u = COUNT).
+  { intros P. destruct (post_phase c r (moved d u e)) as [X|[_ X]]; rewrite X in P; [|discriminate]. destruct (moved_phase d u e) as [Y|[_ Y]]; congruence. }
+  destruct e as [xs en full| |x| | |cause|]; try (do 3 (split; [reflexivity|]); intros P; split; [exact (Ph P)|intros Z; destruct (sa_window _ _ Sm Z); auto]; fail).
+  destruct (NR xs en full eq_refl) as [-> ->]. destruct G as [Wa [Lx _]]. simpl. split; [apply orb_false_r|]. split; [lia|]. split; [reflexivity|]. intros P. split; [exact (Ph P)|contradiction].
 Qed.
 
-Lemma nth_told : forall reads s t r x, beside reads s t -> nth_error (results (base s)) (got (base s) r) = Some x ->
-  exists y, nth_error (results t) (got t r) = Some y /\ alike_result x y.
+(** An answer but that of counts: a rank that shares an order asks for nothing once it has agreed. *)
+Lemma answer_reads : forall c r d u x t, c_shares c = true -> is_counted x = false -> (forall a, x = Agreed a -> at_phase u = OFFER -> o_ready a = true -> wanted u = 0) ->
+  transition c r d u (Got x) = Some t ->
+  ended t = ended u /\ read t + wanted t = read u + wanted u /\ round t = round u /\ (at_phase t = COUNT -> at_phase u = OFFER /\ wanted t = 0 /\ exists a, x = Agreed a).
 Proof.
-  intros reads s t r x F. rewrite (a_got _ _ _ F). pose proof (a_log _ _ _ F) as L. generalize (got (base s) r). induction L as [|a b la lb H L IH]; intros [|k] E; simpl in *; try discriminate.
-  - injection E as <-. eauto.
-  - apply IH, E.
+  intros c r d u x t Sh Nc Rd E. pose proof (nothing_is_read_of_an_answer _ _ _ _ _ _ E) as Re. simpl in E. destruct x as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
+  - destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct (held_agree _ _ _ _ _ _ E) as [[P He]|[P He]]; unfold held in He; [injection He as _ Hn Hd Hr|injection He as Hn Hd Hr].
+    + rewrite Hn, Hd, Hr, Re. repeat split; intros; contradiction.
+    + rewrite Sh, orb_true_r in Hn. destruct C as [_ Q _ _|? _ _ [Q|Q] _|_ _ _ _ [Q|Q] _|n _ _ Ra _ _ _ _ _]; try congruence. rewrite Hn, Hd, Hr, Re, (Rd a eq_refl eq_refl Ra). repeat split. eauto.
+  - destruct (failure_of rs); [|discriminate]. injection E as <-. match goal with |- context[drain ?d ?o ?l ?v] => pose proof (drain_phase d o l v) as D end.
+    repeat split; destruct D; congruence.
 Qed.
 
-(** Room to read what is drawn. *)
-Lemma room : forall input s r, extends input s -> books s -> r < W -> begun s r = true ->
-  exists more, read (rank_of (base s) r) + wanted (rank_of (base s) r) + more = length (input r) /\ (ended (rank_of (base s) r) = true -> more = 0) /\
-    forall k, k <= wanted (rank_of (base s) r) ->
-      firstn k (skipn (read (rank_of (base s) r)) (input r)) = firstn k (skipn (read (rank_of (base s) r)) (content (places s r))).
+Lemma count_reads : forall c r d u cs t, transition c r d u (Got (Counted cs)) = Some t ->
+  at_phase u = COUNT /\ ended t = ended u /\ read t = read u /\ wanted t = wanted u /\ round t = S (round u) /\ at_phase t <> COUNT.
 Proof.
-  intros input s r X B Hr Bg. destruct (X r Hr) as [ext [E Ee]]. pose proof (b_read _ _ (b_rank _ B r Hr) Bg) as Rd.
-  exists (length ext). rewrite E, content_length, app_length. split; [lia|]. split; [intros En; rewrite (Ee Bg En); reflexivity|].
-  intros k Hk. unfold Drawing.content. rewrite content_from_app. apply firstn_of_more. rewrite content_from_length. lia.
+  intros c r d u cs t E. pose proof (nothing_is_read_of_an_answer _ _ _ _ _ _ E) as Re. simpl in E. destruct (at_phase u) eqn:Ph; try discriminate.
+  pose proof (held_count _ _ _ _ _ E) as He. cbv zeta in He. unfold held in He. injection He as _ Hn Hd Hr. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [P _]]]]].
+  repeat split; auto. destruct P; congruence.
 Qed.
 
-(** ** A step is followed *)
-
-Lemma step_with_rank : forall input t r e v, r < W -> may (own input) input t r e -> transition (own input r) r (depth r) (rank_of t r) e = Some v ->
-  System.step W (own input) depth input t (LRank r e) (with_rank t r v e).
-Proof. intros input t r e v Hr M E. exact (StepRank W (own input) depth input t r e v Hr M E). Qed.
-
-Lemma ready_is_read : forall input t r a u w e m, reachable input t -> r < W -> may (own input) input t r (Got (Agreed a)) -> at_phase u = OFFER ->
-  rank_of t r = dress w e m u -> o_ready a = true -> w = 0.
+(** What a rank knows when it has begun, or has drawn with the sums. *)
+Lemma begins_reads : forall s r mine la b, begins W cfg depth order deal s r mine la b -> r < W -> book s r -> begun s r = false ->
+  mine = deal first_wants 0 r -> (mine <> [] \/ la = true) ->
+  got b = got (base s) /\ log b = log (base s) /\ (forall q, q <> r -> rank_of b q = rank_of (base s) q /\ pending b q = pending (base s) q) /\
+  let u := rank_of b r in ended u = la /\ read u + wanted u = length mine /\ round u = 0 /\ at_phase u <> COUNT.
 Proof.
-  intros input t r a u w e m R Hr M P E Ra. pose proof (invariant_of W (own input) depth input (own_ok input) t R) as I.
-  destruct (own_ok input) as [O1 O2 O3].
-  pose proof (may_admissible W (own input) depth input O1 O3 t r _ I Hr M) as [_ Ad]. specialize (Ad Ra).
-  pose proof (g_core _ _ _ _ _ I r Hr) as K. assert (P' : at_phase (rank_of t r) = OFFER) by (rewrite E; exact P).
-  destruct (k_offer _ _ _ _ _ _ K P') as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad o Po)) as [_ [Wz _]]. rewrite E in Wz. exact Wz.
+  intros s r mine la b B H Bk Bg Em Some. destruct (b_fresh _ _ Bk Bg) as [Fr _]. unfold begins in B.
+  assert (I : ended (rank_of (base s) r) = false /\ read (rank_of (base s) r) = 0 /\ wanted (rank_of (base s) r) = Nat.max 1 (length mine) /\ round (rank_of (base s) r) = 0 /\ at_phase (rank_of (base s) r) <> COUNT)
+    by (subst mine; destruct Fr as [->|[peer [cause ->]]]; repeat split; discriminate).
+  destruct I as [I1 [I2 [I3 [I4 I5]]]]. destruct la.
+  2:{ subst b. do 3 (split; [auto|]). cbv zeta. rewrite I1, I2, I3, I4. repeat split; [|exact I5]. destruct mine; [destruct Some; congruence|simpl; lia]. }
+  destruct mine as [|p mine]; inversion B as [? ? ? t H' M E| | |? ? ? ? H' D]; subst; simpl.
+  - assert (NG : forall x, SamplesRead [] true false <> Got x) by discriminate.
+    destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[_ D]]; [|discriminate]. repeat (split; [reflexivity|]). split.
+    + intros q Nq. rewrite !update_other by exact Nq. split; [reflexivity|]. destruct (has_posted _ _); [apply update_other, Nq|reflexivity].
+    + rewrite update_same. assert (Pc : at_phase (post (own r) r (moved (depth r) (rank_of (base s) r) (SamplesRead [] true false))) <> COUNT).
+      { destruct (post_phase (own r) r (moved (depth r) (rank_of (base s) r) (SamplesRead [] true false))) as [-> |[_ ->]]; [exact I5|discriminate]. }
+      split; [apply orb_true_r|]. split; [simpl; lia|]. split; [exact I4|exact Pc].
+  - repeat (split; [reflexivity|]). split.
+    + intros q Nq. split; [|reflexivity]. exact (drawn_other (base s) r (S (length mine)) true q Nq).
+    + rewrite Nat.eqb_refl. rewrite I2, I4. repeat split; auto.
 Qed.
 
-Lemma rank_step_followed : forall input s t r e u, reachable input t -> following input s t -> extends input s -> books s -> r < W -> begun s r = true ->
-  may_shared cfg order s r e -> handle_shared (cfg r) r (depth r) (rank_of (base s) r) e = Some u ->
-  (forall s', base s' = with_rank (base s) r u e -> begun s' = begun s -> exists t', leads input 1 t t' /\ following input s' t') /\
-  ended u = ended (rank_of (base s) r) /\ read u + wanted u = read (rank_of (base s) r) + wanted (rank_of (base s) r) /\ round u = round (rank_of (base s) r) /\
-  (at_phase u = COUNT -> (exists a, e = Got (Agreed a) /\ at_phase (rank_of (base s) r) = OFFER) \/
-     ((forall a, e <> Got a) /\ at_phase (rank_of (base s) r) = COUNT /\ window u = window (rank_of (base s) r))).
+Lemma draws_reads : forall s r mine la b, draws_its_share W cfg depth order deal s r mine la b -> ended (rank_of (base s) r) = false \/ mine = [] /\ la = true ->
+  wanted (rank_of (base s) r) = 0 -> read (rank_of (base s) r) = length (places s r) ->
+  got b = got (base s) /\ log b = log (base s) /\ (forall q, q <> r -> rank_of b q = rank_of (base s) q) /\ pending b = pending (base s) /\
+  let u := rank_of b r in ended u = la /\ wanted u = length mine /\ read u = read (rank_of (base s) r) /\ round u = round (rank_of (base s) r).
 Proof.
-  intros input s t r e u R F X B Hr Bg M E. destruct (a_rank _ _ _ F r Hr) as [w [en [m [Nr [Na T]]]]]. unfold at_rank in T. rewrite Bg in T.
-  pose proof (following_is r input s t F) as Fr. destruct (followed_invariant input t r R Hr) as [I1 _]. rewrite Nr in I1. change (read (dress w en m (rank_of (base s) r))) with (read (rank_of (base s) r)) in I1.
-  set (v := rank_of (base s) r) in *.
-  destruct (is_plain e) eqn:Pl.
-  - assert (Tr : transition (cfg r) r (depth r) v e = Some u) by (destruct e as [| |[a|cs|rs]| | | |]; try discriminate; exact E).
-    destruct (plain_followed _ (big input) _ _ _ _ _ _ _ _ _ Pl T I1 Na Tr) as [m' [T1 [T2 T3]]].
-    assert (My : may (own input) input t r e).
-    { destruct (dress_views w en m v) as [V1 [V2 [V3 [V4 [V5 [V6 [V7 [V8 _]]]]]]]].
-      destruct e as [| |[a|cs|rs]| | |cause|]; try discriminate; unfold may_shared, may in M |- *; fold v in M; try rewrite Nr;
-        try (first [exact Logic.I|rewrite (a_running _ _ _ F); exact M|rewrite V5, V1; exact M|rewrite V8, V7; exact M|exact M]).
-      destruct M as [M1 M2]. split; [rewrite (a_pending _ _ _ F); exact M1|]. destruct (nth_told _ s t r _ F M2) as [y [Y1 Y2]].
-      destruct Y2 as [->|[? [? [Y2 _]]]]; [exact Y1|discriminate]. }
-    pose proof (keeps_tied _ _ _ _ _ T T3) as T4. split.
-    + intros s' Bs Bb. exists (with_rank t r (dress w en m' u) e). split.
-      * eapply leads_by_a_step, step_with_rank; [exact Hr|exact My|rewrite Nr; exact T1].
-      * apply (rank_followed input s s' t r u e e w en m w en m' Fr Nr); [destruct e; exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T4].
-    + destruct T3 as [K1 [K2 [K3 [K4 [K5 K6]]]]]. rewrite K1, K2, K3, K5. repeat split. intros P. right. destruct K6 as [K6|[_ [_ K6]]]; [|contradiction].
-      assert (Pv : at_phase v = COUNT) by congruence. split; [|auto]. intros a ->. destruct a; try discriminate.
-      simpl in Tr. rewrite Pv in Tr. discriminate.
-  - destruct e as [xs en0 full0| |[a|cs|rs]| | | |]; try discriminate.
-    + destruct (room input s r X B Hr Bg) as [more [Ro [Mo Fi]]]. fold v in Ro, Mo, Fi.
-      assert (Lx : length xs <= wanted v).
-      { unfold handle_shared in E. destruct (wanted v =? 0); [discriminate|]. destruct (wanted v <? length xs) eqn:L; [discriminate|]. apply Nat.ltb_ge in L. exact L. }
-      destruct (read_followed _ (big input) _ _ (depth r) _ _ _ _ _ _ _ _ _ T Na Ro Mo E) as [en1 [full1 [w' [e' [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 [T8 [T9 [T10 T11]]]]]]]]]]]]]]].
-      split.
-      * intros s' Bs Bb. exists (with_rank t r (dress w' e' m' u) (SamplesRead xs en1 full1)). split.
-        -- eapply leads_by_a_step, step_with_rank; [exact Hr| |rewrite Nr; exact T1].
-           unfold may. rewrite Nr. change (read (dress w en m v)) with (read v). change (at_phase (dress w en m v)) with (at_phase v).
-           split; [rewrite (Fi _ Lx); exact M|]. split; [exact T4|]. split; [left; exact T6|]. intros H. split; [reflexivity|exact (T5 H)].
-        -- apply (rank_followed input s s' t r u (SamplesRead xs en0 full0) _ w en m w' e' m' Fr Nr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T3].
-      * split; [exact T7|]. split; [exact T8|]. split; [exact T9|]. intros P. contradiction.
-    + destruct M as [M1 M2]. destruct (nth_told _ s t r _ F M2) as [y [Y1 Y2]].
-      assert (Yb : exists b, y = Agreed b /\ alike_offer a b).
-      { destruct Y2 as [->|[a' [b [Y2 [-> Y3]]]]]; [exists a; split; [reflexivity|left; reflexivity]|injection Y2 as <-; eauto]. }
-      destruct Yb as [b [-> Al]]. assert (My : may (own input) input t r (Got (Agreed b))) by (split; [rewrite (a_pending _ _ _ F); exact M1|exact Y1]).
-      assert (Pv : at_phase v = OFFER). { simpl in E. destruct (at_phase v); try discriminate. reflexivity. }
-      destruct (agreed_followed _ (big input) (cfg r) r (depth r) v w en m a b u T Na Al) as [w' [e' [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 T8]]]]]]]]]]; [|exact E|apply big_above, Hr|exact I1|].
-      { intros _ Ra. exact (ready_is_read input t r b v w en m R Hr My Pv Nr Ra). }
-      assert (St : leads input 1 t (with_rank t r (dress w' e' m' u) (Got (Agreed b)))).
-      { eapply leads_by_a_step, step_with_rank; [exact Hr|exact My|rewrite Nr; exact T1]. }
-      pose proof (reached_by _ _ _ _ R St) as R'. split.
-      * intros s' Bs Bb. eexists. split; [exact St|].
-        apply (rank_followed input s s' t r u (Got (Agreed a)) _ w en m w' e' m' Fr Nr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|].
-        apply T8. destruct (followed_invariant input _ r R' Hr) as [_ [L _]]. unfold with_rank in L. cbn [rank_of] in L. rewrite update_same in L. exact L.
-      * rewrite T3, T4, T5, T6. repeat split. intros _. left. eauto.
-Qed.
-
-Lemma counted_step_followed : forall input s t r cs ws u, reachable input t -> following input s t -> books s -> r < W -> begun s r = true ->
-  may_shared cfg order s r (Got (Counted cs)) -> nth_error (told s) (got (base s) r) = Some (Some ws) ->
-  let mine := share_of s r ws in
-  let far := far_of s r ws in
-  transition (cfg r) r (depth r) (draws (length mine) (far =? total) (rank_of (base s) r)) (Got (Counted cs)) = Some u ->
-  (far = total -> length (input r) = length (places s r) + length mine) ->
-  (forall s', base s' = with_rank (base s) r u (Got (Counted cs)) -> begun s' = begun s -> exists t', leads input 1 t t' /\ following input s' t') /\
-  ended u = (far =? total) /\ read u + wanted u = length (places s r) + length mine /\ round u = S (round (rank_of (base s) r)) /\ at_phase u <> COUNT /\
-  (ended (rank_of (base s) r) = true -> length mine = 0 /\ far = total).
-Proof.
-  intros input s t r cs ws u R F B Hr Bg M To mine far E Li. destruct (a_rank _ _ _ F r Hr) as [w [en [m [Nr [Na T]]]]]. unfold at_rank in T. rewrite Bg in T.
-  pose proof (following_is r input s t F) as Fr. destruct (followed_invariant input t r R Hr) as [I1 _]. rewrite Nr in I1.
-  change (read (dress w en m (rank_of (base s) r))) with (read (rank_of (base s) r)) in I1.
-  pose proof (b_rank _ B r Hr) as Bk. pose proof (b_read _ _ Bk Bg) as Rd. pose proof (b_ended _ _ Bk Bg) as En. pose proof (b_want _ _ Bk) as Wa.
-  assert (Ut : upto s r <= total) by (rewrite (b_upto _ _ Bk Bg); apply (no_more_is_drawn_than_there_is W total), deal_next).
-  set (v := rank_of (base s) r) in *.
-  assert (Pv : at_phase v = COUNT) by (simpl in E; change (at_phase (draws (length mine) (far =? total) v)) with (at_phase v) in E; destruct (at_phase v); try discriminate; reflexivity).
-  unfold tied in T. rewrite Pv in T. destruct T as [Wz T]. rewrite Wz, Nat.add_0_r in Rd.
-  destruct M as [M1 M2].
-  assert (Ended : ended v = true -> length mine = 0 /\ far = total).
-  { intros Ev. rewrite Ev in En. symmetry in En. apply Nat.eqb_eq in En. pose proof (dealt_within W total deal deal_next ws (upto s r)).
-    pose proof (share_within W deal ws (upto s r) r Hr). unfold far, Drawing.far_of, mine, Drawing.share_of. lia. }
-  assert (Go : forall t1 w1 e1, (forall k v, leads input k t1 v -> leads input k t v) -> following_but r input s t1 -> rank_of t1 r = dress w1 e1 m v -> (if length mine =? 0 then w1 = 0 /\ e1 = (far =? total) else is_open (length (input r)) v w1 e1) ->
-    (forall s', base s' = with_rank (base s) r u (Got (Counted cs)) -> begun s' = begun s -> exists t', leads input 1 t t' /\ following input s' t') /\
-    ended u = (far =? total) /\ read u + wanted u = length (places s r) + length mine /\ round u = S (round v) /\ at_phase u <> COUNT).
-  { intros t1 w1 e1 On F1 Nr1 Op. destruct (counted_followed _ (big input) (cfg r) r (depth r) v w1 e1 m cs _ _ u I1 Na Op E) as [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 [T8 T9]]]]]]]]].
-    split.
-    - intros s' Bs Bb. exists (with_rank t1 r (dress w1 e1 m' u) (Got (Counted cs))). split.
-      + eapply On, leads_by_a_step, step_with_rank; [exact Hr| |rewrite Nr1; exact T1]. split; [rewrite (a_pending _ _ _ F1); exact M1|].
-        destruct (nth_told _ s t1 r _ F1 M2) as [y [Y1 Y2]]. destruct Y2 as [->|[? [? [Y2 _]]]]; [exact Y1|discriminate].
-      + apply (rank_followed input s s' t1 r u (Got (Counted cs)) _ w1 e1 m w1 e1 m' F1 Nr1); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T3].
-    - rewrite T4, T5, T6, T7. repeat split; [lia|exact T9]. }
-  destruct (ended v) eqn:Ev.
-  - destruct (Ended eq_refl) as [Z1 Z2]. destruct T as [-> ->]. destruct (Go t 0 true (fun _ _ L => L) Fr Nr) as [G1 [G2 [G3 [G4 G5]]]].
-    + rewrite Z1, Z2. simpl. rewrite Nat.eqb_refl. auto.
-    + auto 10.
-  - destruct T as [-> Op]. destruct (length mine =? 0) eqn:Zs.
-    + apply Nat.eqb_eq in Zs. set (la := far =? total) in *.
-      assert (Fu : negb la = true -> la = false /\ window v <> []).
-      { intros H. apply negb_true_iff in H. split; [exact H|]. intros Wn. destruct (Wa Pv eq_refl) as [W1 W2]. specialize (W1 Wn). specialize (W2 ws To).
-        unfold la, far, Drawing.far_of in H. apply Nat.eqb_neq in H. pose proof (dealt_within W total deal deal_next ws (upto s r)).
-        destruct (deal_feeds ws (upto s r) r Hr ltac:(lia)); [unfold mine, Drawing.share_of in Zs|]; lia. }
-      pose proof (nothing_read (big input) (cfg r) r (depth r) v w m la (negb la) Pv ltac:(lia) ltac:(destruct la; reflexivity) Fu) as Nt.
-      assert (St : System.step W (own input) depth input t (LRank r (SamplesRead [] la (negb la))) (with_rank t r (dress 0 la m v) (SamplesRead [] la (negb la)))).
-      { apply step_with_rank; [exact Hr| |rewrite Nr; exact Nt]. unfold may. rewrite Nr. change (read (dress w false m v)) with (read v). change (at_phase (dress w false m v)) with (at_phase v).
-        split; [reflexivity|]. split; [intros H; apply Nat.eqb_eq in H; specialize (Li H); simpl; lia|].
-        split; [destruct la; auto|]. intros _. split; [reflexivity|rewrite Pv; discriminate]. }
-      destruct (Go _ 0 la (fun k v => leads_on _ _ _ _ k v St)) as [G1 [G2 [G3 [G4 G5]]]].
-      * destruct Fr as [N1 N2 N3 N4 N5]. constructor; unfold with_rank; cbn [got pending running rank_of log]; [exact N1| |exact N3|exact N4|].
-        -- rewrite Nr. change (has_posted (dress w false m v) (dress 0 la m v)) with (has_posted v v). unfold has_posted. rewrite Pv, andb_false_r. exact N2.
-        -- intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq]; [rewrite update_same; exists 0, la, m; repeat split; [exact Na|contradiction]|rewrite update_other by exact Nq; exact (N5 q Hq)].
-      * apply update_same.
-      * auto.
-      * repeat split; auto; discriminate.
-    + destruct (Go t w false (fun _ _ L => L) Fr Nr) as [G1 [G2 [G3 [G4 G5]]]]; [split; [reflexivity|exact Op]|]. repeat split; auto; discriminate.
-Qed.
-
-Lemma begin_followed : forall input s t r, reachable input t -> following input s t -> books s -> r < W -> begun s r = false ->
-  let mine := share_of s r first_wants in
-  let far := far_of s r first_wants in
-  let u := post (cfg r) r (draws (length mine) (far =? total) (rank_of (base s) r)) in
-  (far = total -> length (input r) = length mine) ->
-  (forall s', base s' = with_rank (base s) r u Urged -> begun s' = update (begun s) r true -> exists t', leads input 0 t t' /\ following input s' t') /\
-  ended u = (far =? total) /\ read u + wanted u = length mine /\ round u = 0 /\ at_phase u <> COUNT.
-Proof.
-  intros input s t r R F B Hr Bg mine far u Li. destruct (a_rank _ _ _ F r Hr) as [w [en [m [Nr [Na T]]]]]. unfold at_rank in T. rewrite Bg in T. destruct T as [-> ->].
-  pose proof (following_is r input s t F) as Fb. destruct (b_fresh _ _ (b_rank _ B r Hr) Bg) as [Fr [_ [_ [Up _]]]].
-  assert (Eu : u = post (cfg r) r (draws (length mine) (far =? total) (initial (cfg r) r))) by (unfold u; rewrite Fr; reflexivity).
-  clearbody u. rewrite Fr in Nr, Na.
-  assert (m = None) as -> by (destruct Na as [Na|[? [? [Na _]]]]; [exact Na|discriminate]).
-  set (v := initial (cfg r) r) in *. set (sh := length mine) in *. set (la := far =? total) in *.
-  assert (Bb : forall s', begun s' = update (begun s) r true -> begun s' r = true /\ forall q, q <> r -> begun s' q = begun s q).
-  { intros s' E. rewrite E, update_same. split; [reflexivity|]. intros q Hq. apply update_other, Hq. }
-  pose proof (big_above input r Hr) as Bi. destruct (Nat.eq_dec sh 0) as [Zs|Zs].
-  - assert (La : la = true).
-    { destruct la eqn:L; [reflexivity|exfalso]. unfold la, far, Drawing.far_of in L. apply Nat.eqb_neq in L. pose proof (dealt_within W total deal deal_next first_wants (upto s r)).
-      destruct (deal_feeds first_wants (upto s r) r Hr (ok_window _ (configs_ok _ _ ok 0 ltac:(lia)) 0 0)); [unfold sh, mine, Drawing.share_of in Zs|]; lia. }
-    assert (Ln : length (input r) = 0) by (rewrite Li; [exact Zs|apply Nat.eqb_eq; exact La]).
-    destruct (post_followed 0 (big input) (cfg r) r (draws sh la v) 0 true None) as [m' [P1 [P2 P3]]].
-    { change (if sh =? 0 then 0 = 0 /\ true = la else is_open 0 (draws sh la v) 0 true). rewrite Zs, La. split; reflexivity. }
-    { simpl. lia. }
-    { left. reflexivity. }
-    rewrite <- Eu in P1, P2, P3. assert (Tr : transition (own input r) r (depth r) (rank_of t r) (SamplesRead [] true false) = Some (dress 0 true m' u)).
-    { rewrite Nr, read_event. change (wanted (dress (big input) false None v)) with (big input). replace (big input =? 0) with false by (symmetry; apply Nat.eqb_neq; lia).
-      cbn [length is_nil andb orb negb Nat.ltb Nat.leb]. replace (big input <? 0) with false by (symmetry; apply Nat.ltb_ge; lia). cbn [orb]. f_equal. rewrite <- P1. reflexivity. }
-    assert (K : keeps (draws sh la v) u) by exact P3. destruct K as [K1 [K2 [K3 [K4 [K5 K6]]]]].
-    assert (Pu : at_phase u <> COUNT) by (destruct K6 as [->|[_ [_ K6]]]; [discriminate|exact K6]).
-    split.
-    + intros s' Bs Be. exists (with_rank t r (dress 0 true m' u) (SamplesRead [] true false)). split.
-      * exists 1. split; [lia|]. eapply path_on; [|apply path_here]. apply step_with_rank; [exact Hr| |exact Tr]. unfold may. rewrite Nr. simpl. split; [reflexivity|]. split; [lia|]. split; [auto|discriminate].
-      * destruct (Bb s' Be) as [B1 B2]. apply (rank_followed input s s' t r u Urged _ (big input) false None 0 true m' Fb); auto; [rewrite Nr, Fr; reflexivity|exact Logic.I|].
-        rewrite Ln. apply (keeps_tied 0 (draws sh la v)); [change (if sh =? 0 then 0 = 0 /\ true = la else is_open 0 (draws sh la v) 0 true); rewrite Zs, La; split; reflexivity|exact P3].
-    + rewrite K1, K2, K3, K5. simpl. auto.
-  - assert (Pu : u = draws sh la v).
-    { rewrite Eu. destruct (post_eq (cfg r) r (draws sh la v)) as [[Pe _]|[_ [[Pe|Pe] _]]]; [exact Pe|discriminate|]. unfold is_ready in Pe. simpl in Pe. apply Nat.eqb_eq in Pe. contradiction. }
-    split; [|rewrite Pu; simpl; repeat split; auto; discriminate].
-    intros s' Bs Be. exists t. split; [exists 0; split; [lia|apply path_here]|]. destruct (Bb s' Be) as [B1 B2]. destruct Fb as [N1 N2 N3 N4 N5].
-    constructor; rewrite Bs; unfold with_rank; cbn [got pending running log]; auto; [rewrite Fr, Pu; change (has_posted v (draws sh la v)) with false; exact N2|].
-    intros q Hq. unfold at_rank. rewrite Bs. unfold with_rank. cbn [rank_of]. destruct (Nat.eq_dec q r) as [->|Nq].
-    + rewrite update_same, B1. exists (big input), false, None. rewrite Nr, Pu. split; [reflexivity|]. split; [left; reflexivity|]. unfold tied, is_open. simpl.
-      replace (sh =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Zs). split; [reflexivity|lia].
-    + rewrite update_other by exact Nq. rewrite (B2 q Nq). destruct (N5 q Hq) as [a [b [c [E1 [E2 E3]]]]]. exists a, b, c. split; [exact E1|]. split; [exact E2|exact (E3 Nq)].
+  intros s r mine la b D En Wa Rd. unfold draws_its_share in D. destruct (ended (rank_of (base s) r) || is_nil mine && negb la) eqn:Sk.
+  - subst b. do 4 (split; [auto|]). cbv zeta. rewrite Wa. destruct En as [En|[-> ->]]; [|rewrite orb_false_r in Sk; repeat split; auto]. rewrite En in *. simpl in Sk.
+    destruct mine; [|discriminate]. destruct la; [discriminate|]. repeat split; auto.
+  - inversion D; subst. do 2 (split; [reflexivity|]). split; [intros q Nq; apply drawn_other, Nq|]. split; [reflexivity|]. cbv zeta. rewrite drawn_same. repeat split.
 Qed.
 
 (** ** The books are kept *)
+
+Lemma Forall2_nth : forall (A B : Type) (P : A -> B -> Prop) l k, Forall2 P l k -> forall n x, nth_error l n = Some x -> exists y, nth_error k n = Some y /\ P x y.
+Proof. induction 1 as [|x y l k H F IH]; intros [|n] z E; simpl in *; try discriminate; [injection E as <-; eauto|apply IH, E]. Qed.
+
+Lemma Forall2_same_length : forall (A B : Type) (P : A -> B -> Prop) l k, Forall2 P l k -> length l = length k.
+Proof. induction 1 as [|x y l k H F IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
+
+Lemma told_length : forall s, books s -> length (told s) = length (log (base s)).
+Proof. intros s B. rewrite <- (Forall2_same_length _ _ _ _ _ (b_told _ B)). unfold results. apply map_length. Qed.
 
 Lemma book_same : forall s s' q, begun s' q = begun s q -> rank_of (base s') q = rank_of (base s) q -> got (base s') q = got (base s) q ->
   places s' q = places s q -> upto s' q = upto s q -> wants s' q = wants s q -> (begun s q = false -> pending (base s') q = pending (base s) q) -> told s' = told s -> book s q -> book s' q.
@@ -349,173 +187,8 @@ Proof.
 Qed.
 
 Lemma heard_more : forall s s' r x, nth_error (told s) (got (base s) r) = Some x -> told s' = told s -> got (base s') r = S (got (base s) r) ->
-  heard s' r = heard s r ++ match x with Some w => [w] | None => [] end.
-Proof.
-  intros s s' r x E T G. unfold heard. rewrite T, G, (firstn_snoc _ _ _ _ E), flat_map_app. simpl. rewrite app_nil_r. reflexivity.
-Qed.
-
-Lemma Forall2_same_length : forall (A B : Type) (P : A -> B -> Prop) l k, Forall2 P l k -> length l = length k.
-Proof. induction 1 as [|x y l k H F IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
-
-Lemma results_length : forall input s t, following input s t -> length (log t) = length (log (base s)).
-Proof.
-  intros input s t F. pose proof (a_log _ _ _ F) as L. apply Forall2_same_length in L.
-  unfold results in L. rewrite !map_length in L. symmetry. exact L.
-Qed.
-
-Lemma answer_is_last : forall input s t r x, reachable input t -> following input s t -> r < W -> pending (base s) r = false ->
-  nth_error (results (base s)) (got (base s) r) = Some x -> S (got (base s) r) = length (log (base s)).
-Proof.
-  intros input s t r x R F Hr P E. destruct (nth_told _ s t r x F E) as [y [Y _]]. destruct (followed_invariant input t r R Hr) as [_ [_ Sy]].
-  rewrite <- (a_pending _ _ _ F) in P. destruct (sync_answer t r y Sy P Y) as [_ [L _]].
-  rewrite (a_got _ _ _ F), (results_length input s t F) in L. exact L.
-Qed.
-
-Lemma got_within : forall input s t r, reachable input t -> following input s t -> r < W -> got (base s) r <= length (log (base s)) /\
-  (pending (base s) r = true -> got (base s) r = length (log (base s))).
-Proof.
-  intros input s t r R F Hr. destruct (followed_invariant input t r R Hr) as [_ [_ Sy]].
-  rewrite <- (results_length input s t F), <- (a_got _ _ _ F), <- (a_pending _ _ _ F).
-  destruct Sy as [[A [B _]]|[[A [B _]]|[A [B _]]]]; split; try lia; congruence.
-Qed.
-
-Definition shrinks (s s' : shared_sys) : Prop := forall input, extends input s' -> extends input s.
-
-Lemma drawing_shrinks : forall s s' r mine, r < W -> places s' = update (places s) r (places s r ++ mine) ->
-  (forall q, q <> r -> begun s' q = begun s q /\ rank_of (base s') q = rank_of (base s) q) ->
-  (begun s r = true -> ended (rank_of (base s) r) = true -> length mine = 0 /\ begun s' r = true /\ ended (rank_of (base s') r) = true) -> shrinks s s'.
-Proof.
-  intros s s' r mine Hr Pl Ot En input X q Hq. destruct (X q Hq) as [ext [E1 E2]]. rewrite Pl in E1. destruct (Nat.eq_dec q r) as [->|Nq].
-  - rewrite update_same, <- app_assoc in E1. eexists. split; [exact E1|]. intros B1 B2. destruct (En B1 B2) as [Z [B3 B4]].
-    rewrite (E2 B3 B4), app_nil_r. apply length_zero_iff_nil in Z. rewrite Z. reflexivity.
-  - rewrite update_other in E1 by exact Nq. destruct (Ot q Nq) as [O1 O2]. rewrite O1, O2 in E2. eauto.
-Qed.
-
-Lemma drawn_grows : forall s s' r ws (Bk : book s r), begun s r = true -> nth_error (told s) (got (base s) r) = Some (Some ws) -> told s' = told s ->
-  got (base s') r = S (got (base s) r) ->
-  rounds_of s' r = ws :: rounds_of s r.
-Proof.
-  intros s s' r ws Bk Bg To T G. unfold rounds_of. rewrite (heard_more s s' r (Some ws) To T G). rewrite rev_app_distr. reflexivity.
-Qed.
-
-Lemma books_kept : forall input s t s', reachable input t -> following input s t -> extends input s -> books s -> shared_step s s' -> books s' /\ shrinks s s'.
-Proof.
-  intros input s t s' R F X B St. destruct B as [Br Bt Bk] eqn:EB. pose proof B as B0. clear EB. destruct St as [s r u Hr Bg mine far Eu|s r e u Hr Bg M E|s r cs ws u Hr Bg M To mine far E|s x P Re|s r Hr Ru Tk].
-  - destruct (b_fresh _ _ (Br r Hr) Bg) as [Fr [G0 [Pl0 [Up0 Pe0]]]].
-    assert (Any : ended u = (far =? total) /\ read u + wanted u = length mine /\ round u = 0 /\ at_phase u <> COUNT).
-    { assert (K : keeps (draws (length mine) (far =? total) (rank_of (base s) r)) u).
-      { rewrite Eu. destruct (post_followed 0 0 (cfg r) r (draws (length mine) (far =? total) (rank_of (base s) r)) (if length mine =? 0 then 0 else 1) (if length mine =? 0 then (far =? total) else false) None) as [_ [_ [_ K]]]; [| | |exact K].
-        - rewrite Fr. unfold tied, is_open. simpl. destruct (length mine =? 0); auto.
-        - rewrite Fr. simpl. lia.
-        - rewrite Fr. left. reflexivity. }
-      rewrite Fr in K. destruct K as [K1 [K2 [K3 [K4 [K5 K6]]]]]. rewrite K1, K2, K3, K5. simpl. repeat split. destruct K6 as [->|[_ [_ K6]]]; [discriminate|exact K6]. }
-    destruct Any as [A1 [A2 [A3 A4]]]. split.
-    + constructor; [|exact Bt|exact Bk]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
-      * constructor; cbn [begun base places upto wants told]; unfold rounds_of, heard, with_rank; cbn [begun base places upto wants told got rank_of pending]; rewrite ?update_same, ?G0, ?Pl0; simpl firstn; intros.
-        -- discriminate.
-        -- simpl. unfold mine, Drawing.share_of. rewrite Up0. reflexivity.
-        -- simpl. unfold far, Drawing.far_of. rewrite Up0. reflexivity.
-        -- exact A1.
-        -- simpl. symmetry. exact A3.
-        -- rewrite A2. reflexivity.
-        -- contradiction.
-      * apply (book_same s); cbn [begun base places upto wants told with_rank got rank_of pending]; unfold with_rank; cbn [got rank_of pending]; rewrite ?update_other by exact Nq; auto.
-        intros _. destruct (has_posted _ _); [apply update_other, Nq|reflexivity].
-    + apply (drawing_shrinks _ _ r mine Hr); [reflexivity| |intros; congruence]. intros q Nq. cbn [begun base]. unfold with_rank. cbn [rank_of]. rewrite !update_other by exact Nq. auto.
-  - destruct (rank_step_followed input s t r e u R F X B0 Hr Bg M E) as [_ [A1 [A2 [A3 A4]]]]. pose proof (Br r Hr) as Bk0.
-    assert (He : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
-    split.
-    + constructor; [|exact Bt|exact Bk]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
-      * assert (Hd : forall w, heard (mkShared (with_rank (base s) r u e) (begun s) (places s) (upto s) w (told s)) r = heard s r).
-        { intros w. destruct He as [[y ->]|Ng].
-          - assert (Ny : is_counted y = false) by (destruct y; [reflexivity|discriminate|reflexivity]). destruct M as [M1 M2].
-            rewrite (heard_more s _ r None (Bk _ _ M2 Ny)); [apply app_nil_r|reflexivity|]. unfold with_rank. cbn [base got]. apply update_same.
-          - unfold heard, with_rank. cbn [base got told]. destruct e; try reflexivity. exfalso. eapply Ng. reflexivity. }
-        constructor; unfold rounds_of; rewrite ?Hd; unfold with_rank; cbn [begun base places upto wants told got rank_of pending]; rewrite ?update_same; intros H.
-        -- congruence.
-        -- exact (b_places _ _ Bk0 H).
-        -- exact (b_upto _ _ Bk0 H).
-        -- rewrite A1. exact (b_ended _ _ Bk0 H).
-        -- rewrite A3. exact (b_round _ _ Bk0 H).
-        -- rewrite A2. exact (b_read _ _ Bk0 H).
-        -- intros En. rewrite A1 in En. destruct (A4 H) as [[a [-> Pv]]|[Ng [Pv Wv]]].
-           ++ rewrite update_same. split; [intros Wn; unfold wish_of; rewrite En, Wn; apply wish_some, Hr|]. rewrite update_same. intros ws Hw.
-              destruct M as [M1 M2]. pose proof (answer_is_last input s t r _ R F Hr M1 M2) as L.
-              assert (Z : nth_error (told s) (S (got (base s) r)) <> None) by congruence. apply nth_error_Some in Z. lia.
-           ++ destruct (b_want _ _ Bk0 Pv En) as [W1 W2]. rewrite Wv. destruct e as [| |y| | | |]; try (split; assumption). exfalso. eapply Ng. reflexivity.
-      * apply (book_same s); unfold with_rank; cbn [begun base places upto wants told got rank_of pending]; rewrite ?update_other by exact Nq; auto.
-        -- destruct e; auto; apply update_other, Nq.
-        -- destruct e as [| |[a|cs|rs]| | | |]; auto. apply update_other, Nq.
-        -- intros _. destruct (has_posted _ _); [apply update_other, Nq|reflexivity].
-    + intros input' X' q Hq. destruct (X' q Hq) as [ext [E1 E2]]. exists ext. split; [exact E1|]. cbn [begun base] in E2. unfold with_rank in E2. cbn [rank_of] in E2.
-      destruct (Nat.eq_dec q r) as [->|Nq]; [rewrite update_same, A1 in E2|rewrite update_other in E2 by exact Nq]; exact E2.
-  - pose proof (Br r Hr) as Bk0. set (v := rank_of (base s) r) in *.
-    assert (Wv : at_phase v = COUNT /\ wanted v = 0).
-    { destruct (a_rank _ _ _ F r Hr) as [w [e [m [_ [_ T]]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T. assert (Pv : at_phase v = COUNT).
-      { simpl in E. change (at_phase (draws (length mine) (far =? total) v)) with (at_phase v) in E. destruct (at_phase v); try discriminate. reflexivity. }
-      unfold tied in T. rewrite Pv in T. tauto. }
-    destruct Wv as [Pv Wv]. destruct (counted_followed (read v) 0 (cfg r) r (depth r) v (if length mine =? 0 then 0 else 1) (if length mine =? 0 then far =? total else false)
-      (posted v) cs (length mine) (far =? total) u) as [_ [_ [_ [_ [A1 [A2 [A3 [A4 [_ A5]]]]]]]]]; [lia|left; reflexivity| |exact E|].
-    { unfold is_open. destruct (length mine =? 0); split; auto; lia. }
-    split.
-    + constructor; [|exact Bt|exact Bk]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
-      * match goal with |- book ?s1 r => set (s' := s1) end.
-        assert (Rs : rounds_of s' r = ws :: rounds_of s r) by (apply drawn_grows; auto; unfold s', with_rank; cbn [base got]; apply update_same).
-        assert (Hd : heard s' r = heard s r ++ [ws]) by (apply (heard_more s s' r (Some ws) To); [reflexivity|unfold s', with_rank; cbn [base got]; apply update_same]).
-        constructor; rewrite ?Rs, ?Hd; unfold s', with_rank; cbn [begun base places upto wants told got rank_of pending]; rewrite ?update_same; intros H.
-        -- congruence.
-        -- cbn [drawn_by]. rewrite <- (b_places _ _ Bk0 H), <- (b_upto _ _ Bk0 H). reflexivity.
-        -- cbn [drawn]. rewrite <- (b_upto _ _ Bk0 H). reflexivity.
-        -- exact A1.
-        -- rewrite app_length, (b_round _ _ Bk0 H), A4. fold v. simpl. lia.
-        -- rewrite A2, A3, app_length, <- (b_read _ _ Bk0 H). fold v. lia.
-        -- contradiction.
-      * apply (book_same s); unfold with_rank; cbn [begun base places upto wants told got rank_of pending]; rewrite ?update_other by exact Nq; auto.
-        intros _. destruct (has_posted _ _); [apply update_other, Nq|reflexivity].
-    + apply (drawing_shrinks _ _ r mine Hr); [reflexivity| |].
-      * intros q Nq. cbn [begun base]. unfold with_rank. cbn [rank_of]. rewrite !update_other by exact Nq. auto.
-      * intros _ En. rewrite (b_ended _ _ Bk0 Bg) in En. apply Nat.eqb_eq in En.
-        pose proof (dealt_within W total deal deal_next ws (upto s r)). pose proof (share_within W deal ws (upto s r) r Hr).
-        cbn [begun base]. unfold with_rank. cbn [rank_of]. rewrite update_same, A1. unfold far, mine, Drawing.far_of, Drawing.share_of.
-        repeat split; [lia|exact Bg|apply Nat.eqb_eq; lia].
-  - split.
-    + assert (Gt : forall q, q < W -> got (base s) q = length (told s)).
-      { intros q Hq. rewrite Bt. apply (got_within input s t q R F Hq), P, Hq. }
-      constructor; cbn [begun base places upto wants told log].
-      * intros q Hq. pose proof (Br q Hq) as Bk0. assert (Hd : heard (mkShared (mkSys (rank_of (base s)) (got (base s)) (fun _ => false) (log (base s) ++ [(messages W (base s), x)]) (running (base s))) (begun s) (places s) (upto s) (wants s)
-          (told s ++ [if is_counted x then Some (wants s) else None])) q = heard s q).
-        { unfold heard. cbn [base told got]. rewrite firstn_app, (Gt q Hq), Nat.sub_diag. simpl. rewrite app_nil_r. reflexivity. }
-        constructor; unfold rounds_of; rewrite ?Hd; cbn [begun base places upto wants told got rank_of pending]; intros H.
-        -- destruct (b_fresh _ _ Bk0 H) as [_ [_ [_ [_ Pe]]]]. rewrite (P q Hq) in Pe. discriminate.
-        -- exact (b_places _ _ Bk0 H).
-        -- exact (b_upto _ _ Bk0 H).
-        -- exact (b_ended _ _ Bk0 H).
-        -- exact (b_round _ _ Bk0 H).
-        -- exact (b_read _ _ Bk0 H).
-        -- intros En. destruct (b_want _ _ Bk0 H En) as [W1 _]. split; [exact W1|]. intros ws. rewrite (Gt q Hq), nth_error_app2, Nat.sub_diag by lia. simpl.
-           destruct (is_counted x); intros Hw; [|discriminate]. injection Hw as <-. reflexivity.
-      * rewrite !app_length, Bt. reflexivity.
-      * intros k y Hy Ny. unfold results in Hy. cbn [log] in Hy. rewrite map_app in Hy. destruct (Nat.lt_ge_cases k (length (told s))) as [L|L].
-        -- rewrite nth_error_app1 by exact L. apply (Bk k y); [|exact Ny]. rewrite nth_error_app1 in Hy by (rewrite map_length, <- Bt; exact L). exact Hy.
-        -- rewrite nth_error_app2 in Hy by (rewrite map_length, <- Bt; exact L). rewrite nth_error_app2 by exact L. rewrite map_length, <- Bt in Hy.
-           destruct (k - length (told s)) as [|j]; simpl in *; [injection Hy as ->; rewrite Ny; reflexivity|destruct j; discriminate].
-    + intros input' X' q Hq. exact (X' q Hq).
-  - split; [|intros input' X' q Hq; exact (X' q Hq)]. constructor; [|exact Bt|exact Bk]. intros q Hq. apply (book_same s); auto.
-Qed.
-
-(** ** Every run is followed *)
-
-Lemma start_followed : forall input, following input (shared_start cfg) (start (own input)).
-Proof.
-  intros input. constructor; auto; [constructor|]. intros q _. exists (big input), false, None. split; [reflexivity|]. split; [left; reflexivity|split; reflexivity].
-Qed.
-
-Lemma start_books : books (shared_start cfg).
-Proof.
-  constructor; [|reflexivity|].
-  - intros r Hr. constructor; simpl; try discriminate. auto.
-  - intros k x H. destruct k; discriminate.
-Qed.
+  heard s' r = heard s r ++ of_counts x.
+Proof. intros s s' r x E T G. unfold heard. rewrite T, G, (firstn_snoc _ _ _ _ E), flat_map_app. simpl. rewrite app_nil_r. reflexivity. Qed.
 
 Definition beginners (s : shared_sys) : nat := length (filter (begun s) (seq 0 W)).
 
@@ -533,127 +206,281 @@ Proof.
   - rewrite update_other by exact D. destruct X as [X|X]; [contradiction|]. specialize (IH X Nn'). destruct (f q); simpl; rewrite IH; reflexivity.
 Qed.
 
-(** A step that is not a rank's beginning is followed by one or more. *)
-Lemma step_followed : forall input s t s', reachable input t -> following input s t -> books s -> extends input s -> books s' -> extends input s' -> shared_step s s' ->
-  exists t' k, S (beginners s) <= beginners s' + k /\ leads input k t t' /\ following input s' t'.
+(** The system of System.v does, with each input that goes on, what the job does; at least [k] transitions that are counted. *)
+Definition does (input : nat -> list sample) (k : nat) (s b : sys) : Prop :=
+  forall m, lossy_path W own depth input (start own) m s -> exists m', m + k <= m' /\ lossy_path W own depth input (start own) m' b.
+
+Lemma does_nothing : forall input s, does input 0 s s.
+Proof. intros input s m P. exists m. split; [lia|exact P]. Qed.
+
+Lemma does_a_step : forall input s l b k t, System.step W own depth input s l b -> does input k b t -> does input (if is_draw l then k else S k) s t.
 Proof.
-  intros input s t s' R F B X B' X' St.
-  assert (Whole : forall r mine far, r < W -> places s' r = places s r ++ mine -> upto s' r = far -> begun s' r = true ->
-    far = total -> length (input r) = length (places s r) + length mine).
-  { intros r mine far Hr P U Bg Al. destruct (X' r Hr) as [ext [E1 E2]]. pose proof (b_ended _ _ (b_rank _ B' r Hr) Bg) as En. rewrite U, Al, Nat.eqb_refl in En.
-    rewrite E1, (E2 Bg En), app_nil_r, content_length, P, app_length. reflexivity. }
-  assert (One : forall u v : shared_sys, begun v = begun u -> S (beginners u) <= beginners v + 1) by (intros u v E; unfold beginners; rewrite E; lia).
-  destruct St as [s r u Hr Bg mine far Eu|s r e u Hr Bg M E|s r cs ws u Hr Bg M To mine far E|s x P Re|s r Hr Ru Tk];
-    match type of X' with extends _ ?x =>
-      let b := eval cbn [base] in (base x) in assert (Bs : base x = b) by reflexivity;
-      let g := eval cbn [begun] in (begun x) in assert (Bb : begun x = g) by reflexivity end.
-  - subst u. destruct (b_fresh _ _ (b_rank _ B r Hr) Bg) as [_ [_ [Pl _]]]. destruct (begin_followed input s t r R F B Hr Bg) as [G _].
-    + intros Al. rewrite (Whole r mine far Hr); cbn [begun base places upto]; rewrite ?update_same; auto. rewrite Pl. reflexivity.
-    + destruct (G _ Bs Bb) as [t' [L F']]. exists t', 0. split; [|auto]. unfold beginners. cbn [begun]. rewrite one_more_begins by assumption. lia.
-  - destruct (rank_step_followed input s t r e u R F X B Hr Bg M E) as [G _]. destruct (G _ Bs Bb) as [t' [L F']]. exists t', 1. split; [apply One|]; auto.
-  - destruct (counted_step_followed input s t r cs ws u R F B Hr Bg M To E) as [G _]; [|destruct (G _ Bs Bb) as [t' [L F']]; exists t', 1; split; [apply One|]; auto].
-    intros Al. apply (Whole r mine far Hr); cbn [begun base places upto]; rewrite ?update_same; auto.
-  - assert (Each : forall q, q < W -> alike_msg (message (rank_of (base s) q)) (message (rank_of t q)) /\ pending t q = pending (base s) q).
-    { intros q Hq. destruct (a_rank _ _ _ F q Hq) as [w [e [m [Nr [Na _]]]]]. split; [|exact (a_pending _ _ _ F q)]. rewrite Nr.
-      unfold message. change (posted (dress w e m (rank_of (base s) q))) with m. destruct Na as [->|[o [p [-> [-> A]]]]]; [left; reflexivity|right; eauto]. }
-    assert (Ms : Forall2 alike_msg (messages W (base s)) (messages W t)).
-    { unfold messages. assert (L : forall q, In q (seq 0 W) -> q < W) by (intros q I; apply in_seq in I; lia). revert L. generalize (seq 0 W). induction l as [|q l IH]; intros L; simpl; constructor.
-      - apply Each, L. left. reflexivity.
-      - apply IH. intros z I. apply L. right. exact I. }
-    destruct (alike_reduce _ _ _ Ms Re) as [y [Ry Ay]]. eexists; exists 1. split; [apply One; reflexivity|]. split.
-    + eapply leads_by_a_step, StepExchange; [|exact Ry]. intros q Hq. destruct (Each q Hq) as [_ ->]. apply P, Hq.
-    + destruct F as [N1 N2 N3 N4 N5]. constructor; auto. unfold results in *. cbn [base log]. rewrite !map_app. apply Forall2_app; [exact N4|]. constructor; [exact Ay|constructor].
-  - eexists; exists 1. split; [apply One; reflexivity|]. split.
-    + eapply leads_by_a_step, (StepTrained W (own input) depth input t r Hr); [rewrite (a_running _ _ _ F); exact Ru|].
-      intros q Hq. destruct (a_rank _ _ _ F q Hq) as [w' [e' [m' [-> _]]]]. destruct (a_rank _ _ _ F r Hr) as [w [e [m [-> _]]]]. exact (Tk q Hq).
-    + destruct F as [N1 N2 N3 N4 N5]. constructor; auto. intros z. cbn [running base]. unfold update. destruct (z =? r); auto.
+  intros input s l b k t St D m P. destruct (is_draw l) eqn:Dr.
+  - exact (D m (lossy_draw _ _ _ _ _ _ _ _ l P St Dr)).
+  - destruct (D (S m) (lossy_on _ _ _ _ _ _ _ _ P (LossyStep _ _ _ _ _ l _ St Dr))) as [m' [L P']]. exists m'. split; [lia|exact P'].
 Qed.
 
-Lemma content_of_places : forall s, extends (fun r => content (places s r)) s.
-Proof. intros s r Hr. exists []. rewrite app_nil_r. auto. Qed.
+Definition kept (s s' : shared_sys) : Prop :=
+  books s' /\ forall input, extends input s' -> extends input s /\ exists k, S (beginners s) <= beginners s' + k /\ does input k (base s) (base s').
 
-(** A run of [n] transitions. *)
-Inductive shared_run : nat -> shared_sys -> Prop :=
-| run_here : shared_run 0 (shared_start cfg)
-| run_on : forall n s s', shared_run n s -> shared_step s s' -> shared_run (S n) s'.
-
-Lemma every_run_is_followed : forall n s, shared_run n s -> books s /\ forall input, extends input s ->
-  exists t k, n <= beginners s + k /\ leads input k (start (own input)) t /\ following input s t.
+Lemma beginning_is_kept : forall s r b, books s -> r < W -> begun s r = false ->
+  let mine := share_of s r first_wants in let far := far_of s r first_wants in
+  begins W cfg depth order deal s r mine (far =? total) b ->
+  kept s (mkShared b (update (begun s) r true) (update (places s) r mine) (update (upto s) r far) (wants s) (told s)).
 Proof.
-  induction 1 as [|n s s' R [B IH] St].
-  - split; [apply start_books|]. intros input _. exists (start (own input)), 0. split; [lia|]. split; [exists 0; split; [lia|apply path_here]|apply start_followed].
-  - assert (Now : forall input, extends input s -> exists t k, n <= beginners s + k /\ leads input k (start (own input)) t /\ reachable input t /\ following input s t).
-    { intros input X. destruct (IH input X) as [t [k [Nn [L F]]]]. exists t, k. split; [exact Nn|]. split; [exact L|]. split; [|exact F]. eapply reached_by; [apply System.reach_start|exact L]. }
-    destruct (Now _ (content_of_places s)) as [t0 [_ [_ [_ [R0 F0]]]]]. destruct (books_kept _ s t0 s' R0 F0 (content_of_places s) B St) as [B' Sh].
-    split; [exact B'|]. intros input X'. destruct (Now input (Sh input X')) as [t [k [Nn [[m [Lm P]] [R1 F1]]]]].
-    destruct (step_followed input s t s' R1 F1 B (Sh input X') B' X' St) as [t' [k' [Nn' [[m' [Lm' P']] F']]]].
-    exists t', (k + k'). split; [lia|]. split; [|exact F']. exists (m + m'). split; [lia|]. eapply path_joins; eauto.
+  intros s r b [Br Bt] Hr Bg mine far B. destruct (b_fresh _ _ (Br r Hr) Bg) as [_ [G0 [Pl0 [Up0 _]]]].
+  assert (Em : mine = deal first_wants 0 r) by (unfold mine, Drawing.share_of; rewrite Up0; reflexivity).
+  assert (Some : mine <> [] \/ (far =? total) = true).
+  { pose proof (dealt_within W total deal deal_next first_wants 0). destruct (deal_feeds first_wants 0 r Hr (ok_window _ (configs_ok _ _ ok 0 ltac:(lia)) 0 0)) as [L|L].
+    - left. rewrite Em. destruct (deal first_wants 0 r); [simpl in L; lia|discriminate].
+    - right. apply Nat.eqb_eq. unfold far, Drawing.far_of. rewrite Up0. lia. }
+  destruct (begins_reads s r mine _ b B Hr (Br r Hr) Bg Em Some) as [Gb [Lb [Ot [A1 [A2 [A3 A4]]]]]]. split.
+  - constructor; [|unfold results; cbn [base told]; rewrite Lb; exact Bt]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
+    + constructor; cbn [begun base places upto wants told]; unfold rounds_of, heard; cbn [base told]; rewrite ?update_same, ?Gb, ?G0; simpl firstn; intros.
+      * discriminate.
+      * simpl. rewrite Em. reflexivity.
+      * simpl. unfold far, Drawing.far_of. rewrite Up0. reflexivity.
+      * exact A1.
+      * simpl. symmetry. exact A3.
+      * exact A2.
+      * contradiction.
+    + destruct (Ot q Nq) as [O1 O2]. apply (book_same s); cbn [begun base places upto wants told]; rewrite ?update_other by exact Nq; auto. rewrite Gb. reflexivity.
+  - intros input X. split.
+    + intros q Hq. destruct (X q Hq) as [ext [E1 E2]]. cbn [begun base places] in E1, E2. destruct (Nat.eq_dec q r) as [->|Nq].
+      * rewrite update_same in E1. exists (mine ++ ext). rewrite Pl0. split; [exact E1|congruence].
+      * rewrite !update_other in * by exact Nq. destruct (Ot q Nq) as [O1 _]. rewrite O1 in E2. eauto.
+    + exists 0. unfold beginners. cbn [begun base]. rewrite one_more_begins by assumption. split; [lia|]. unfold begins in B.
+      destruct (far =? total) eqn:La; [|subst b; apply does_nothing].
+      assert (St : exists l, System.step W own depth input (base s) l b).
+      { eexists. eapply step_of_more; [exact B|]. intros q Hq. destruct (X q Hq) as [ext [E1 E2]]. cbn [begun base places] in E1, E2. exists ext. split; [exact E1|].
+        intros T. apply E2; assert (q = r) as -> by (destruct mine; simpl in T; auto); [apply update_same|exact A1]. }
+      destruct St as [l St]. intros m P. destruct (does_a_step _ _ _ _ 0 _ St (does_nothing _ _) m P) as [m' [L P']]. exists m'. split; [lia|exact P'].
 Qed.
 
-Lemma shared_runs : forall s, shared_reachable s -> books s /\ forall input, extends input s -> exists t, reachable input t /\ following input s t.
+Lemma counting_is_kept : forall s r cs ws b t, books s -> r < W -> begun s r = true -> nth_error (told s) (got (base s) r) = Some (Some ws) ->
+  let mine := share_of s r ws in let far := far_of s r ws in
+  draws_its_share W cfg depth order deal s r mine (far =? total) b -> step (update (places s) r (places s r ++ mine)) b (LRank r (Got (Counted cs))) t ->
+  kept s (mkShared t (begun s) (update (places s) r (places s r ++ mine)) (update (upto s) r far) (wants s) (told s)).
 Proof.
-  intros s R. assert (Rn : exists n, shared_run n s).
-  { induction R as [|s s' R [n Rn] St]; [exists 0; apply run_here|exists (S n); eapply run_on; eauto]. }
-  destruct Rn as [n Rn]. destruct (every_run_is_followed n s Rn) as [B H]. split; [exact B|]. intros input X. destruct (H input X) as [t [k [_ [L F]]]].
-  exists t. split; [eapply reached_by; [apply System.reach_start|exact L]|exact F].
+  intros s r cs ws b t [Br Bt] Hr Bg To mine far D St. pose proof (Br r Hr) as Bk. inversion St as [? ? ? u H' M E| | |]; subst. clear H'.
+  destruct (count_reads _ _ _ _ _ _ E) as [Pb [C1 [C2 [C3 [C4 C5]]]]].
+  assert (Pv : at_phase (rank_of (base s) r) = COUNT).
+  { unfold draws_its_share in D. destruct (_ || _); [subst b; exact Pb|]. inversion D; subst. rewrite drawn_same in Pb. exact Pb. }
+  destruct (b_want _ _ Bk Pv) as [Wz _]. pose proof (b_read _ _ Bk Bg) as Rd. rewrite Wz, Nat.add_0_r in Rd. pose proof (b_ended _ _ Bk Bg) as En.
+  assert (Ut : upto s r <= total) by (rewrite (b_upto _ _ Bk Bg); apply (no_more_is_drawn_than_there_is W total), deal_next).
+  assert (Ended : ended (rank_of (base s) r) = true -> mine = [] /\ (far =? total) = true).
+  { intros Ev. rewrite Ev in En. symmetry in En. apply Nat.eqb_eq in En. pose proof (dealt_within W total deal deal_next ws (upto s r)).
+    pose proof (share_within W deal ws (upto s r) r Hr). unfold far, Drawing.far_of, mine, Drawing.share_of.
+    split; [apply length_zero_iff_nil; lia|apply Nat.eqb_eq; lia]. }
+  assert (En' : ended (rank_of (base s) r) = false \/ mine = [] /\ (far =? total) = true) by (destruct (ended (rank_of (base s) r)); auto).
+  destruct (draws_reads s r mine _ b D En' Wz Rd) as [Gb [Lb [Ot [Pe [D1 [D2 [D3 D4]]]]]]].
+  match goal with |- kept _ ?x => set (s' := x) end.
+  assert (Gr : got (base s') r = S (got (base s) r)) by (unfold s'; cbn [base got]; rewrite update_same, Gb; reflexivity).
+  assert (Ru : rank_of (base s') r = u) by (unfold s'; cbn [base rank_of]; apply update_same).
+  assert (Rq : forall q, q <> r -> rank_of (base s') q = rank_of (base s) q) by (intros q Nq; unfold s'; cbn [base rank_of]; rewrite update_other by exact Nq; apply Ot, Nq).
+  split.
+  - constructor; [|unfold results, s'; cbn [base told log]; rewrite Lb; exact Bt]. intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
+    + assert (Hd : heard s' r = heard s r ++ [ws]) by (apply (heard_more s s' r (Some ws) To); [reflexivity|exact Gr]).
+      assert (Rs : rounds_of s' r = ws :: rounds_of s r) by (unfold rounds_of; rewrite Hd, rev_app_distr; reflexivity).
+      constructor; rewrite ?Rs, ?Hd, ?Ru; unfold s'; cbn [begun places upto]; rewrite ?update_same; intros H.
+      * congruence.
+      * cbn [Shards.drawn_by]. rewrite <- (b_places _ _ Bk H), <- (b_upto _ _ Bk H). reflexivity.
+      * cbn [Shards.drawn]. rewrite <- (b_upto _ _ Bk H). reflexivity.
+      * rewrite C1. exact D1.
+      * rewrite app_length, (b_round _ _ Bk H), C4, D4. simpl. lia.
+      * rewrite C2, C3, D2, D3, app_length, Rd. reflexivity.
+      * contradiction.
+    + apply (book_same s); auto; unfold s'; cbn [begun base places upto wants told got pending]; rewrite ?update_other by exact Nq; auto; [rewrite Gb; reflexivity|].
+      intros _. destruct (has_posted _ _); rewrite ?update_other by exact Nq; rewrite Pe; reflexivity.
+  - intros input X. split.
+    + intros q Hq. destruct (X q Hq) as [ext [E1 E2]]. destruct (Nat.eq_dec q r) as [->|Nq].
+      * rewrite Ru in E2. unfold s' in E1, E2. cbn [begun places] in E1, E2. rewrite update_same, <- app_assoc in E1. eexists. split; [exact E1|]. intros B1 B2.
+        destruct (Ended B2) as [Z1 Z2]. rewrite Z1. apply E2; [exact B1|]. rewrite C1, D1. exact Z2.
+      * rewrite (Rq q Nq) in E2. unfold s' in E1, E2. cbn [begun places] in E1, E2. rewrite update_other in E1 by exact Nq. eauto.
+    + exists 1. split; [unfold beginners, s'; cbn [begun]; lia|].
+      assert (X' : forall l, (is_draw l = true -> tells_the_end l r -> far = total) -> (forall q, tells_the_end l q -> q = r) -> (is_draw l = false -> forall q, ~ tells_the_end l q) ->
+        forall q, q < W -> exists ext, input q = content (update (places s) r (places s r ++ mine) q ++ ext) /\ (tells_the_end l q -> ext = [])).
+      { intros l T1 T2 T3 q Hq. destruct (X q Hq) as [ext [E1 E2]]. exists ext. split; [exact E1|]. intros T. destruct (is_draw l) eqn:Dr; [|destruct (T3 eq_refl q T)].
+        pose proof (T2 q T) as ->. apply E2; [exact Bg|]. rewrite Ru, C1, D1. apply Nat.eqb_eq, (T1 eq_refl T). }
+      assert (Dt : does input 1 b (base s')).
+      { refine (does_a_step input b _ (base s') 0 _ (step_of_more _ input _ _ _ St (X' _ _ _ _)) (does_nothing _ _)); simpl; auto; discriminate || tauto. }
+      unfold draws_its_share in D. destruct (_ || _); [subst b; exact Dt|].
+      refine (does_a_step input (base s) _ b 1 _ (step_of_more _ input _ _ _ D (X' _ _ _ _)) Dt); simpl.
+      * intros _. destruct (far =? total) eqn:La; [intros _; apply Nat.eqb_eq, La|intros []].
+      * intros q. destruct (far =? total); [auto|intros []].
+      * discriminate.
+Qed.
+
+Lemma nothing_told : forall s b, log b = log (base s) -> told_after s b = told s.
+Proof.
+  intros s b E. unfold told_after. replace (nth_error (results b) (length (log (base s)))) with (@None result); [apply app_nil_r|].
+  symmetry. apply nth_error_None. unfold results. rewrite map_length, E. apply le_n.
+Qed.
+
+Lemma going_on_is_kept : forall s l b, lossy_reachable W own depth (fun q => content (places s q)) (base s) -> books s -> is_of_its_own s l -> step (places s) (base s) l b ->
+  kept s (mkShared b (begun s) (places s) (upto s) (wants_after wish s l b) (told_after s b)).
+Proof.
+  intros s l b Rb B Ow St. set (s' := mkShared _ _ _ _ _ _). pose proof B as [Br Bt].
+  assert (Kept : books s' -> (forall r, r < W -> ended (rank_of b r) = ended (rank_of (base s) r)) -> (forall r, ~ tells_the_end l r) -> kept s s').
+  { intros Bs Ee Nt. split; [exact Bs|]. intros input X. assert (X0 : extends input s).
+    { intros q Hq. destruct (X q Hq) as [ext [E1 E2]]. unfold s' in E1, E2. cbn [begun base places] in E1, E2. rewrite (Ee q Hq) in E2. eauto. }
+    split; [exact X0|]. exists 1. split; [unfold beginners, s'; cbn [begun]; lia|].
+    assert (St' : System.step W own depth input (base s) l b).
+    { eapply step_of_more; [exact St|]. intros q Hq. destruct (X0 q Hq) as [ext [E1 _]]. exists ext. split; [exact E1|]. intros T. destruct (Nt q T). }
+    pose proof (does_a_step input _ l b 0 b St' (does_nothing _ _)) as D. destruct (is_draw l) eqn:Dr; [destruct l; try discriminate; destruct Ow|exact D]. }
+  inversion St as [? r e t Hr M E|? x P Re|? r Hr Ru Tk|? r n la Hr D]; subst; [| | |destruct Ow].
+  - pose proof (Br r Hr) as Bk. set (v := rank_of (base s) r) in *.
+    assert (Bg : begun s r = true) by (destruct e as [| |[]| | | |]; simpl in Ow; tauto).
+    assert (Nt : told s' = told s) by (apply nothing_told; reflexivity).
+    assert (Nc : forall x, e = Got x -> is_counted x = false) by (intros x ->; destruct x; [reflexivity|destruct Ow|reflexivity]).
+    assert (Hd : heard s' r = heard s r).
+    { destruct (answer_or_own e) as [[x ->]|NG].
+      - destruct M as [_ [M2 _]]. destruct (Forall2_nth _ _ _ _ _ Bt _ _ M2) as [w [Hw Ew]]. rewrite (Nc x eq_refl) in Ew. destruct w; [discriminate|].
+        rewrite (heard_more s s' r None Hw); [apply app_nil_r|exact Nt|]. unfold s'. cbn [base got]. apply update_same.
+      - unfold heard. rewrite Nt. unfold s'. cbn [base got]. destruct e; try reflexivity. edestruct NG. reflexivity. }
+    assert (Read : ended t = ended v /\ read t + wanted t = read v + wanted v /\ round t = round v /\
+      (at_phase t = COUNT -> wanted t = 0 /\ ((exists a, e = Got (Agreed a) /\ is_lost v = false) \/ (forall x, e <> Got x) /\ at_phase v = COUNT /\ window t = window v))).
+    { destruct (answer_or_own e) as [[x ->]|NG].
+      - destruct (answer_reads (own r) r (depth r) v x t eq_refl (Nc x eq_refl)) as [R1 [R2 [R3 R4]]]; [|exact E|].
+        + intros a -> Ph Ra. exact (a_ready_rank_has_read W own depth _ own_ok (base s) r a Rb Hr M Ph Ra).
+        + repeat (split; [assumption|]). intros P. destruct (R4 P) as [P0 [W0 [a ->]]]. split; [exact W0|]. left. exists a. split; [reflexivity|]. unfold is_lost, is_ending. rewrite P0. reflexivity.
+      - destruct (own_event_reads (own r) r (depth r) v e t NG) as [R1 [R2 [R3 R4]]]; [intros xs en full ->; simpl in Ow; tauto|exact E|].
+        repeat (split; [assumption|]). intros P. destruct (R4 P) as [P0 W0]. destruct (b_want _ _ Bk P0) as [Z _]. destruct (W0 Z). auto. }
+    destruct Read as [R1 [R2 [R3 R4]]]. apply Kept.
+    + constructor.
+      2:{ rewrite Nt. exact Bt. }
+      intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
+      * constructor; unfold rounds_of; rewrite ?Hd, ?Nt; unfold s'; cbn [begun base places upto rank_of got]; rewrite ?update_same; intros H.
+        -- congruence.
+        -- exact (b_places _ _ Bk H).
+        -- exact (b_upto _ _ Bk H).
+        -- rewrite R1. exact (b_ended _ _ Bk H).
+        -- rewrite R3. exact (b_round _ _ Bk H).
+        -- rewrite R2. exact (b_read _ _ Bk H).
+        -- destruct (R4 H) as [W0 C]. split; [exact W0|]. intros En. rewrite R1 in En. destruct C as [[a [-> Lv]]|[NG [Pv Wv]]].
+           ++ cbn [wants wants_after rank_of]. rewrite !update_same. split; [intros Wi Wn; unfold wish_of; fold v; rewrite En, Wn; apply Wi|]. intros ws Hw.
+              destruct M as [M1 [M2 _]]. pose proof (a_live_answer_is_the_last W own depth _ own_ok (base s) r _ Rb Hr Lv M1 M2) as L. rewrite <- (told_length s B) in L.
+              assert (Z : nth_error (told s) (S (got (base s) r)) <> None) by congruence. apply nth_error_Some in Z. lia.
+           ++ destruct (b_want _ _ Bk Pv) as [_ W1]. specialize (W1 En). fold v in W1. rewrite Wv. destruct e; try exact W1. edestruct NG. reflexivity.
+      * apply (book_same s); auto; unfold s'; cbn [begun base places upto wants rank_of got pending]; rewrite ?update_other by exact Nq; auto.
+        -- destruct e; auto; apply update_other, Nq.
+        -- unfold wants_after. destruct e as [| |[a|cs|rs]| | | |]; auto. apply update_other, Nq.
+        -- intros _. destruct (has_posted _ _); [apply update_other, Nq|reflexivity].
+    + intros q Hq. cbn [rank_of]. destruct (Nat.eq_dec q r) as [->|Nq]; [rewrite update_same; exact R1|rewrite update_other by exact Nq; reflexivity].
+    + intros q T. destruct e; try destruct T. simpl in Ow. destruct Ow as [_ [-> _]]. exact T.
+  - apply Kept; [|reflexivity|intros r []].
+    assert (Gt : forall q, q < W -> got (base s) q = length (told s)) by (intros q Hq; rewrite (told_length s B); exact (all_are_current W own depth _ own_ok (base s) q Rb P Hq)).
+    assert (Nt : told s' = told s ++ [if is_counted x then Some (wants s) else None]).
+    { unfold s', told_after. cbn [told base]. unfold results. cbn [log]. rewrite map_app, nth_error_app2, map_length, Nat.sub_diag by (rewrite map_length; apply le_n). simpl. destruct x; reflexivity. }
+    constructor.
+    + intros q Hq. pose proof (Br q Hq) as Bk. assert (Hd : heard s' q = heard s q).
+      { unfold heard. rewrite Nt. unfold s'. cbn [base got]. rewrite firstn_app, (Gt q Hq), Nat.sub_diag. simpl. rewrite app_nil_r. reflexivity. }
+      constructor; unfold rounds_of; rewrite ?Hd, ?Nt; unfold s'; cbn [begun base places upto rank_of got]; intros H.
+      * destruct (b_fresh _ _ Bk H) as [_ [_ [_ [_ Pe]]]]. rewrite (P q Hq) in Pe. discriminate.
+      * exact (b_places _ _ Bk H).
+      * exact (b_upto _ _ Bk H).
+      * exact (b_ended _ _ Bk H).
+      * exact (b_round _ _ Bk H).
+      * exact (b_read _ _ Bk H).
+      * destruct (b_want _ _ Bk H) as [W0 W1]. split; [exact W0|]. intros En. destruct (W1 En) as [W2 _]. split; [exact W2|]. intros ws. rewrite (Gt q Hq), nth_error_app2, Nat.sub_diag by lia. simpl.
+        destruct (is_counted x); intros Hw; [|discriminate]. injection Hw as <-. reflexivity.
+    + rewrite Nt. unfold s', results. cbn [base log]. rewrite map_app. apply Forall2_app; [exact Bt|]. constructor; [|constructor]. simpl. destruct (is_counted x); reflexivity.
+  - assert (Nt : told s' = told s) by (apply nothing_told; reflexivity). apply Kept; [|reflexivity|intros q []]. constructor; [|rewrite Nt; exact Bt]. intros q Hq. apply (book_same s); auto.
+Qed.
+
+Lemma loss_is_kept : forall s r peer cause, books s -> r < W -> is_ending (rank_of (base s) r) = false ->
+  kept s (mkShared (mkSys (update (rank_of (base s)) r (lose peer cause (rank_of (base s) r))) (got (base s)) (pending (base s)) (log (base s)) (running (base s)))
+    (begun s) (places s) (upto s) (wants s) (told s)).
+Proof.
+  intros s r peer cause [Br Bt] Hr En. set (v := rank_of (base s) r) in *.
+  assert (L : at_phase (lose peer cause v) = DONE /\ ended (lose peer cause v) = ended v /\ read (lose peer cause v) = read v /\ wanted (lose peer cause v) = wanted v /\ round (lose peer cause v) = round v)
+    by (unfold lose; rewrite En; repeat split).
+  destruct L as [L1 [L2 [L3 [L4 L5]]]]. split.
+  - constructor; [|exact Bt]. intros q Hq. pose proof (Br q Hq) as Bk. destruct (Nat.eq_dec q r) as [->|Nq].
+    + destruct Bk. constructor; unfold rounds_of, heard in *; cbn [begun base places upto wants told rank_of got pending] in *; rewrite ?update_same; auto; intros H.
+      * destruct (b_fresh0 H) as [F Rest]. split; [right|exact Rest]. destruct F as [F|[p [c F]]]; [exists peer, cause; unfold v; rewrite F; reflexivity|].
+        fold v in F. rewrite F in En. discriminate.
+      * rewrite L2. exact (b_ended0 H).
+      * rewrite L5. exact (b_round0 H).
+      * rewrite L3, L4. exact (b_read0 H).
+      * congruence.
+    + apply (book_same s); cbn [begun base places upto wants told rank_of got pending]; rewrite ?update_other by exact Nq; auto.
+  - intros input X. split.
+    + intros q Hq. destruct (X q Hq) as [ext [E1 E2]]. cbn [begun base places rank_of] in E1, E2. exists ext. split; [exact E1|]. intros B1 B2. apply E2; [exact B1|].
+      destruct (Nat.eq_dec q r) as [->|Nq]; [rewrite update_same, L2; exact B2|rewrite update_other by exact Nq; exact B2].
+    + exists 1. split; [unfold beginners; cbn [begun]; lia|]. intros m P. exists (S m). split; [lia|]. eapply lossy_on; [exact P|]. apply LossyLoss; assumption.
+Qed.
+
+(** ** Every run is one of the system of System.v, with losses *)
+
+Lemma start_books : books (shared_start cfg deal).
+Proof. constructor; [|constructor]. intros r Hr. constructor; simpl; try discriminate. auto. Qed.
+
+Lemma every_run_is_of_the_system : forall n s, shared_run n s -> books s /\ forall input, extends input s ->
+  exists m, n <= beginners s + m /\ lossy_path W own depth input (start own) m (base s).
+Proof.
+  assert (Next : forall n s s', (books s /\ forall input, extends input s -> exists m, n <= beginners s + m /\ lossy_path W own depth input (start own) m (base s)) ->
+    (lossy_reachable W own depth (fun q => content (places s q)) (base s) -> kept s s') ->
+    books s' /\ forall input, extends input s' -> exists m, S n <= beginners s' + m /\ lossy_path W own depth input (start own) m (base s')).
+  { intros n s s' [B IH] K. destruct (IH _ (content_of_places s)) as [m0 [_ P0]]. destruct (K (ex_intro _ m0 P0)) as [B' K']. split; [exact B'|].
+    intros input X'. destruct (K' input X') as [X [k [Lk D]]]. destruct (IH input X) as [m [Lm P]]. destruct (D m P) as [m' [L P']]. exists m'. split; [lia|exact P']. }
+  induction 1 as [|n s l s' R IH St|n s r peer cause R IH Hr En].
+  - split; [apply start_books|]. intros input _. exists 0. split; [lia|apply lossy_here].
+  - apply (Next n s s' IH). intros Rb. destruct IH as [B _]. destruct St as [s r b Hr Bg mine far Be|s l b Ow St|s r cs ws b t Hr Bg To mine far D St].
+    + apply beginning_is_kept; assumption.
+    + apply going_on_is_kept; assumption.
+    + eapply counting_is_kept; eassumption.
+  - apply (Next n s _ IH). intros _. apply loss_is_kept; [apply IH|exact Hr|exact En].
+Qed.
+
+Lemma shared_books : forall s, shared_reachable s -> books s.
+Proof. intros s [n R]. apply (every_run_is_of_the_system n s R). Qed.
+
+(** DEAL: a run of shared shards is, but for its books, one of ranks that have what they drew for their input: all that is proved of every
+    run with losses holds of shared shards. *)
+Theorem a_run_of_shared_shards_is_one_of_shards_of_ones_own : forall s, shared_reachable s ->
+  lossy_reachable W own depth (fun r => content (places s r)) (base s).
+Proof.
+  intros s [n R]. destruct (every_run_is_of_the_system n s R) as [_ H]. destruct (H _ (content_of_places s)) as [m [_ P]]. exists m. exact P.
 Qed.
 
 (** ** What follows *)
-
-(** Two states that differ at most in what is wanted, in whether the end is known, and in what an offer that is the last says of it. *)
-Definition same_but_for_reading (u v : state) : Prop := exists w e m, v = dress w e m u.
-
-Theorem a_run_of_shared_shards_follows_one_of_shards_of_ones_own : forall s, shared_reachable s ->
-  exists t, reachable (fun r => content (places s r)) t /\ forall r, r < W -> same_but_for_reading (rank_of (base s) r) (rank_of t r).
-Proof.
-  intros s R. destruct (shared_runs s R) as [_ H]. destruct (H _ (content_of_places s)) as [t [Rt F]]. exists t. split; [exact Rt|].
-  intros r Hr. destruct (a_rank _ _ _ F r Hr) as [w [e [m [E _]]]]. exists w, e, m. exact E.
-Qed.
 
 (** ALIGN. *)
 Theorem with_shared_shards_rounds_are_aligned : forall s r q j x y, shared_reachable s -> r < W -> q < W ->
   nth_error (steps_of (rank_of (base s) r)) j = Some x -> nth_error (steps_of (rank_of (base s) q)) j = Some y ->
   s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y.
-Proof.
-  intros s r q j x y R Hr Hq Ex Ey. destruct (a_run_of_shared_shards_follows_one_of_shards_of_ones_own s R) as [t [Rt Sa]].
-  destruct (Sa r Hr) as [w [e [m Er]]]. destruct (Sa q Hq) as [w' [e' [m' Eq]]].
-  apply (rounds_are_aligned W _ depth _ (own_ok _) t r q j x y Rt Hr Hq); [rewrite Er; exact Ex|rewrite Eq; exact Ey].
-Qed.
+Proof. intros s r q j x y R. exact (with_losses_rounds_are_aligned W own depth _ own_ok (base s) r q j x y (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R)). Qed.
 
 Theorem with_shared_shards_every_rank_makes_the_same_number_of_steps_in_a_round : forall s r q k, shared_reachable s -> r < W -> q < W ->
   k < round (rank_of (base s) r) -> k < round (rank_of (base s) q) ->
   length (steps_in_round k (rank_of (base s) r)) = length (steps_in_round k (rank_of (base s) q)).
 Proof.
-  intros s r q k R Hr Hq Lr Lq. destruct (a_run_of_shared_shards_follows_one_of_shards_of_ones_own s R) as [t [Rt Sa]].
-  destruct (Sa r Hr) as [w [e [m Er]]]. destruct (Sa q Hq) as [w' [e' [m' Eq]]].
-  pose proof (every_rank_makes_the_same_number_of_steps_in_a_round W _ depth _ (own_ok _) t r q k Rt Hr Hq) as Th. rewrite Er, Eq in Th. exact (Th Lr Lq).
+  intros s r q k R.
+  exact (with_losses_every_rank_makes_the_same_number_of_steps_in_a_round W own depth _ own_ok (base s) r q k (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R)).
 Qed.
 
 (** CONSERVE: what is in steps, in alignment, in the window and drawn but unread is what the rank has drawn. *)
 Theorem with_shared_shards_nothing_is_lost : forall s r, shared_reachable s -> r < W ->
   let u := rank_of (base s) r in
   Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) (content (places s r))) (content (places s r)).
-Proof.
-  intros s r R Hr. destruct (a_run_of_shared_shards_follows_one_of_shards_of_ones_own s R) as [t [Rt Sa]]. destruct (Sa r Hr) as [w [e [m Er]]].
-  pose proof (nothing_is_lost W _ depth _ (own_ok _) t r Rt Hr) as Th. rewrite Er in Th. exact Th.
-Qed.
+Proof. intros s r R. exact (with_losses_no_sample_goes_missing W own depth _ own_ok (base s) r (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R)). Qed.
 
 (** DEAL: what a rank has drawn is what was dealt to it, by the wants that all ranks were told in its rounds. *)
 Theorem a_rank_has_drawn_what_was_dealt_to_it : forall s r, shared_reachable s -> r < W -> begun s r = true ->
   places s r = drawn_by r (rounds_of s r) /\ upto s r = drawn (rounds_of s r) /\
   length (rounds_of s r) = S (round (rank_of (base s) r)).
 Proof.
-  intros s r R Hr Bg. destruct (shared_runs s R) as [B _]. pose proof (b_rank _ B r Hr) as Bk. split; [exact (b_places _ _ Bk Bg)|]. split; [exact (b_upto _ _ Bk Bg)|].
+  intros s r R Hr Bg. pose proof (shared_books s R) as B. pose proof (b_rank _ B r Hr) as Bk. split; [exact (b_places _ _ Bk Bg)|]. split; [exact (b_upto _ _ Bk Bg)|].
   unfold rounds_of. rewrite app_length, rev_length, (b_round _ _ Bk Bg). simpl. lia.
 Qed.
 
 Definition every_round (s : shared_sys) : list (nat -> nat) :=
-  rev (flat_map (fun x => match x with Some w => [w] | None => [] end) (told s)) ++ [first_wants].
+  rev (flat_map of_counts (told s)) ++ [first_wants].
 
 Lemma heard_first : forall s r, exists more, every_round s = more ++ rounds_of s r.
 Proof.
-  intros s r. unfold every_round, rounds_of, heard. 
-  set (f := fun x : option (nat -> nat) => match x with Some w => [w] | None => [] end). exists (rev (flat_map f (skipn (got (base s) r) (told s)))).
+  intros s r. unfold every_round, rounds_of, heard. exists (rev (flat_map of_counts (skipn (got (base s) r) (told s)))).
   rewrite app_assoc, <- rev_app_distr, <- flat_map_app, firstn_skipn. reflexivity.
 Qed.
 
@@ -662,7 +489,7 @@ Theorem the_order_ends_on_all_ranks_in_the_same_round : forall s r q, shared_rea
   round (rank_of (base s) r) = round (rank_of (base s) q) ->
   ended (rank_of (base s) r) = ended (rank_of (base s) q) /\ upto s r = upto s q.
 Proof.
-  intros s r q R Hr Hq Br Bq E. destruct (shared_runs s R) as [B _].
+  intros s r q R Hr Hq Br Bq E. pose proof (shared_books s R) as B.
   destruct (a_rank_has_drawn_what_was_dealt_to_it s r R Hr Br) as [_ [Ur Lr]]. destruct (a_rank_has_drawn_what_was_dealt_to_it s q R Hq Bq) as [_ [Uq Lq]].
   assert (Same : rounds_of s r = rounds_of s q).
   { destruct (heard_first s r) as [a Ea]. destruct (heard_first s q) as [b Eb]. rewrite Ea in Eb. rewrite E, <- Lq in Lr. clear - Eb Lr.
@@ -696,13 +523,12 @@ Qed.
 Definition place_of (s : shared_sys) (r : nat) (x : sample) : nat := nth (pos x) (places s r) 0.
 Definition planned_places (s : shared_sys) (r : nat) : list nat := map (place_of s r) (samples_of (steps_of (rank_of (base s) r))).
 
-(** TERM: no schedule is longer than the bound of a job with shards of its own of as many samples, and a beginning for each rank. *)
+(** TERM: no schedule is longer than the bound of a job with shards of its own of as many samples, a beginning and a loss for each rank. *)
 Theorem with_shared_shards_every_schedule_ends_within_the_bound : forall n s, shared_run n s ->
-  n <= 2 * total + 2 + W * (6 * total + 7) + total + W * (2 * total + 3) + W.
+  n <= 2 * total + 2 + W * (6 * total + 7) + total + W + W.
 Proof.
-  intros n s R. destruct (every_run_is_followed n s R) as [B H]. set (input := fun r => content (places s r)).
-  destruct (H input (content_of_places s)) as [t [k [Nn [[m [Lm P]] _]]]]. pose proof (beginners_within s).
-  pose proof (every_schedule_ends_within_the_bound W (own input) depth input (own_ok input) m t P) as Bd.
+  intros n s R. destruct (every_run_is_of_the_system n s R) as [B H]. set (input := fun r => content (places s r)).
+  destruct (H input (content_of_places s)) as [m [Lm P]]. pose proof (beginners_within s). pose proof (every_schedule_with_losses_ends_within_the_bound W own depth input own_ok m _ P) as Bd.
   assert (Few : Termination.total W input <= total).
   { pose proof (no_more_is_drawn_than_there_is W total deal deal_next (every_round s)) as D.
     pose proof (Permutation_length (every_place_dealt_is_drawn_once_by_one_rank W total deal deal_next (every_round s))) as L.
@@ -710,11 +536,9 @@ Proof.
     assert (A : forall q, In q (seq 0 W) -> q < W) by (intros q I; apply in_seq in I; lia). revert A. generalize (seq 0 W). clear D L.
     induction l as [|q l IH]; intros A; simpl; [lia|]. rewrite app_length. specialize (IH (fun z I => A z (or_intror I))).
     destruct (places_first s q B (A q (or_introl eq_refl))) as [more E]. rewrite E, app_length. unfold input at 1. rewrite content_length. lia. }
-  assert (Each : sum_over W (fun r => if c_bounded (own input r) r then exchanges W input + 1 else 0) <= W * (2 * total + 3)).
-  { eapply Nat.le_trans; [apply (sum_over_le _ (fun r => (2 * total + 3) + 0))|].
-    - intros i _. unfold exchanges. destruct (c_bounded _ _); lia.
-    - rewrite sum_over_const. assert (Z : forall j, sum_over j (fun _ => 0) = 0) by (intros j; unfold sum_over; induction (seq 0 j); auto). rewrite Z. lia. }
-  unfold bound in Bd. unfold exchanges in Bd at 1. assert (W * (6 * Termination.total W input + 7) <= W * (6 * total + 7)) by (apply Nat.mul_le_mono_l; lia). lia.
+  assert (None : sum_over W (fun r => if c_bounded (own r) r then exchanges W input + 1 else 0) = 0).
+  { unfold sum_over. induction (seq 0 W) as [|q l IH]; [reflexivity|]. simpl. rewrite IH. unfold c_bounded. simpl. rewrite andb_false_r. reflexivity. }
+  unfold bound in Bd. rewrite None in Bd. unfold exchanges in Bd. assert (W * (6 * Termination.total W input + 7) <= W * (6 * total + 7)) by (apply Nat.mul_le_mono_l; lia). lia.
 Qed.
 
 Lemma places_of_a_part : forall l a c, map (fun x => nth (pos x) (a ++ l ++ c) 0) (content_from order (length a) l) = l.
@@ -729,19 +553,15 @@ Proof. intros s r. pose proof (places_of_a_part (places s r) [] []) as H. rewrit
 (** ONCE: no place of the order is in two steps of the job, of one rank or of two, at any moment. *)
 Theorem no_place_is_in_two_steps_of_the_job : forall s, shared_reachable s -> NoDup (concat (map (planned_places s) (seq 0 W))).
 Proof.
-  intros s R. destruct (shared_runs s R) as [B _].
+  intros s R. pose proof (shared_books s R) as B.
   set (rest := fun r => let u := rank_of (base s) r in map (place_of s r) (concat (aligned u) ++ window u ++ skipn (read u) (content (places s r))) ++
     skipn (length (places s r)) (drawn_by r (every_round s))).
   apply (NoDup_first _ _ (concat (map rest (seq 0 W)))).
   apply (Permutation_NoDup (l := concat (map (fun r => drawn_by r (every_round s)) (ranks W))));
     [|apply (no_place_is_drawn_twice W total deal deal_next)].
-  eapply Permutation_trans; [|apply concat_map_app]. unfold ranks.
-  assert (L : forall r, In r (seq 0 W) -> r < W) by (intros r I; apply in_seq in I; lia). revert L. generalize (seq 0 W).
-  induction l as [|r l IH]; intros L; simpl; [constructor|]. apply Permutation_app; [|apply IH; intros z I; apply L; right; exact I].
-  assert (Hr : r < W) by (apply L; left; reflexivity). destruct (places_first s r B Hr) as [more E]. unfold rest. rewrite E, skipn_app, skipn_all, Nat.sub_diag. simpl.
+  eapply Permutation_trans; [|apply concat_map_app]. apply each_gives. intros r Hr. destruct (places_first s r B Hr) as [more E]. unfold rest. rewrite E, skipn_app, skipn_all, Nat.sub_diag. simpl.
   rewrite app_assoc. apply Permutation_app_tail. unfold planned_places. rewrite <- map_app. apply (Permutation_trans (l' := map (place_of s r) (content (places s r)))); [rewrite place_of_content; reflexivity|].
-  apply Permutation_map. symmetry.
-  exact (with_shared_shards_nothing_is_lost s r R Hr).
+  apply Permutation_map. symmetry. exact (with_shared_shards_nothing_is_lost s r R Hr).
 Qed.
 
 (** A rank that is COMPLETE in join mode has planned all that it has drawn, and the order has ended. *)
@@ -749,20 +569,14 @@ Lemma a_complete_rank_has_planned_what_it_has_drawn : forall s r, shared_reachab
   is_ending (rank_of (base s) r) = true -> ended_as (rank_of (base s) r) = Some Complete ->
   drawn (rounds_of s r) = total /\ begun s r = true /\ Permutation (samples_of (steps_of (rank_of (base s) r))) (content (places s r)).
 Proof.
-  intros s r R Hr Jm Nq En O. destruct (shared_runs s R) as [B H]. destruct (H _ (content_of_places s)) as [t [Rt F]]. set (input := fun r => content (places s r)) in *.
-  destruct (a_rank _ _ _ F r Hr) as [w [e [m [Nr [_ T]]]]].
-  assert (En' : is_ending (rank_of t r) = true) by (rewrite Nr; exact En). assert (O' : ended_as (rank_of t r) = Some Complete) by (rewrite Nr; exact O).
-  pose proof (a_complete_rank_has_planned_its_whole_input W (own input) depth input (own_ok input) t r Rt Hr Jm Nq En' O') as P.
-  destruct (reachable_second W (own input) depth input (own_ok input) t Rt) as [I S]. destruct (ended_outcome W (own input) depth input (own_ok input) t r Rt Hr En') as [o [l [Hk O2]]].
-  rewrite O' in O2. injection O2 as <-. assert (D : dry t r).
-  { destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [|unfold own in Q; simpl in Q; congruence|apply Q, Hr]. unfold quota_met, is_quota_met, own in Q. simpl in Q. rewrite Nq in Q. discriminate. }
-  assert (Ee : e = true).
-  { destruct D as [D1 D2]. destruct (k_window _ _ _ _ _ _ (g_core _ _ _ _ _ I r Hr)) as [X|X]; [rewrite Nr in X; exact X|rewrite D1, D2 in X; simpl in X; lia]. }
-  subst e. unfold at_rank in T. destruct (begun s r) eqn:Bg; [|destruct T; discriminate].
-  assert (Eu : ended (rank_of (base s) r) = true).
-  { unfold tied, is_open in T. unfold is_ending in En. destruct (at_phase (rank_of (base s) r)); try discriminate; destruct (wanted (rank_of (base s) r) =? 0); try (destruct T; congruence). }
-  pose proof (b_rank _ B r Hr) as Bk. rewrite (b_ended _ _ Bk Bg) in Eu. apply Nat.eqb_eq in Eu. rewrite <- (b_upto _ _ Bk Bg). split; [exact Eu|]. split; [reflexivity|].
-  unfold has_planned_everything in P. rewrite Nr in P. exact P.
+  intros s r R Hr Jm Nq En O. pose proof (b_rank _ (shared_books s R) r Hr) as Bk. pose proof (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R) as Rb. set (input := fun q => content (places s q)) in *.
+  assert (Bg : begun s r = true).
+  { destruct (begun s r) eqn:Bg; [reflexivity|]. destruct (b_fresh _ _ Bk Bg) as [[F|[p [c F]]] _]; rewrite F in *; discriminate. }
+  assert (P : Permutation (samples_of (steps_of (rank_of (base s) r))) (content (places s r)))
+    by exact (with_losses_a_complete_rank_has_planned_its_whole_input W own depth input own_ok (base s) r Rb Hr Jm Nq En O).
+  split; [|auto]. rewrite <- (b_upto _ _ Bk Bg). apply Nat.eqb_eq. rewrite <- (b_ended _ _ Bk Bg).
+  destruct (a_live_rank_is_followed W own depth input own_ok (base s) r Rb Hr) as [v [Rv [_ [Er _]]]]; [unfold is_lost; rewrite O; apply andb_false_r|]. rewrite Er in *.
+  exact (a_complete_rank_has_read_its_whole_input W own depth input own_ok v r Rv Hr Jm Nq En O).
 Qed.
 
 (** COVER: when all ranks are COMPLETE in join mode, the job has planned each place of the order exactly once. *)
@@ -770,15 +584,13 @@ Theorem a_complete_job_has_planned_each_place_once : forall s, shared_reachable 
   (forall r, r < W -> is_ending (rank_of (base s) r) = true /\ ended_as (rank_of (base s) r) = Some Complete) ->
   Permutation (concat (map (planned_places s) (seq 0 W))) (seq 0 total).
 Proof.
-  intros s R Jm Nq Cp. destruct (shared_runs s R) as [B _].
+  intros s R Jm Nq Cp. pose proof (shared_books s R) as B.
   pose proof (fun r Hr => a_complete_rank_has_planned_what_it_has_drawn s r R Hr Jm Nq (proj1 (Cp r Hr)) (proj2 (Cp r Hr))) as Each.
   assert (Dr : drawn (every_round s) = total).
   { destruct (Each 0 (some_rank _ _ ok)) as [D _]. destruct (heard_first s 0) as [a ->]. apply (nothing_after_the_end 0 a _ (some_rank _ _ ok) D). }
   rewrite <- Dr. eapply Permutation_trans; [|apply (every_place_dealt_is_drawn_once_by_one_rank W total deal deal_next)].
-  unfold ranks. assert (L : forall r, In r (seq 0 W) -> r < W) by (intros r I; apply in_seq in I; lia). revert L. generalize (seq 0 W).
-  induction l as [|r l IH]; intros L; simpl; [constructor|]. apply Permutation_app; [|apply IH; intros z I; apply L; right; exact I].
-  destruct (Each r (L r (or_introl eq_refl))) as [D [Bg P]]. destruct (heard_first s r) as [a Ea]. rewrite Ea. destruct (nothing_after_the_end r a _ (L r (or_introl eq_refl)) D) as [_ ->].
-  rewrite <- (b_places _ _ (b_rank _ B r (L r (or_introl eq_refl))) Bg). unfold planned_places. rewrite P, place_of_content. reflexivity.
+  apply each_gives. intros r Hr. destruct (Each r Hr) as [D [Bg P]]. destruct (heard_first s r) as [a Ea]. rewrite Ea. destruct (nothing_after_the_end r a _ Hr D) as [_ ->].
+  rewrite <- (b_places _ _ (b_rank _ B r Hr) Bg). unfold planned_places. rewrite P, place_of_content. reflexivity.
 Qed.
 
 End Job.

@@ -147,12 +147,12 @@ Proof.
   - apply Nat.ltb_ge in E. rewrite Nat.min_r by lia. rewrite Nat.ltb_irrefl. reflexivity.
 Qed.
 
-(** BUDGET, in every step of every rank, with losses and without, whatever the windows: of the budget in force in the step's round. *)
-Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall windows, let cfg := fun _ : nat => with_windows windows one in
+(** BUDGET, in every step of every rank, with losses and without, whatever the windows, and whether an order is shared: of the budget in force in the step's round. *)
+Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall shares windows, let cfg := fun _ : nat => with_reading shares windows one in
   setting_ok W cfg -> forall u r, lossy_reachable W cfg depth input u -> r < W ->
   Forall (fun x => let b := budget_in_force r (s_round x) in fits_in shape b (most_padding o padding_share b) (limits_in_force r (s_round x)) (s_group x)) (steps_of (rank_of u r)).
 Proof.
-  intros windows cfg ok u r Ru H.
+  intros shares windows cfg ok u r Ru H.
   destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
   pose proof (every_batch_keeps_what_grouping_gives_under_the_budget_in_force W cfg depth input ok
     (fun b => fits_in shape (budget_of whole b) (most_padding o padding_share (budget_of whole b)) (limits_of whole limits b))

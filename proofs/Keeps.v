@@ -205,11 +205,8 @@ Proof.
   assert (X : forall r, r < W -> at_phase (rank_of s r) = COUNT /\ nth_error l r = Some (map count_group (aligned (rank_of s r)))).
   { intros r H. pose proof (messages_nth W s r H) as Hm. rewrite Em in Hm. destruct (nth_error l r) as [c|] eqn:Hc.
     - rewrite (map_nth_error MCounts _ _ Hc) in Hm. injection Hm as Hm.
-      destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]]. pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in Wa.
-      destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
-      + destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
-      + rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. injection Hm as ->. auto.
-      + destruct (k_report _ _ _ _ _ _ K Ph) as [x [Po _]]. rewrite Po in Hm. discriminate.
+      destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]]. pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa.
+      rewrite <- Hm in Sa. destruct Sa as [Ph ->]. auto.
     - exfalso. apply nth_error_None in Hc. assert (W <= length l) by (rewrite <- (messages_length W s), Em, map_length; lia).
       assert (length (map MCounts l) = length l) by apply map_length. rewrite <- Em, messages_length in H1. lia. }
   assert (Ll : length l = W) by (rewrite <- (map_length MCounts), <- Em; apply messages_length).
@@ -316,11 +313,8 @@ Proof.
     assert (Hk : h_kind (whole s) = NReport).
     { pose proof (messages_nth W s 0 ltac:(lia)) as Hm. rewrite Em in Hm. destruct (nth_error rs 0) as [x|] eqn:Hx; [|apply nth_error_None in Hx; assert (nth_error (map MReport rs) 0 <> None) by congruence; apply nth_error_Some in H; rewrite map_length in H; lia].
       rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [_ [_ Wa]].
-      pose proof (Cur 0 ltac:(lia)) as K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. unfold message in Hm. unfold is_waiting in Wa.
-      destruct (at_phase (rank_of s 0)) eqn:Ph; try discriminate.
-      - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
-      - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
-      - exact Kk. }
+      pose proof (Cur 0 ltac:(lia)) as K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa.
+      rewrite <- Hm in Sa. destruct Sa as [Ph _]. rewrite Ph in Kk. exact Kk. }
     assert (Hs : h_steps (whole s') = h_steps (whole s)) by (rewrite Wh; unfold h_step; rewrite Hk; destruct (failure_of rs); reflexivity).
     constructor; try rewrite Hs; try apply S.
     + intros t Ht. rewrite Wh in Ht. unfold h_step in Ht. rewrite Hk in Ht. destruct (failure_of rs); [discriminate|congruence].
@@ -330,13 +324,24 @@ Proof.
     + unfold planned_samples. rewrite Hs. apply (n_first s S).
 Qed.
 
+Lemma none_draws_after_the_end : forall s r n la, invariant s -> r < W -> may_draw cfg input s r n la -> forall o l, h_kind (whole s) <> NClosed o l.
+Proof.
+  intros s r n la I H [_ [_ [_ [_ Ph]]]] o l Hk. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as K. unfold kind_ok in K.
+  destruct (hist_cases W cfg depth input s r I H) as [[_ Wa]|[_ [_ [Wt [ms [x [_ [_ Wa]]]]]]]]; destruct Ph as [[Ph _]|[Ph _]]; rewrite Ph in K.
+  - destruct K as [K _]. congruence.
+  - congruence.
+  - destruct K as [K _]. rewrite Wa in Hk. unfold h_step in Hk. rewrite K in Hk. destruct x; simpl in Hk; congruence.
+  - unfold is_waiting in Wt. rewrite Ph in Wt. discriminate.
+Qed.
+
 Lemma step_keeps_second : forall s l t, invariant s -> second s -> step s l t -> invariant t /\ second t.
 Proof.
   intros s l t I S St. assert (I' : invariant t) by (destruct ok; eapply every_step_keeps_the_invariant; eauto). split; [exact I'|].
-  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk].
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s r n la H D].
   - apply (rank_step_keeps_second s r e t _ I I' S H M E); reflexivity.
   - apply exchange_keeps_second; assumption.
   - destruct S. constructor; assumption.
+  - destruct S. constructor; try assumption. intros l Hk. exfalso. exact (none_draws_after_the_end s r n la I H D _ _ Hk).
 Qed.
 
 Lemma reachable_second : forall s, reachable s -> invariant s /\ second s.

@@ -1,61 +1,7 @@
-(** FREE with shared shards: while no consumer leaves, a job can always go on by itself, or it is over. What follows a job ([Job.v])
-    may read where the job waits for counts; once it has been told that there is nothing more, it can do what the job can. *)
+(** FREE with shared shards, with losses: what the system of System.v can do, a job can do, which is that system with books ([Job.v]). *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Shards Drawing Job.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Gone Shards Drawing Job.
 Import ListNotations.
-
-(** ** What a rank accepts *)
-
-(** What befalls a rank from outside. *)
-Definition befallen (u : state) : option nat * bool * bool := (failure u, stopped u, urged u).
-
-Lemma nothing_befalls : forall c r d u e t, unurged (LRank r e) -> transition c r d u e = Some t -> befallen t = befallen u.
-Proof.
-  intros c r d u e t U E. destruct (answer_or_own e) as [[x ->]|NG].
-  - destruct (answer_keeps _ _ _ _ _ _ E) as [F [S [Ur _]]]. unfold befallen. congruence.
-  - destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [destruct e; try contradiction|]; reflexivity.
-Qed.
-
-(** Whether it accepts an event that brings no samples hangs neither on what it wants nor on who knows of the end. *)
-Lemma accepted_in_any_dress : forall c big r d w e m u x t, match x with SamplesRead _ _ _ | Got (Agreed _) => False | _ => True end ->
-  transition (wide big c) r d (dress w e m u) x = Some t -> exists t', transition c r d u x = Some t'.
-Proof.
-  intros c big r d w e m u x t X E. destruct (answer_or_own x) as [[y ->]|NG].
-  - simpl in *. destruct y as [a|cs|rs]; try contradiction; change (at_phase (dress w e m u)) with (at_phase u) in E; destruct (at_phase u); try discriminate.
-    + destruct (count_eq _ _ _ _ _ E) as [L _]. change (aligned (dress w e m u)) with (aligned u) in L. unfold count. rewrite L, Nat.eqb_refl. simpl. eauto.
-    + destruct (failure_of rs); [eauto|discriminate].
-  - destruct (own_event _ _ _ _ _ _ NG E) as [[G _]|[_ D]].
-    + exists (post c r (moved d u x)). destruct x; try contradiction; match goal with |- transition ?c ?r ?d ?v ?x = _ => exact (granted_event c r d v x G) end.
-    + exists u. exact (deaf_event c r d u x D).
-Qed.
-
-Lemma agreed_in_any_dress : forall c big r d w e m u a b t, alike_offer a b ->
-  transition (wide big c) r d (dress w e m u) (Got (Agreed b)) = Some t -> exists t', transition c r d u (Got (Agreed a)) = Some t'.
-Proof.
-  intros c big r d w e m u a b t Al E. simpl in *. destruct (at_phase u); try discriminate. unfold agree in *.
-  assert (Same : is_bad b = is_bad a /\ o_round_min b = o_round_min a /\ o_stop_rank b = o_stop_rank a /\ (b = a \/ o_failed a <> None \/ o_stop_rank a <> None)).
-  { destruct Al as [->|[L [g ->]]]; [auto|]. unfold is_last_offer in L. repeat split; auto. }
-  destruct Same as [S1 [S2 [S3 S4]]]. rewrite S1, S2, S3 in E. simpl in E. destruct (is_bad a) eqn:Bad; [eauto|]. destruct (negb (o_round_min a =? round u)); [discriminate|].
-  destruct (o_stop_rank a) eqn:St; [eauto|]. destruct S4 as [->|[S4|S4]]; [|exfalso; unfold is_bad in Bad; destruct (o_failed a); [discriminate|contradiction]|contradiction].
-  destruct (negb (o_ready a)); [discriminate|]. clear. destruct (target c a) as [|n]; [eauto|].
-  destruct (c_align c (round u) (groups u) (S n) (due_before c u)). eauto.
-Qed.
-
-(** ** What has been told *)
-
-Lemma alike_offer_back : forall o p, alike_offer o p -> alike_offer p o.
-Proof.
-  intros o p [->|[L [g ->]]]; [left; reflexivity|]. right. split; [exact L|]. exists (o_groups_min o). destruct o. reflexivity.
-Qed.
-
-Lemma alike_msg_back : forall m n, alike_msg m n -> alike_msg n m.
-Proof. intros m n [->|[o [p [-> [-> A]]]]]; [left; reflexivity|right; exists p, o; auto using alike_offer_back]. Qed.
-
-Lemma alike_back : forall ms ns, Forall2 alike_msg ms ns -> Forall2 alike_msg ns ms.
-Proof. induction 1; constructor; auto using alike_msg_back. Qed.
-
-Lemma nth_alike : forall l k, Forall2 alike_result l k -> forall n y, nth_error k n = Some y -> exists x, nth_error l n = Some x /\ alike_result x y.
-Proof. induction 1 as [|x y l k A F IH]; intros [|n] z E; simpl in *; try discriminate; [injection E as <-; eauto|apply IH, E]. Qed.
 
 Section Lively.
 Variables (W total : nat).
@@ -72,188 +18,160 @@ Hypothesis wish_some : forall r k d w, r < W -> 1 <= wish r k d w [].
 
 Notation shared_reachable := (shared_reachable W total cfg depth order deal wish).
 Notation shared_step := (shared_step W total cfg depth order deal wish).
-Notation own := (own W cfg).
-Notation reachable input := (System.reachable W (own input) depth input).
+Notation own := (shared_config cfg deal).
+Notation content := (content order).
+Notation step s := (System.step W own depth (fun q => content (places s q))).
 
-Lemma all_wants_are_told : forall s, shared_reachable s ->
-  forall k cs, nth_error (results (base s)) k = Some (Counted cs) -> exists ws, nth_error (told s) k = Some (Some ws).
+Lemma own_is_ok : setting_ok W own.
+Proof. exact (own_ok W cfg deal ok). Qed.
+
+Definition is_of (r : nat) (l : label) : Prop := match l with LRank i _ | LDrawn i _ _ => i = r | _ => False end.
+
+(** Something happens of which this is so: of a label, that is, of what happens to a rank, the exchange or a trainer. *)
+Definition goes_on (P : label -> Prop) (s : shared_sys) : Prop := exists l s', P l /\ shared_step s l s'.
+
+(** A rank that has not begun begins. *)
+Lemma a_rank_begins : forall s r, shared_reachable s -> r < W -> begun s r = false -> is_lost (rank_of (base s) r) = false ->
+  failure (rank_of (base s) r) = None /\ exists last s', shared_step s (LRank r (SamplesRead [] last false)) s'.
 Proof.
-  assert (X : forall s, shared_reachable s -> Forall2 (fun x w => is_counted x = true -> exists ws, w = Some ws) (results (base s)) (told s)).
-  { induction 1 as [|s s' R IH St]; [constructor|]. destruct St; try exact IH. unfold results in *. cbn [base log told]. rewrite map_app.
-    apply Forall2_app; [exact IH|]. constructor; [|constructor]. simpl. intros ->. eauto. }
-  intros s R k cs. specialize (X s R). revert k. induction X as [|x w l m H F IH]; intros [|k] E; simpl in *; try discriminate; [|apply IH, E].
-  injection E as ->. destruct (H eq_refl) as [ws ->]. eauto.
+  intros s r R Hr Bg Nl. destruct (b_fresh _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ (shared_books W total cfg depth order deal wish ok deal_next deal_feeds s R) r Hr) Bg) as [[Fr|[p [c Fr]]] [_ [_ [Up _]]]];
+    [|rewrite Fr in Nl; discriminate]. split; [rewrite Fr; reflexivity|].
+  set (mine := share_of deal s r (first_wants cfg)). set (far := far_of W deal s r (first_wants cfg)).
+  assert (Em : mine = deal (first_wants cfg) 0 r) by (unfold mine, share_of; rewrite Up; reflexivity).
+  exists (far =? total). assert (B : exists b, begins W cfg depth order deal s r mine (far =? total) b).
+  { unfold begins. destruct (far =? total); [|eauto]. destruct mine as [|p rest] eqn:E; eexists.
+    - apply StepRank with (t := post (own r) r (moved (depth r) (rank_of (base s) r) (SamplesRead [] true false))); [exact Hr| |].
+      + simpl. rewrite update_same, Fr. split; [reflexivity|]. split; [reflexivity|]. split; [auto|discriminate].
+      + apply granted_event. rewrite Fr. split; [change (Nat.max 1 (length (deal (first_wants cfg) 0 r)) <> 0); lia|]. split; [apply Nat.le_0_l|]. split; [discriminate|auto].
+    - apply StepDrawn; [exact Hr|]. unfold may_draw. rewrite update_same, content_length, Fr. simpl. repeat split; auto. right. repeat split; auto. rewrite <- Em. reflexivity. }
+  destruct B as [b B]. eexists. apply SharedBegins with (b := b); assumption.
 Qed.
 
-(** ** What follows the job and reads no more *)
-
-(** The first [k] ranks of it read nothing any more; the others may where the job waits for counts, or is done. *)
-Definition has_read_up_to (k : nat) (s : shared_sys) (r w : nat) (e : bool) : Prop :=
-  w <> 0 -> k <= r /\ (at_phase (rank_of (base s) r) = COUNT \/ at_phase (rank_of (base s) r) = DONE).
-Notation beside k s := (Job.beside W (has_read_up_to k s) s).
-
-Definition has_read (s : shared_sys) : Prop := forall r, r < W -> begun s r = true /\ wanted (rank_of (base s) r) = 0.
-
-Lemma none_is_open : forall s, shared_reachable s -> has_read s ->
-  let input := fun r => content order (places s r) in
-  forall k, k <= W -> exists t, reachable input t /\ beside k s t.
+(** What happens in the system with what each rank has drawn for its input happens in the job; or, for a rank that could do something, a
+    read, or the draw that goes with the sums. *)
+Lemma the_job_goes_on : forall (P : label -> Prop) s l b, shared_reachable s -> step s (base s) l b -> P l ->
+  match l with LRank r _ | LDrawn r _ _ => is_lost (rank_of (base s) r) = false | _ => True end ->
+  match l with LRank r (SamplesRead _ _ _) => failure (rank_of (base s) r) = None | LDrawn r _ _ => at_phase (rank_of (base s) r) = COUNT | _ => True end ->
+  (forall r, is_of r l -> (forall x, P (LRank r (Got x))) /\ (failure (rank_of (base s) r) = None -> forall xs en, P (LRank r (SamplesRead xs en false)))) ->
+  goes_on P s.
 Proof.
-  intros s R Rd input. destruct (shared_runs W total cfg depth order deal wish ok deal_next deal_feeds wish_some s R) as [B H].
-  induction k as [|k IH]; intros L.
-  - destruct (H input (content_of_places W order s)) as [t [Rt F]]. exists t. split; [exact Rt|].
-    destruct F as [F1 F2 F3 F4 F5]. constructor; auto. intros r Hr. destruct (F5 r Hr) as [w [e [m [N1 [N2 T]]]]]. exists w, e, m. split; [exact N1|]. split; [exact N2|]. intros Nz. split; [lia|].
-    destruct (Rd r Hr) as [Bg Wz]. unfold at_rank in T. rewrite Bg in T. unfold tied in T. rewrite Wz in T.
-    destruct (at_phase (rank_of (base s) r)); auto; simpl in T; destruct T; contradiction.
-  - destruct (IH ltac:(lia)) as [t [Rt A]]. destruct A as [A1 A2 A3 A4 A5]. assert (Hk : k < W) by lia. destruct (A5 k Hk) as [w [e [m [E [P O]]]]].
-    destruct (Nat.eq_dec w 0) as [->|Nz].
-    + exists t. split; [exact Rt|]. constructor; auto. intros r Hr. destruct (A5 r Hr) as [w' [e' [m' [E' [P' O']]]]]. exists w', e', m'. repeat split; auto.
-      * destruct (O' H0) as [O1 _]. destruct (Nat.eq_dec r k) as [->|]; [|lia]. exfalso. rewrite E in E'. apply (f_equal wanted) in E'. simpl in E'. lia.
-      * apply O', H0.
-    + destruct (O Nz) as [_ Ph]. destruct (Rd k Hk) as [Bg Wz]. set (u := rank_of (base s) k) in *.
-      set (t' := with_rank t k (dress 0 true m u) (SamplesRead [] true false)).
-      assert (Tr : transition (own input k) k (depth k) (rank_of t k) (SamplesRead [] true false) = Some (dress 0 true m u)).
-      { rewrite E. simpl. replace (w =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Nz). replace (w <? 0) with false by (symmetry; apply Nat.ltb_ge; lia). simpl.
-        f_equal. match goal with |- post ?c ?i ?v = _ => destruct (post_eq c i v) as [[-> _]|[Pf _]]; [|change (at_phase u = FILL) in Pf; destruct Ph; congruence] end.
-        unfold dress. destruct u. simpl. rewrite Nat.add_0_r, app_nil_r. reflexivity. }
-      assert (My : may (own input) input t k (SamplesRead [] true false)).
-      { simpl. rewrite E. change (read (dress w e m u)) with (read u). split; [reflexivity|]. split; [|split; [auto|discriminate]]. intros _.
-        pose proof (b_read _ _ _ _ _ _ (b_rank _ _ _ _ _ B k Hk) Bg) as Br. fold u in Br. rewrite Wz in Br. unfold input. rewrite content_length. exact Br. }
-      exists t'. split; [eapply System.reach_step; [exact Rt|]; exact (StepRank W (own input) depth input t k _ _ Hk My Tr)|].
-      constructor; unfold t', with_rank; cbn [got pending running rank_of]; auto.
-      * rewrite E. change (has_posted (dress w e m u) (dress 0 true m u)) with (has_posted u u).
-        replace (has_posted u u) with false by (unfold has_posted, is_waiting; destruct Ph as [Ph|Ph]; rewrite Ph; reflexivity). exact A2.
-      * intros r Hr. destruct (Nat.eq_dec r k) as [->|D].
-        -- rewrite update_same. exists 0, true, m. repeat split; auto; contradiction.
-        -- rewrite update_other by exact D. destruct (A5 r Hr) as [w' [e' [m' [E' [P' O']]]]]. exists w', e', m'. repeat split; auto; [destruct (O' H0); lia|apply O', H0].
+  intros P s l b R St Pl Nl Sv Cl. pose proof (shared_books W total cfg depth order deal wish ok deal_next deal_feeds s R) as B.
+  assert (Rb := a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_feeds s R).
+  assert (Begun : forall r, r < W -> is_of r l -> is_lost (rank_of (base s) r) = false -> goes_on P s \/ begun s r = true).
+  { intros r Hr Ir Lr. destruct (begun s r) eqn:Bg; [auto|left]. destruct (a_rank_begins s r R Hr Bg Lr) as [F [la [s' S]]].
+    exists (LRank r (SamplesRead [] la false)), s'. split; [apply (Cl r Ir), F|exact S]. }
+  assert (Own : is_of_its_own s l -> goes_on P s) by (intros O; exists l; eexists; split; [exact Pl|]; eapply SharedGoesOn; eassumption).
+  (* The sums are there: it draws and goes on from the round. *)
+  assert (Count : forall r cs u, r < W -> is_of r l -> begun s r = true -> at_phase (rank_of (base s) r) = COUNT -> pending (base s) r = false ->
+    nth_error (results (base s)) (got (base s) r) = Some (Counted cs) -> transition (own r) r (depth r) (rank_of (base s) r) (Got (Counted cs)) = Some u -> goes_on P s).
+  { intros r cs u Hr Ir Bg Ph Pe Ex E. pose proof (b_rank _ _ _ _ _ _ B r Hr) as Bk. destruct (b_want _ _ _ _ _ _ _ Bk Ph) as [Wz Wa].
+    pose proof (b_read _ _ _ _ _ _ _ Bk Bg) as Rd. rewrite Wz, Nat.add_0_r in Rd.
+    destruct (Forall2_nth _ _ _ _ _ (b_told _ _ _ _ _ _ B) _ _ Ex) as [w [To Iw]]. destruct w as [ws|]; [|discriminate].
+    set (mine := share_of deal s r ws). set (far := far_of W deal s r ws). set (la := far =? total). set (v := rank_of (base s) r) in *.
+    set (skips := ended v || is_nil mine && negb la). set (b1 := if skips then base s else System.drawn (base s) r (length mine) la).
+    assert (D : draws_its_share W cfg depth order deal s r mine la b1).
+    { unfold draws_its_share, b1. fold v. fold skips. destruct skips eqn:Sk; [reflexivity|]. apply StepDrawn; [exact Hr|]. unfold skips in Sk. apply orb_false_iff in Sk as [Sk1 Sk2].
+      unfold may_draw. fold v. rewrite update_same, content_length, app_length, Rd. repeat split; auto. left. repeat split; auto.
+      - unfold results in Ex. rewrite <- (map_length snd). apply nth_error_Some. congruence.
+      - destruct mine; [right; destruct la; [reflexivity|discriminate]|left; discriminate]. }
+    assert (V : rank_of b1 r = if skips then v else draws (length mine) la v) by (unfold b1; destruct skips; [reflexivity|apply drawn_same]).
+    assert (E1 : exists t, transition (own r) r (depth r) (rank_of b1 r) (Got (Counted cs)) = Some t).
+    { rewrite V. destruct skips; [eauto|]. simpl in E |- *. rewrite Ph in *. unfold count in *. simpl. destruct (negb _); [discriminate|eauto]. }
+    destruct E1 as [t E1]. exists (LRank r (Got (Counted cs))). eexists. split; [apply (Cl r Ir)|]. eapply SharedCounted; [exact Hr|exact Bg|exact To|exact D|].
+    apply StepRank with (t := t); [exact Hr| |exact E1]. simpl. split; [unfold b1; destruct skips; exact Pe|].
+    split; [unfold b1; destruct skips; exact Ex|]. intros _. rewrite V. unfold has_more. destruct skips eqn:Sk; unfold skips in Sk.
+    - apply orb_true_iff in Sk as [Sk|Sk]; [left; exact Sk|]. apply andb_true_iff in Sk as [Sk1 Sk2]. destruct (ended v) eqn:En; [auto|right].
+      destruct (window v) as [|x l'] eqn:Wn; [exfalso|simpl; lia]. destruct (Wa eq_refl) as [Wi Wt].
+      assert (L : 1 <= ws r) by (rewrite (Wt ws To); exact (Wi (fun k d w => wish_some r k d w Hr) eq_refl)).
+      destruct (deal_feeds ws (upto s r) r Hr L) as [F|F]; [unfold mine, share_of in Sk1; destruct (deal ws (upto s r) r); [simpl in F; lia|discriminate]|].
+      apply negb_true_iff, Nat.eqb_neq in Sk2. pose proof (dealt_within W total deal deal_next ws (upto s r)). unfold far, far_of in Sk2.
+      assert (upto s r <= total) by (rewrite (b_upto _ _ _ _ _ _ _ Bk Bg); apply (no_more_is_drawn_than_there_is W total), deal_next). lia.
+    - apply orb_false_iff in Sk as [_ Sk]. simpl. destruct la; [left; reflexivity|right]. destruct mine; [discriminate|simpl; lia]. }
+  inversion St as [? r e t Hr M E|? x Pa Re|? r Hr Ru Tk|? r n la Hr D]; subst l; [|apply Own; exact Logic.I|apply Own; exact Logic.I|]; simpl in Nl;
+    (destruct (Begun r Hr eq_refl Nl) as [G|Bg]; [exact G|]).
+  - destruct e as [xs en full| |[a|cs|rs]| | | |]; try (apply Own; exact Bg).
+    + (* a read: of the next sample that is drawn *)
+      pose proof (b_read _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ B r Hr) Bg) as Rd. set (u := rank_of (base s) r) in *.
+      assert (NG : forall y, SamplesRead xs en full <> Got y) by discriminate. destruct (own_event _ _ _ _ _ _ NG E) as [[[Wa _] _]|[_ X]]; [|discriminate].
+      destruct (skipn (read u) (content (places s r))) as [|x rest] eqn:Sk.
+      { exfalso. apply (f_equal (@length sample)) in Sk. rewrite skipn_length, content_length in Sk. simpl in Sk. lia. }
+      exists (LRank r (SamplesRead [x] false false)). eexists. split; [apply (Cl r eq_refl), Sv|]. eapply SharedGoesOn; [simpl; auto|].
+      apply StepRank with (t := post (own r) r (moved (depth r) u (SamplesRead [x] false false))); [exact Hr| |apply granted_event; simpl; repeat split; try lia; try discriminate; left; discriminate].
+      simpl. fold u. rewrite Sk. repeat split; try discriminate. left. discriminate.
+    + destruct M as [M1 [M2 _]]. destruct (count_reads _ _ _ _ _ _ E) as [Ph _]. exact (Count r cs t Hr eq_refl Bg Ph M1 M2 E).
+  - destruct D as [_ [_ [_ [_ [[Ph [Pe [Gl _]]]|[Ph _]]]]]]; [|congruence].
+    destruct (nth_error (results (base s)) (got (base s) r)) as [x|] eqn:Ex; [|apply nth_error_None in Ex; unfold results in Ex; rewrite map_length in Ex; lia].
+    destruct (a_live_rank_is_followed W own depth _ own_is_ok (base s) r Rb Hr Nl) as [v [Rv [F [Er Ep]]]].
+    assert (Acc : exists t, transition (own r) r (depth r) (rank_of (base s) r) (Got x) = Some t).
+    { rewrite Er. unfold results in Ex. rewrite (f_log _ _ _ _ F), (f_got _ _ _ _ F r Hr) in Ex. rewrite Ep in Pe.
+      exact (every_result_is_accepted W own depth _ own_is_ok v r x Rv Hr Pe Ex). }
+    destruct Acc as [t E]. assert (C : exists cs, x = Counted cs) by (simpl in E; rewrite Ph in E; destruct x; [discriminate|eauto|discriminate]). destruct C as [cs ->].
+    exact (Count r cs t Hr eq_refl Bg Ph Pe Ex E).
 Qed.
 
-(** ** FREE *)
-
-(** Something can happen: no failure, and no consumer that leaves; and that a rank is urged only where [that] is so. *)
-Definition goes_on (that : Prop) (s : shared_sys) : Prop :=
-  exists s', shared_step s s' /\ forall r, let u := rank_of (base s) r in let v := rank_of (base s') r in
-    failure v = failure u /\ stopped v = stopped u /\ (urged v = urged u \/ that).
-
-Lemma goes_on_unless : forall that s s', shared_step s s' -> (forall r, befallen (rank_of (base s') r) = befallen (rank_of (base s) r)) -> goes_on that s.
-Proof. intros that s s' St B. exists s'. split; [exact St|]. intros r. specialize (B r). unfold befallen in B. injection B as B1 B2 B3. auto. Qed.
-
-Lemma befallen_of : forall s r u x, befallen u = befallen (rank_of s r) -> forall q, befallen (rank_of (with_rank s r u x) q) = befallen (rank_of s q).
-Proof. intros s r u x E q. simpl. destruct (Nat.eq_dec q r) as [->|D]; [rewrite update_same; exact E|rewrite update_other by exact D; reflexivity]. Qed.
-
-Lemma a_rank_goes_on : forall that s r e t, r < W -> begun s r = true -> may_shared cfg order s r e -> unurged (LRank r e) ->
-  match e with SamplesRead _ _ _ | Got (Counted _) => False | _ => True end ->
-  transition (cfg r) r (depth r) (rank_of (base s) r) e = Some t -> goes_on that s.
+(** FREE, whatever processes are gone: something goes on, a driver that tells its rank of a loss included; or the loader of every process
+    that lives is done, or delivers to a trainer inside a step that never ends. *)
+Theorem with_shared_shards_every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends : forall gone s, shared_reachable s ->
+  goes_on (fun l => by_itself W (base s) l /\ lives W gone (base s) l /\ match l with LTrained r => ~ never_ends W gone (base s) r | _ => True end) s \/
+  (exists r, is_to_be_told W gone (base s) r) \/
+  forall r, r < W -> gone r = false -> at_phase (rank_of (base s) r) = DONE \/ (at_phase (rank_of (base s) r) = DRAIN /\ running (base s) r = true /\ never_ends W gone (base s) r).
 Proof.
-  intros that s r e t Hr Bg M U X E. pose proof (nothing_befalls _ _ _ _ _ _ U E) as Bf.
-  assert (G : forall t', handle_shared (cfg r) r (depth r) (rank_of (base s) r) e = Some t' -> befallen t' = befallen t -> goes_on that s).
-  { intros t' Hs Bt. eapply goes_on_unless; [eapply (SharedRank W total cfg depth order deal wish s r e t'); eauto|]. cbn [base]. apply befallen_of. congruence. }
-  destruct e as [| |[a|cs|rs]| | | |]; try contradiction; try (apply (G t); [exact E|reflexivity]).
-  apply (G (asks_nothing t)); [unfold handle_shared; rewrite E; reflexivity|]. unfold asks_nothing. destruct (at_phase t); reflexivity.
+  intros gone s R. assert (Rb := a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_feeds s R).
+  destruct (every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends W own depth _ own_is_ok deep gone (base s) Rb) as [[[l [b [St [Bi [Li Ne]]]]]|T]|A]; [left|auto..].
+  eapply (the_job_goes_on _ s l b R St); [auto|..].
+  - destruct l as [r e| |r|r n la]; auto; apply Li.
+  - destruct l as [r e| |r|r n la]; auto. destruct e; auto.
+  - intros r Ir. destruct l as [i e| |i|i n la]; simpl in Ir; try contradiction; subst i; split; intros; repeat split; auto; try apply Li.
 Qed.
 
-Lemma a_rank_is_urged : forall (that : Prop) s r t, that -> r < W -> begun s r = true -> may_shared cfg order s r Urged ->
-  transition (cfg r) r (depth r) (rank_of (base s) r) Urged = Some t -> goes_on that s.
+(** Where no rank is lost, the job stands where a run without losses stands. *)
+Lemma nobody_is_lost : forall s, shared_reachable s -> (forall r, r < W -> is_lost (rank_of (base s) r) = false) ->
+  exists v, reachable W own depth (fun q => content (places s q)) v /\ follows W (base s) v /\ forall r, r < W -> rank_of (base s) r = rank_of v r.
 Proof.
-  intros that s r t Is Hr Bg M E. eexists. split; [eapply (SharedRank W total cfg depth order deal wish s r Urged t); eauto|].
-  intros q. cbn [base with_rank rank_of]. destruct (Nat.eq_dec q r) as [->|D]; [rewrite update_same|rewrite update_other by exact D; auto].
-  simpl in E. destruct (is_ending _); injection E as <-; auto.
+  intros s R Nl. assert (Rb := a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_feeds s R).
+  destruct (a_run_with_losses_follows_a_run_without W own depth _ own_is_ok (base s) Rb) as [v [Rv F]]. exists v. split; [exact Rv|]. split; [exact F|].
+  intros r Hr. destruct (f_rank _ _ _ _ F r Hr) as [[_ [X _]]|[X _]]; [exact X|]. pose proof (l_lost _ _ X). rewrite Nl in H by exact Hr. discriminate.
 Qed.
 
-(** Something is to be read, or the job waits for what does not hang on reading. *)
-Lemma reads_or_has_read : forall that s, shared_reachable s -> goes_on that s \/ has_read s.
+Lemma the_job_goes_on_as : forall (P : sys -> label -> Prop) s v, shared_reachable s -> (forall r, r < W -> is_lost (rank_of (base s) r) = false) -> follows W (base s) v ->
+  (forall r, r < W -> rank_of (base s) r = rank_of v r) ->
+  (forall l t, System.step W own depth (fun q => content (places s q)) v l t -> P v l -> P (base s) l) ->
+  (forall l, P (base s) l -> match l with LRank r (SamplesRead _ _ _) => failure (rank_of (base s) r) = None | LDrawn r _ _ => at_phase (rank_of (base s) r) = COUNT | _ => True end) ->
+  (forall r l, is_of r l -> P (base s) l -> (forall x, P (base s) (LRank r (Got x))) /\ (failure (rank_of (base s) r) = None -> forall xs en, P (base s) (LRank r (SamplesRead xs en false)))) ->
+  can W own depth (fun q => content (places s q)) (P v) v -> goes_on (P (base s)) s.
 Proof.
-  intros that s R. destruct (shared_runs W total cfg depth order deal wish ok deal_next deal_feeds wish_some s R) as [B _].
-  destruct (dec_exists (fun r => negb (begun s r)) W) as [[r [Hr E]]|Bg].
-  { apply negb_true_iff in E. left. eapply goes_on_unless; [eapply (SharedBegins W total cfg depth order deal wish s r); [exact Hr|exact E|reflexivity]|].
-    cbn [base]. apply befallen_of. reflexivity. }
-  assert (Begun : forall r, r < W -> begun s r = true) by (intros r Hr; specialize (Bg r Hr); apply negb_false_iff in Bg; exact Bg). clear Bg.
-  destruct (dec_exists (fun r => negb (wanted (rank_of (base s) r) =? 0)) W) as [[r [Hr E]]|Rd].
-  { left. apply negb_true_iff, Nat.eqb_neq in E. pose proof (b_read _ _ _ _ _ _ (b_rank _ _ _ _ _ B r Hr) (Begun r Hr)) as Br. set (u := rank_of (base s) r) in *.
-    destruct (skipn (read u) (content order (places s r))) as [|x l] eqn:Sk.
-    { exfalso. apply (f_equal (@length sample)) in Sk. rewrite skipn_length, content_length in Sk. simpl in Sk. lia. }
-    set (xs := [x]). eapply goes_on_unless.
-    - eapply (SharedRank W total cfg depth order deal wish s r (SamplesRead xs false false)); [exact Hr|exact (Begun r Hr)| |].
-      + simpl. fold u. rewrite Sk. reflexivity.
-      + fold u. unfold handle_shared. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact E).
-        replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; simpl; lia). reflexivity.
-    - cbn [base]. apply befallen_of. reflexivity. }
-  right. intros r Hr. specialize (Rd r Hr). apply negb_false_iff, Nat.eqb_eq in Rd. auto.
+  intros P s v R Nl F E Pe Sv Cl [l [t [Pl St]]]. destruct (step_back W own depth _ (base s) v l t F Nl St) as [b Sb]. pose proof (Pe l t St Pl) as Pb.
+  apply (the_job_goes_on _ s l b R Sb Pb); [|exact (Sv l Pb)|intros r Ir; exact (Cl r l Ir Pb)]. destruct Sb; auto.
 Qed.
 
-(** What the job and what follows it have in common. *)
-Lemma in_common : forall s t, beside W s t -> forall r, r < W ->
-  exists e m, rank_of t r = dress 0 e m (rank_of (base s) r) /\ alike_posts (posted (rank_of (base s) r)) m.
+(** FREE with shared shards: while no consumer has left and no rank is lost, the job goes on by itself, unurged, or every loader is done and
+    every trainer has taken all it was given; failures included. *)
+Theorem a_job_of_shared_shards_never_deadlocks : forall s, shared_reachable s -> (forall r, r < W -> is_lost (rank_of (base s) r) = false) ->
+  (forall r, r < W -> stopped (rank_of (base s) r) = false) -> goes_on (unaided (base s)) s \/ forall r, r < W -> finished (base s) r.
 Proof.
-  intros s t A r Hr. destruct (a_rank _ _ _ _ A r Hr) as [w [e [m [E [P O]]]]]. destruct (Nat.eq_dec w 0) as [->|Nz]; [eauto|]. destruct (O Nz). lia.
-Qed.
-
-(** What follows the job does, the job can do. *)
-Lemma the_job_goes_on : forall (that : Prop) input s t l t', shared_reachable s -> has_read s -> beside W s t ->
-  match l with LRank _ (ConsumerStopped | LocalFailed _) => False | LRank _ Urged => that | _ => True end ->
-  System.step W (own input) depth input t l t' -> goes_on that s.
-Proof.
-  intros that input s t l t' R Has A U St. pose proof (in_common s t A) as Dress. destruct A as [A1 A2 A3 A4 _].
-  destruct St as [t r e v Hr M E|t x Al Re|t r Hr Ru Tk].
-  - destruct (Dress r Hr) as [en [m [Er _]]]. rewrite Er in E. destruct (Has r Hr) as [Bg _].
-    destruct e as [xs a f| |x| | | |]; try contradiction.
-    + simpl in E. discriminate.
-    + destruct (accepted_in_any_dress (cfg r) (big W input) r (depth r) 0 en m (rank_of (base s) r) Collated _ Logic.I E) as [v' E']. exact (a_rank_goes_on that s r Collated v' Hr Bg Logic.I Logic.I Logic.I E').
-    + destruct M as [M1 M2]. rewrite A2 in M1. rewrite A1 in M2. destruct (nth_alike _ _ A4 _ _ M2) as [y [Y1 Y2]].
-      assert (M : may_shared cfg order s r (Got y)) by (split; assumption).
-      destruct Y2 as [->|[a [b [-> [-> Al]]]]].
-      * destruct y as [a|cs|rs].
-        -- destruct (agreed_in_any_dress _ _ _ _ _ _ _ _ a _ _ (or_introl eq_refl) E) as [v' E']. exact (a_rank_goes_on that s r (Got (Agreed a)) v' Hr Bg M Logic.I Logic.I E').
-        -- destruct (all_wants_are_told s R _ _ Y1) as [ws To].
-           destruct (accepted_in_any_dress (cfg r) (big W input) r (depth r) 0 en m (rank_of (base s) r) (Got (Counted cs)) _ Logic.I E) as [v' E'].
-           assert (D : exists v2, transition (cfg r) r (depth r) (draws (length (share_of deal s r ws)) (far_of W deal s r ws =? total) (rank_of (base s) r)) (Got (Counted cs)) = Some v2).
-           { simpl in E' |- *. destruct (at_phase (rank_of (base s) r)); try discriminate. unfold count in *. simpl. destruct (negb _); [discriminate|eauto]. }
-           destruct D as [v2 E2]. eapply goes_on_unless; [eapply (SharedCounted W total cfg depth order deal wish s r cs ws v2); eauto|].
-           cbn [base]. apply befallen_of. rewrite (nothing_befalls _ r _ _ (Got (Counted cs)) _ Logic.I E2). reflexivity.
-        -- destruct (accepted_in_any_dress (cfg r) (big W input) r (depth r) 0 en m (rank_of (base s) r) (Got (Reported rs)) _ Logic.I E) as [v' E']. exact (a_rank_goes_on that s r (Got (Reported rs)) v' Hr Bg M Logic.I Logic.I E').
-      * destruct (agreed_in_any_dress _ _ _ _ _ _ _ _ _ _ _ Al E) as [v' E']. exact (a_rank_goes_on that s r (Got (Agreed a)) v' Hr Bg M Logic.I Logic.I E').
-    + destruct (accepted_in_any_dress (cfg r) (big W input) r (depth r) 0 en m (rank_of (base s) r) StepTaken _ Logic.I E) as [v' E']. simpl in M. rewrite A3 in M. exact (a_rank_goes_on that s r StepTaken v' Hr Bg M Logic.I Logic.I E').
-    + destruct (accepted_in_any_dress (cfg r) (big W input) r (depth r) 0 en m (rank_of (base s) r) Urged _ Logic.I E) as [v' E']. simpl in M. rewrite Er in M.
-      exact (a_rank_is_urged that s r v' U Hr Bg M E').
-  - assert (Ms : Forall2 alike_msg (messages W (base s)) (messages W t)).
-    { unfold messages. assert (L : forall q, In q (seq 0 W) -> q < W) by (intros q I; apply in_seq in I; lia). revert L. generalize (seq 0 W).
-      induction l as [|q l IH]; intros L; simpl; constructor; [|apply IH; intros z I; apply L; right; exact I].
-      destruct (Dress q (L q (or_introl eq_refl))) as [e [m [E P]]]. rewrite E. unfold message. change (posted (dress 0 e m (rank_of (base s) q))) with m.
-      destruct P as [->|[o [p [-> [-> P]]]]]; [left; reflexivity|right; eauto]. }
-    destruct (alike_reduce _ _ _ (alike_back _ _ Ms) Re) as [y [Ry _]]. eapply goes_on_unless; [eapply (SharedExchange W total cfg depth order deal wish s y)|reflexivity].
-    + intros q Hq. rewrite <- A2. apply Al, Hq.
-    + exact Ry.
-  - eapply goes_on_unless; [eapply (SharedTrained W total cfg depth order deal wish s r Hr)|reflexivity].
-    + rewrite <- A3. exact Ru.
-    + intros q Hq. specialize (Tk q Hq). destruct (Dress r Hr) as [e [m [E _]]]. destruct (Dress q Hq) as [e' [m' [E' _]]]. rewrite E, E' in Tk. exact Tk.
-Qed.
-
-(** FREE with shared shards: while no consumer has left, the job goes on by itself, unurged, or every loader is done and every trainer
-    has taken all it was given; failures included. *)
-Theorem a_job_of_shared_shards_never_deadlocks : forall s, shared_reachable s -> (forall r, r < W -> stopped (rank_of (base s) r) = false) ->
-  goes_on False s \/ forall r, r < W -> finished (base s) r.
-Proof.
-  intros s R NS. destruct (reads_or_has_read False s R) as [G|Has]; [auto|]. destruct (none_is_open s R Has W (le_n W)) as [t [Rt A]].
-  pose proof (in_common s t A) as Dress. set (input := fun r => content order (places s r)) in *.
-  destruct (the_coupled_system_never_deadlocks W (own input) depth input (own_ok W cfg ok input) deep t Rt) as [[l [t' [U St]]]|Fin].
-  - intros r Hr. destruct (Dress r Hr) as [e [m [-> _]]]. exact (NS r Hr).
-  - left. apply (the_job_goes_on False input s t l t' R Has A); [|exact St]. destruct U as [U _]. destruct l as [i e| |i]; try exact Logic.I. destruct e; exact U.
-  - right. intros r Hr. destruct (Fin r Hr) as [F1 [F2 F3]]. destruct (Dress r Hr) as [e [m [E _]]]. rewrite E in F1, F3. rewrite (a_running _ _ _ _ A) in F2.
-    split; [exact F1|]. split; [exact F2|exact F3].
+  intros s R Nl NS. destruct (nobody_is_lost s R Nl) as [v [Rv [F E]]].
+  destruct (the_coupled_system_never_deadlocks W own depth _ own_is_ok deep v Rv) as [G|Fin]; [intros r Hr; rewrite <- E by exact Hr; exact (NS r Hr)|left|right].
+  - apply (the_job_goes_on_as _ s v R Nl F E); [| |intros r l Ir [U _]|exact G].
+    + intros l t St [U V]. split; [exact U|]. destruct St as [s0 r e t Hr M T|s0 x P Rd|s0 r Hr Ru Tk|s0 r n la Hr D]; try exact V; [destruct e; try exact V|]; simpl in *; rewrite E by exact Hr; exact V.
+    + intros l [_ V]. destruct l as [r e| |r|r n la]; auto. destruct e; auto.
+    + destruct l as [i e| |i|i n la]; simpl in Ir; try contradiction; subst i; split; intros; split; simpl; auto.
+  - intros r Hr. destruct (Fin r Hr) as [F1 [F2 F3]]. unfold finished. rewrite E by exact Hr. rewrite (f_running _ _ _ _ F r Hr). auto.
 Qed.
 
 (** STOP, FREE with shared shards: after a consumer has left the job goes on, if need be urged, or every loader is done but those that
     drain to a trainer inside a step which a consumer that left never entered. *)
-Theorem with_shared_shards_after_a_stop_every_loader_ends_or_its_trainer_waits : forall s, shared_reachable s ->
-  goes_on (exists q, q < W /\ stopped (rank_of (base s) q) = true) s \/
-  forall r, r < W -> at_phase (rank_of (base s) r) = DONE \/ (at_phase (rank_of (base s) r) = DRAIN /\ forsaken W (base s) r).
+Theorem with_shared_shards_after_a_stop_every_loader_ends_or_its_trainer_waits : forall s, shared_reachable s -> (forall r, r < W -> is_lost (rank_of (base s) r) = false) ->
+  goes_on (by_itself W (base s)) s \/ forall r, r < W -> at_phase (rank_of (base s) r) = DONE \/ (at_phase (rank_of (base s) r) = DRAIN /\ forsaken W (base s) r).
 Proof.
-  intros s R. set (that := exists q, q < W /\ stopped (rank_of (base s) q) = true). destruct (reads_or_has_read that s R) as [G|Has]; [auto|].
-  destruct (none_is_open s R Has W (le_n W)) as [t [Rt A]]. pose proof (in_common s t A) as Dress. set (input := fun r => content order (places s r)) in *.
-  destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W (own input) depth input (own_ok W cfg ok input) deep t Rt) as [[l [t' [U St]]]|Fin].
-  - left. apply (the_job_goes_on that input s t l t' R Has A); [|exact St]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact Logic.I; try exact U.
-    destruct U as [q [Hq Sq]]. exists q. split; [exact Hq|]. destruct (Dress q Hq) as [e [m [E _]]]. rewrite E in Sq. exact Sq.
-  - right. intros r Hr. destruct (Dress r Hr) as [e [m [E _]]]. destruct (Fin r Hr) as [F|[F1 [F2 [q [Hq [Sq Tk]]]]]]; rewrite E in *; [left; exact F|right].
-    split; [exact F1|]. split; [rewrite <- (a_running _ _ _ _ A); exact F2|]. exists q. split; [exact Hq|]. destruct (Dress q Hq) as [e' [m' [E' _]]]. rewrite E' in *. auto.
+  intros s R Nl. destruct (nobody_is_lost s R Nl) as [v [Rv [F E]]].
+  destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W own depth _ own_is_ok deep v Rv) as [G|Fin]; [left|right].
+  - apply (the_job_goes_on_as (by_itself W) s v R Nl F E); [| |intros r l Ir _|exact G].
+    + intros l t St B. destruct St as [s0 r e t Hr M T|s0 x P Rd|s0 r Hr Ru Tk|s0 r n la Hr D]; try exact B; [destruct e; try exact B|]; simpl in *; try (rewrite E by exact Hr; exact B).
+      destruct B as [q [Hq B]]. exists q. rewrite E by exact Hq. auto.
+    + intros l B. destruct l as [r e| |r|r n la]; auto. destruct e; auto.
+    + split; simpl; auto.
+  - intros r Hr. rewrite E by exact Hr. destruct (Fin r Hr) as [D|[D [Ru [q [Hq [S T]]]]]]; [auto|right]. split; [exact D|]. split; [rewrite (f_running _ _ _ _ F r Hr); exact Ru|].
+    exists q. rewrite !E by assumption. auto.
 Qed.
 
 End Lively.

@@ -100,6 +100,9 @@ Definition kind_ok (c c0 : config) (h : hist) (s : state) : Prop :=
   | DRAIN | DONE => exists o lim, h_kind h = NClosed o lim /\ ended_as s = Some o
   end.
 
+(** A window that is not to stay empty, unless the source has ended. *)
+Definition has_more (s : state) : Prop := ended s = true \/ 1 <= length (window s) + wanted s.
+
 Record core (c c0 : config) (rank : nat) (inp : list sample) (h : hist) (s : state) : Prop := {
   k_round : round s = h_round h;
   k_kind : kind_ok c c0 h s;
@@ -109,15 +112,18 @@ Record core (c c0 : config) (rank : nat) (inp : list sample) (h : hist) (s : sta
   k_gsum : gsum s = h_samples h;
   k_cons : Permutation (samples_of (steps_of s) ++ concat (aligned s) ++ window s) (firstn (read s) inp);
   k_read : read s <= length inp;
-  k_ended : ended s = true -> read s = length inp /\ wanted s = 0;
+  k_ended : ended s = true -> read s + wanted s = length inp /\ (c_shares c = false -> wanted s = 0);
   k_aligned : at_phase s <> COUNT -> aligned s = [];
   k_plan : at_phase s = COUNT -> plan s = [];
-  k_window : ended s = true \/ 1 <= length (window s) + wanted s;
+  k_window : has_more s \/ at_phase s = COUNT /\ c_shares c = true;
   k_stop : stopped s = true -> exists l, limit s = Some l /\ l <= length (taken s);
   k_free : stopped s = false -> limit s = match h_kind h with NClosed _ l => Some l | _ => None end;
   k_offer : at_phase s = OFFER -> exists o, posted s = Some (MOffer o) /\ offer_ok c rank s o;
   k_count : at_phase s = COUNT -> posted s = Some (MCounts (map count_group (aligned s)));
   k_report : at_phase s = REPORT -> exists r, posted s = Some (MReport r) /\ r_rank r = rank /\ r_print r = c_print c }.
+
+Lemma more_unless_counting : forall c c0 rank inp h s, core c c0 rank inp h s -> at_phase s <> COUNT -> has_more s.
+Proof. intros c c0 rank inp h s K P. destruct (k_window _ _ _ _ _ _ K) as [X|[X _]]; [exact X|contradiction]. Qed.
 
 (** The part that says what a rank waits for. *)
 Record tight (depth : nat) (s : state) : Prop := {
@@ -234,6 +240,7 @@ Proof.
   destruct K. constructor; simpl; auto; try discriminate.
   - unfold kind_ok in *. simpl. rewrite P in k_kind0. assumption.
   - intros _. apply k_aligned0. rewrite P. discriminate.
+  - destruct k_window0 as [X|[X _]]; [left; exact X|congruence].
   - intros _. eexists. split; [reflexivity|]. constructor; simpl; auto.
     + intros NR. destruct R as [R|R]; [|unfold is_ready in *; simpl in *; congruence]. unfold must_end in R.
       apply orb_true_iff in R as [R|R]; rewrite R; [left|right]; discriminate.
@@ -263,7 +270,8 @@ Lemma finish_core : forall c c0 rank inp h s, at_phase s = DRAIN -> core c c0 ra
 Proof.
   intros c c0 rank inp h s P K. destruct (finish_eq s) as [p [-> C]].
   assert (X : p = DRAIN \/ p = DONE) by (rewrite P in C; exact C). destruct K. unfold kind_ok in *. rewrite P in *.
-  constructor; simpl; auto; unfold kind_ok; simpl; destruct X as [-> | ->]; auto; try discriminate; intros; apply k_aligned0; discriminate.
+  constructor; simpl; auto; unfold kind_ok; simpl; destruct X as [-> | ->]; auto; try discriminate; try (intros; apply k_aligned0; discriminate);
+    destruct k_window0 as [Y|[Y _]]; [left; exact Y|discriminate].
 Qed.
 
 Lemma finish_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> numbered_from 0 (h_steps h) -> at_phase s = DRAIN ->
@@ -288,7 +296,7 @@ Proof. intros []; eauto; right; discriminate. Qed.
 (** What an event that is not an answer changes, before the rank may post. *)
 Definition moved (depth : nat) (s : state) (e : event) : state :=
   match e with
-  | SamplesRead xs en full => set_read (read s + length xs) (set_ended en (set_wanted (if en || full then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))
+  | SamplesRead xs en full => set_read (read s + length xs) (set_ended (ended s || en) (set_wanted (if en || full then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))
   | Collated => set_collated true s
   | StepTaken => finish_when_drained (deliver depth (set_taken (taken s ++ firstn 1 (queue s)) (set_queue (tl (queue s)) s)))
   | ConsumerStopped => finish_when_drained (set_limit (Some match limit s with Some m => Nat.min m (length (taken s)) | None => length (taken s) end) (set_stopped true s))

@@ -55,6 +55,14 @@ Qed.
 Lemma lost_steps : forall u v, lost_from u v -> steps_of u = steps_of v /\ released_of u = released_of v.
 Proof. intros u v L. destruct L. unfold steps_of, released_of. rewrite l_plan0, l_released0, l_queue0, l_taken0. auto. Qed.
 
+(** Nothing that a rank does by itself loses it, or finds it again. *)
+Lemma own_event_leaves_lost : forall c r d u e t, (forall x, e <> Got x) -> transition c r d u e = Some t -> is_lost t = is_lost u.
+Proof.
+  intros c r d u e t NG E. pose proof (sa_outcome _ _ (transition_same _ _ _ _ _ _ NG E)) as O. unfold is_lost. rewrite O. f_equal. unfold is_ending.
+  destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [|reflexivity].
+  destruct (post_phase c r (moved d u e)) as [-> |[X ->]]; destruct (moved_phase d u e) as [Y|[Y Z]]; try rewrite Z in *; try rewrite Y in *; try rewrite X in *; try discriminate; reflexivity.
+Qed.
+
 Lemma post_going : forall c r s, is_ending s = false -> is_ending (post c r s) = false.
 Proof. intros c r s E. unfold is_ending in *. destruct (post_phase c r s) as [-> |[_ ->]]; auto. Qed.
 
@@ -103,16 +111,20 @@ Notation whole := (Facts.whole cfg).
 
 (** Everything that can happen without a loss, and that a rank's driver says that a peer is lost. *)
 Inductive lossy_step : sys -> sys -> Prop :=
-| LossyStep : forall s l t, step s l t -> lossy_step s t
+| LossyStep : forall s l t, step s l t -> is_draw l = false -> lossy_step s t
 | LossyLoss : forall s r peer cause, r < W -> is_ending (rank_of s r) = false ->
     lossy_step s (mkSys (update (rank_of s) r (lose peer cause (rank_of s r))) (got s) (pending s) (log s) (running s)).
 
-(** [n] things happen between two states. *)
+(** [n] things happen between two states, beside what is drawn. *)
 Inductive lossy_path : sys -> nat -> sys -> Prop :=
 | lossy_here : forall s, lossy_path s 0 s
-| lossy_on : forall s t n u, lossy_path s n t -> lossy_step t u -> lossy_path s (S n) u.
+| lossy_on : forall s t n u, lossy_path s n t -> lossy_step t u -> lossy_path s (S n) u
+| lossy_draw : forall s t n u l, lossy_path s n t -> step t l u -> is_draw l = true -> lossy_path s n u.
 
 Definition lossy_reachable (s : sys) : Prop := exists n, lossy_path (start cfg) n s.
+
+Lemma lossy_reachable_on : forall s n t, lossy_path s n t -> lossy_reachable s -> lossy_reachable t.
+Proof. induction 1 as [s|s t n u P IH St|s t n u l P IH St Dr]; intros R; [exact R|..]; destruct (IH R) as [m Q]; eexists; [eapply lossy_on|eapply lossy_draw]; eauto. Qed.
 
 (** Following without the losses: [like] is what a lost rank and its shadow have in common. *)
 Section Following.
@@ -156,7 +168,7 @@ Proof. intros u u' H. apply sum_over_le. intros r Hr. specialize (H r Hr). destr
 (** The same happens without the losses. *)
 Definition follows_by (l : label) (u v u' : sys) : Prop := exists v', step v l v' /\ follows_as u' v' /\ lost_ranks u <= lost_ranks u'.
 
-Definition follows_on (u v u' : sys) : Prop := (exists l, follows_by l u v u') \/ (follows_as u' v /\ lost_ranks u + 1 <= lost_ranks u').
+Definition follows_on (u v u' : sys) : Prop := (exists l, follows_by l u v u' /\ is_draw l = false) \/ (follows_as u' v /\ lost_ranks u + 1 <= lost_ranks u').
 
 Lemma live_transition_followed : forall u v i e t, reachable v -> follows_as u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> rank_of u i = rank_of v i -> pending u i = pending v i ->
@@ -188,7 +200,7 @@ Qed.
 (** A step of a rank that is not lost, of the exchange or of a trainer. *)
 Lemma every_live_step_is_followed : forall u l v u', reachable v -> follows_as u v -> step u l u' -> (forall r e, l = LRank r e -> is_lost (rank_of u r) = false) -> follows_by l u v u'.
 Proof.
-  intros u l v u' Rv F St Lv. destruct St as [u i e t H M E|u x P Rd|u i H Ru Tk].
+  intros u l v u' Rv F St Lv. destruct St as [u i e t H M E|u x P Rd|u i H Ru Tk|u i n la H D].
   - destruct (f_rank _ _ F i H) as [[_ [Er Ep]]|[L Pe]]; [apply live_transition_followed with (1 := Rv) (2 := F); auto|]. destruct (like_lost _ _ L) as [_ [X _]]. rewrite (Lv i e eq_refl) in X. discriminate.
   - destruct (follows_messages u v F P) as [Em Pv]. rewrite Em in *. eexists. split; [apply StepExchange; eauto|]. split.
     + constructor; simpl; [rewrite (f_log _ _ F); reflexivity|apply F|apply F|]. intros r Hr. unfold follows_rank. simpl.
@@ -197,6 +209,13 @@ Proof.
   - eexists. split; [apply StepTrained; [exact H|rewrite <- (f_running _ _ F i H); exact Ru|]|].
     + intros q Hq. rewrite <- (follows_taken u v i F H), <- (follows_taken u v q F Hq). apply Tk, Hq.
     + split; [|apply sum_over_le; simpl; lia]. constructor; simpl; try apply F. intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
+  - destruct (f_rank _ _ F i H) as [[Lf [Er Ep]]|[L _]].
+    2:{ exfalso. destruct D as [_ [_ [_ [_ Ph]]]]. rewrite (proj1 (like_lost _ _ L)) in Ph. destruct Ph as [[Ph _]|[Ph _]]; discriminate. }
+    exists (drawn v i n la). split; [|split; [|apply Nat.le_refl]].
+    + apply StepDrawn; [exact H|]. unfold may_draw in *. rewrite <- Er, <- Ep, <- (f_got _ _ F i H), <- (f_log _ _ F). exact D.
+    + constructor; [apply F..|]. intros r Hr. unfold follows_rank. destruct (Nat.eq_dec r i) as [->|NE].
+      * left. rewrite !drawn_same, Er. split; [|auto]. rewrite Er in Lf. exact Lf.
+      * rewrite !drawn_other by exact NE. exact (f_rank _ _ F r Hr).
 Qed.
 
 Lemma every_loss_is_followed : forall u v r peer cause, follows_as u v -> r < W -> is_ending (rank_of u r) = false ->
@@ -270,15 +289,15 @@ Qed.
 Lemma every_step_is_followed : forall u l v u', reachable v -> follows u v -> step u l u' -> follows_by lost_from l u v u'.
 Proof.
   intros u l v u' R F St. assert (C : (exists r e, l = LRank r e /\ is_lost (rank_of u r) = true) \/ forall r e, l = LRank r e -> is_lost (rank_of u r) = false).
-  { destruct l as [r e| |]; [|right; discriminate..]. destruct (is_lost (rank_of u r)) eqn:L; [left; eauto|right; intros ? ? X; injection X as <- _; exact L]. }
-  destruct C as [[r [e [-> L]]]|C]; [|exact (every_live_step_is_followed lost_from lost_shares u l v u' R F St C)]. inversion St as [s i e' t H M E| |]; subst.
+  { destruct l as [r e| | |]; [|right; discriminate..]. destruct (is_lost (rank_of u r)) eqn:L; [left; eauto|right; intros ? ? X; injection X as <- _; exact L]. }
+  destruct C as [[r [e [-> L]]]|C]; [|exact (every_live_step_is_followed lost_from lost_shares u l v u' R F St C)]. inversion St as [s i e' t H M E| | |]; subst.
   destruct (f_rank _ _ _ F r H) as [[Lf _]|[Lo Pe]]; [congruence|]. apply lost_transition_followed with (1 := R) (2 := F); auto.
 Qed.
 
 Lemma every_lossy_step_is_followed : forall u v u', reachable v -> follows u v -> lossy_step u u' -> follows_on lost_from u v u'.
 Proof.
-  intros u v u' R F St. destruct St as [u l u' St|u r peer cause H E].
-  - left. exists l. apply every_step_is_followed; assumption.
+  intros u v u' R F St. destruct St as [u l u' St Dr|u r peer cause H E].
+  - left. exists l. split; [apply every_step_is_followed; assumption|exact Dr].
   - right. exact (every_loss_is_followed lost_from lose_lost lost_shares u v r peer cause F H E).
 Qed.
 
@@ -286,11 +305,13 @@ Lemma lossy_path_followed : forall n u, lossy_path (start cfg) n u ->
   exists v, reachable v /\ follows u v /\ n + measure W cfg input v <= measure W cfg input (start cfg) + lost_ranks u.
 Proof.
   assert (X : forall s n u, lossy_path s n u -> s = start cfg -> exists v, reachable v /\ follows u v /\ n + measure W cfg input v <= measure W cfg input (start cfg) + lost_ranks u).
-  { induction 1 as [s|s t n u P IH St]; intros Es.
+  { induction 1 as [s|s t n u P IH St|s t n u l P IH St Dr]; intros Es.
     - subst s. exists (start cfg). split; [constructor|]. split; [apply start_follows|lia].
-    - destruct (IH Es) as [v [R [F B]]]. destruct (every_lossy_step_is_followed t v u R F St) as [[l [v' [Sv [F' Lv]]]]|[F' Lv]].
-      + pose proof (every_transition_lowers_the_measure W cfg depth input ok v l v' R Sv). exists v'. split; [eapply reach_step; eauto|]. split; [exact F'|lia].
-      + exists v. split; [exact R|]. split; [exact F'|lia]. }
+    - destruct (IH Es) as [v [R [F B]]]. destruct (every_lossy_step_is_followed t v u R F St) as [[l [[v' [Sv [F' Lv]]] Dr]]|[F' Lv]].
+      + pose proof (every_transition_lowers_the_measure W cfg depth input ok v l v' R Sv) as M. rewrite Dr in M. exists v'. split; [eapply reach_step; eauto|]. split; [exact F'|lia].
+      + exists v. split; [exact R|]. split; [exact F'|lia].
+    - destruct (IH Es) as [v [R [F B]]]. destruct (every_step_is_followed t l v u R F St) as [v' [Sv [F' Lv]]].
+      pose proof (every_transition_lowers_the_measure W cfg depth input ok v l v' R Sv). exists v'. split; [eapply reach_step; eauto|]. split; [exact F'|lia]. }
   intros n u P. apply (X (start cfg) n u P eq_refl).
 Qed.
 
@@ -306,6 +327,41 @@ Lemma follows_frame : forall u v r, follows u v -> r < W ->
 Proof.
   intros u v r F H. destruct (f_rank _ _ _ F r H) as [[_ [-> _]]|[L _]]; [repeat split; reflexivity|]. destruct (lost_steps _ _ L) as [S1 S2]. destruct L.
   rewrite l_aligned0. simpl. repeat split; auto. rewrite l_window0. apply Permutation_app_comm.
+Qed.
+
+(** What a rank that is not lost knows is what it knows there. *)
+Lemma a_live_rank_is_followed : forall u r, lossy_reachable u -> r < W -> is_lost (rank_of u r) = false ->
+  exists v, reachable v /\ follows u v /\ rank_of u r = rank_of v r /\ pending u r = pending v r.
+Proof.
+  intros u r Ru H L. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. exists v. split; [exact R|]. split; [exact F|].
+  destruct (f_rank _ _ _ F r H) as [[_ X]|[X _]]; [exact X|]. pose proof (l_lost _ _ X). congruence.
+Qed.
+
+Lemma a_live_answer_is_the_last : forall u r x, lossy_reachable u -> r < W -> is_lost (rank_of u r) = false -> pending u r = false ->
+  nth_error (results u) (got u r) = Some x -> S (got u r) = length (log u).
+Proof.
+  intros u r x Ru H L P E. destruct (a_live_rank_is_followed u r Ru H L) as [v [R [F [_ Ep]]]]. unfold results in E. rewrite (f_log _ _ _ F), (f_got _ _ _ F r H) in *. rewrite Ep in P.
+  apply (sync_message W cfg depth input v r x (invariant_of W cfg depth input ok v R) H P E).
+Qed.
+
+Lemma all_are_current : forall u r, lossy_reachable u -> (forall q, q < W -> pending u q = true) -> r < W -> got u r = length (log u).
+Proof.
+  intros u r Ru P H. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (follows_messages lost_from u v F P) as [_ Pv].
+  rewrite (f_log _ _ _ F), (f_got _ _ _ F r H). apply (pending_current W cfg depth input v r (invariant_of W cfg depth input ok v R) H (Pv r H)).
+Qed.
+
+Lemma a_live_rank_is_answered : forall u r x, lossy_reachable u -> r < W -> is_lost (rank_of u r) = false -> may cfg input u r (Got x) ->
+  exists v, invariant v /\ rank_of u r = rank_of v r /\ may cfg input v r (Got x).
+Proof.
+  intros u r x Ru H L [M1 [M2 M3]]. destruct (a_live_rank_is_followed u r Ru H L) as [v [R [F [Er Ep]]]]. exists v. split; [exact (invariant_of W cfg depth input ok v R)|].
+  split; [exact Er|]. split; [rewrite <- Ep; exact M1|]. split; [unfold results in *; rewrite <- (f_log _ _ _ F), <- (f_got _ _ _ F r H); exact M2|rewrite <- Er; exact M3].
+Qed.
+
+Lemma a_ready_rank_has_read : forall u r a, lossy_reachable u -> r < W -> may cfg input u r (Got (Agreed a)) -> at_phase (rank_of u r) = OFFER -> o_ready a = true -> wanted (rank_of u r) = 0.
+Proof.
+  intros u r a Ru H M Ph Ra. assert (L : is_lost (rank_of u r) = false) by (unfold is_lost, is_ending; rewrite Ph; reflexivity).
+  destruct (a_live_rank_is_answered u r _ Ru H L M) as [v [I [Er Mv]]]. destruct (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) v r _ I H Mv) as [_ Ad].
+  rewrite Er in *. destruct (k_offer _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Ph) as [o [Po O]]. apply (of_ready _ _ _ _ O (Ad Ra o Po)).
 Qed.
 
 (** TERM, with losses: each rank is lost once at most. *)
@@ -398,9 +454,10 @@ Qed.
 (** AGE, with losses. *)
 Lemma lossy_path_leads : forall u n w, lossy_path u n w -> forall v, reachable v -> follows u v -> exists v', System.leads W cfg depth input v v' /\ follows w v'.
 Proof.
-  induction 1 as [u|u t n w P IH St]; intros v R F; [exists v; split; [constructor|exact F]|]. destruct (IH v R F) as [v1 [Ld F1]].
-  pose proof (leads_reachable _ _ _ _ v v1 Ld R) as R1. destruct (every_lossy_step_is_followed t v1 w R1 F1 St) as [[l [v2 [Sv [F2 _]]]]|[F2 _]]; [|eauto].
-  exists v2. split; [eapply leads_on; eauto|exact F2].
+  induction 1 as [u|u t n w P IH St|u t n w l P IH St _]; intros v R F; [exists v; split; [constructor|exact F]|..]; destruct (IH v R F) as [v1 [Ld F1]];
+    pose proof (leads_reachable _ _ _ _ v v1 Ld R) as R1.
+  - destruct (every_lossy_step_is_followed t v1 w R1 F1 St) as [[l [[v2 [Sv [F2 _]]] _]]|[F2 _]]; [|eauto]. exists v2. split; [eapply leads_on; eauto|exact F2].
+  - destruct (every_step_is_followed t l v1 w R1 F1 St) as [v2 [Sv [F2 _]]]. exists v2. split; [eapply leads_on; eauto|exact F2].
 Qed.
 
 Theorem with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest :
@@ -417,7 +474,7 @@ Proof.
 Qed.
 
 Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step :
-  (forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j) ->
+  (forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j) ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall u n w r x, lossy_reachable u -> lossy_path u n w -> r < W ->
   at_phase (rank_of u r) <> COUNT -> is_lost (rank_of u r) = false -> In x (window (rank_of u r)) -> round (rank_of u r) + c_max_age (cfg r) < round (rank_of w r) ->
@@ -467,22 +524,22 @@ Theorem after_a_loss_no_step_is_delivered_or_taken : forall s n u r, lossy_reach
   at_phase (rank_of u r) = DONE /\ ended_as (rank_of u r) = ended_as (rank_of s r) /\ queue (rank_of u r) = queue (rank_of s r) /\ taken (rank_of u r) = taken (rank_of s r).
 Proof.
   intros s n u r Rs P H Ls.
-  assert (Gen : forall s n t, lossy_path s n t -> forall m, lossy_path (start cfg) m s -> exists k, lossy_path (start cfg) k t).
-  { induction 1; intros m Pm; [eauto|]. destruct (IHlossy_path m Pm) as [k Pk]. exists (S k). eapply lossy_on; eauto. }
-  induction P as [s|s t n u P IH St].
-  - destruct (a_run_with_losses_follows_a_run_without s Rs) as [v [R F]]. destruct (f_rank _ _ _ F r H) as [[L _]|[L _]]; [congruence|]. split; [apply (l_phase _ _ L)|auto].
-  - destruct (IH Rs Ls) as [Pt [Ot [Qt Tt]]].
-    assert (Rt : lossy_reachable t) by (destruct Rs as [m Pm]; apply (Gen s n t P m Pm)).
-    assert (Lt : is_lost (rank_of t r) = true) by (unfold is_lost in *; apply andb_true_iff in Ls as [_ Ls]; rewrite Ot, Ls; unfold is_ending; rewrite Pt; reflexivity).
-    destruct (a_run_with_losses_follows_a_run_without t Rt) as [v [R F]]. destruct (f_rank _ _ _ F r H) as [[L _]|[L _]]; [congruence|].
-    destruct St as [t l u St|t i peer cause Hi E].
-    + destruct St as [t i e w Hi M E|t x Pe Rd|t i Hi Run Tk]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; auto].
-      pose proof (lost_transition t v i e w R F Hi M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
-      assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged /\ (forall xs en, e <> SamplesRead xs en true)) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
-      destruct NG as [N1 [N2 [N3 [N4 N6]]]].
-      destruct (shadow_follows (cfg i) i (depth i) _ _ e w L (fun x q => head_number W cfg depth input v i x q I Hi) E (l_phase _ _ L) N1 N2 N3 N4 N6) as [_ [[X1 [X2 [_ [X3 X4]]]] _]].
-      rewrite X1, X2, X3, X4. auto.
-    + simpl. destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; auto]. exfalso. unfold is_ending in E. rewrite Pt in E. discriminate.
+  assert (Done : forall t, lossy_reachable t -> is_lost (rank_of t r) = true -> exists v, reachable v /\ follows t v /\ lost_from (rank_of t r) (rank_of v r)).
+  { intros t Rt Lt. destruct (a_run_with_losses_follows_a_run_without t Rt) as [v [R F]]. destruct (f_rank _ _ _ F r H) as [[L _]|[L _]]; [congruence|eauto]. }
+  assert (Kept : forall t l u, lossy_reachable t -> is_lost (rank_of t r) = true -> step t l u -> at_phase (rank_of u r) = DONE /\
+    ended_as (rank_of u r) = ended_as (rank_of t r) /\ queue (rank_of u r) = queue (rank_of t r) /\ taken (rank_of u r) = taken (rank_of t r)).
+  { intros t l t' Rt Lt St. destruct (Done t Rt Lt) as [v [R [F L]]]. pose proof (l_phase _ _ L) as Ph.
+    destruct St as [t i e w Hi M E|t x Pe Rd|t i Hi Run Tk|t i m la Hi Dr]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; auto].
+    pose proof (lost_transition t v i e w R F Hi M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
+    assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged /\ (forall xs en, e <> SamplesRead xs en true)) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
+    destruct NG as [N1 [N2 [N3 [N4 N6]]]].
+    destruct (shadow_follows (cfg i) i (depth i) _ _ e w L (fun x q => head_number W cfg depth input v i x q I Hi) E Ph N1 N2 N3 N4 N6) as [_ [[X1 [X2 [_ X3]]] _]]. auto. }
+  induction P as [s|s t n u P IH St|s t n u l P IH St Dr]; [destruct (Done s Rs Ls) as [v [_ [_ L]]]; split; [apply (l_phase _ _ L)|auto]|..];
+    destruct (IH Rs Ls) as [Pt [Ot [Qt Tt]]]; rewrite <- Ot, <- Qt, <- Tt; pose proof (lossy_reachable_on s n t P Rs) as Rt;
+    assert (Lt : is_lost (rank_of t r) = true) by (unfold is_lost in *; apply andb_true_iff in Ls as [_ Ls]; rewrite Ot, Ls; unfold is_ending; rewrite Pt; reflexivity);
+    [|exact (Kept t l u Rt Lt St)].
+  destruct St as [t l u St _|t i peer cause Hi E]; [exact (Kept t l u Rt Lt St)|]. simpl. destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; auto].
+  exfalso. unfold is_ending in E. rewrite Pt in E. discriminate.
 Qed.
 
 End Loss.

@@ -57,8 +57,8 @@ Inductive result := Agreed (a : offer) | Counted (cs : list counts) | Reported (
 (** ** Configuration: the functions are parameters, so that what is proved holds for every choice within [config_ok] *)
 
 (** [c_group] forms groups under the budget that the round before has agreed on; [None] is the largest there is. [c_first] is the budget
-    under which a rank begins, [c_accepts] what it accepts when it makes the offer of a round: any (R15). [c_bounded] is true of ranks
-    whose windows are bounded in bytes too (R2.3). [c_keeps] says of the groups of a window, under the budget in force, whether a rank
+    under which a rank begins, [c_accepts] what it accepts when it makes the offer of a round: any (R15). [c_in_bytes] is true of ranks
+    whose windows are bounded in bytes too (R2.3), [c_shares] where ranks share one order and draw of it (R14). [c_keeps] says of the groups of a window, under the budget in force, whether a rank
     that reads on would keep one of them back (R3.1). *)
 Record config := mkConfig {
   c_group : option nat -> list sample -> list group;
@@ -71,8 +71,14 @@ Record config := mkConfig {
   c_print : nat;
   c_first : nat -> option nat;
   c_accepts : nat -> nat -> option nat;
-  c_bounded : nat -> bool;
+  c_in_bytes : nat -> bool;
+  c_shares : bool;
   c_keeps : option nat -> list group -> bool }.
+
+(** How a rank reads is a part of its configuration: its windows, and whether it shares an order. *)
+Definition with_reading (shares : bool) (windows : nat -> nat -> nat) (c : config) : config :=
+  mkConfig (c_group c) (c_align c) windows (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_in_bytes c) shares (c_keeps c).
+Definition c_bounded (c : config) (r : nat) : bool := c_in_bytes c r && negb (c_shares c).
 
 (** ** State *)
 
@@ -175,6 +181,10 @@ Definition is_bad (a : offer) : bool :=
 
 (** ** Transitions *)
 
+(** What a rank that shares an order knows once it has drawn: how much it is to read, and whether the order has ended. What it knows of the
+    end it knows before it has read all: a read says nothing of it then. *)
+Definition draws (share : nat) (is_last : bool) (s : state) : state := set_ended is_last (set_wanted share s).
+
 Definition is_nil {A} (l : list A) : bool := match l with [] => true | _ => false end.
 
 (** What a transition is made of is written as a state whose fields hold the cases: what it leaves alone is then left alone by
@@ -228,7 +238,7 @@ Definition agree (c : config) (rank depth : nat) (a : offer) (s : state) : optio
         | 0 => Some (drain depth Complete (planned s) advanced)
         | S t =>
             let (al, carried) := c_align c (round s) (groups s) (S t) (due_before c s) in
-            let want := if ended s then 0 else c_window c rank (S (round s)) - length carried in
+            let want := if ended s || c_shares c then 0 else c_window c rank (S (round s)) - length carried in
             Some (deliver depth
               (set_phase COUNT (set_wanted want (set_window carried (set_marks (last_n (c_max_age c) (marks s ++ [read s]))
               (set_aligned al (set_budget (o_budget a) (set_posted (Some (MCounts (map count_group al))) advanced))))))))
@@ -295,7 +305,7 @@ Inductive event :=
 
 (** A window may be said to be full (R2.3, R5.1) where it holds a sample and less than is wanted. *)
 Definition may_be_full (xs : list sample) (en : bool) (s : state) : bool :=
-  negb en && (length xs <? wanted s) && negb (is_nil (window s ++ xs)).
+  negb en && negb (ended s) && (length xs <? wanted s) && negb (is_nil (window s ++ xs)).
 
 Definition is_ending (s : state) : bool := match at_phase s with DRAIN | DONE => true | _ => false end.
 
@@ -303,7 +313,7 @@ Definition transition (c : config) (rank depth : nat) (s : state) (e : event) : 
   match e with
   | SamplesRead xs en full =>
       if (wanted s =? 0) || (wanted s <? length xs) || (is_nil xs && negb en && negb full) || (full && negb (may_be_full xs en s)) then None
-      else Some (post c rank (set_read (read s + length xs) (set_ended en
+      else Some (post c rank (set_read (read s + length xs) (set_ended (ended s || en)
                   (set_wanted (if en || full then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))))
   | Collated => if collated s then None else Some (post c rank (set_collated true s))
   | Got (Agreed a) => match at_phase s with OFFER => agree c rank depth a s | _ => None end

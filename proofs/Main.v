@@ -27,9 +27,6 @@ Notation has_ended s r := (is_ending (rank_of s r) = true).
 Notation is_alive s r := (is_lost (rank_of s r) = false).
 Notation outcome s r := (ended_as (rank_of s r)).
 
-Lemma reached_on : forall s n t, reached s -> leads_on s n t -> reached t.
-Proof. intros s n t R L. induction L as [|s t n u L IH St]; [exact R|]. destruct (IH R) as [m P]. exists (S m). exact (lossy_on W cfg depth input (start cfg) t m u P St). Qed.
-
 (** Step j is the same step on all ranks, and in a round that both have finished two ranks have made equally many. *)
 Theorem ALIGN : forall s r q, reached s -> r < W -> q < W ->
   (forall j x y, nth_error (steps s r) j = Some x -> nth_error (steps s q) j = Some y ->
@@ -96,7 +93,7 @@ Proof.
   intros s n t r q R L Hr Hq F E Et A.
   pose proof (with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next W cfg depth input ok AFailure s n t r q R L Hr Hq F E Et A) as [X Y].
   split; [exact X|]. split; [exact Y|]. intros i Hi Ei Ai.
-  exact (ranks_that_have_ended_are_lost_or_agree W cfg depth input ok t i q (reached_on s n t R L) Hi Hq Ei Et Ai A).
+  exact (ranks_that_have_ended_are_lost_or_agree W cfg depth input ok t i q (lossy_reachable_on W cfg depth input s n t L R) Hi Hq Ei Et Ai A).
 Qed.
 
 (** A step released on one rank is on every rank released, or planned, collated and ready. *)
@@ -148,10 +145,10 @@ Qed.
 (** Its windows, or those of updates of n samples, W or more. *)
 Notation in_updates_or_not one cfg := (cfg = (fun _ : nat => one) \/ exists n, W <= n /\ cfg = (fun _ => in_updates W n one)).
 
-Lemma windows_of : forall one cfg, setting_ok W (fun _ => one) -> in_updates_or_not one cfg ->
-  exists windows, setting_ok W cfg /\ cfg = fun _ => with_windows windows one.
+Lemma windows_of : forall one cfg, in_updates_or_not one cfg -> c_shares one = false -> setting_ok W (fun _ => one) ->
+  exists windows, setting_ok W cfg /\ cfg = fun _ => with_reading false windows one.
 Proof.
-  intros one cfg ok [->|[n [L ->]]]; [exists (c_window one); split; [exact ok|destruct one; reflexivity]|exists (share W n); split; [|reflexivity]].
+  intros one cfg [->|[n [L ->]]] own ok; [exists (c_window one); split; [exact ok|rewrite <- own; destruct one; reflexivity]|exists (share W n); split; [|reflexivity]].
   apply ranks_in_updates_meet_every_assumption; [exact some|exact L|exact (configs_ok W _ ok 0 some)].
 Qed.
 
@@ -161,9 +158,9 @@ Theorem BUDGET : forall o cfg s r, in_updates_or_not (configured o 0) cfg -> los
   Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in
     fits_in shape b (most_padding o padding_share b) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x)) (steps_of (rank_of s r)).
 Proof.
-  intros o cfg s r U. destruct (windows_of _ _ (ASSUMPTIONS o) U) as [windows [ok ->]].
+  intros o cfg s r U. destruct (windows_of _ _ U eq_refl (ASSUMPTIONS o)) as [windows [ok ->]].
   exact (every_batch_of_the_shipped_configuration_keeps_the_budget shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule o windowed depth input
-    some costs_grow old windows ok s r).
+    some costs_grow old false windows ok s r).
 Qed.
 
 (** With friendly sizes, every group has a friendly number of samples, or none; in updates too. *)
@@ -172,9 +169,9 @@ Theorem SIZES : forall friendly before cfg s r, sizes_ok friendly ->
   lossy_reachable W cfg depth input s -> r < W -> Forall (fun x => is_friendly friendly (s_group x)) (steps_of (rank_of s r)).
 Proof.
   intros friendly before cfg s r F U R H.
-  destruct (fun ok => windows_of _ _ ok U) as [windows [ok ->]]; [apply ranks_with_sizes_meet_every_assumption; assumption|].
+  destruct (windows_of _ _ U eq_refl) as [windows [ok ->]]; [apply ranks_with_sizes_meet_every_assumption; assumption|].
   pose proof (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule before windowed
-    depth input some F old windows ok s r R H) as X. apply Forall_forall. intros x I. rewrite Forall_forall in X. apply (X x I).
+    depth input some F old false windows ok s r R H) as X. apply Forall_forall. intros x I. rewrite Forall_forall in X. apply (X x I).
 Qed.
 (** Both hold where ranks share the order too, whatever is dealt: in turn, or an update by load. *)
 Theorem BUDGET_SHARED : forall o friendly before, sizes_ok friendly -> forall total order deal wish,
@@ -186,20 +183,13 @@ Theorem BUDGET_SHARED : forall o friendly before, sizes_ok friendly -> forall to
   (in_updates_or_not (sized friendly C whole padding_share limits first accepts size ramp max_age is_quota quota rule print before windowed) cfg ->
     Forall (fun x => is_friendly friendly (s_group x)) (steps_of (rank_of (base s) r))).
 Proof.
-  intros o friendly before F total order deal wish Nx Fd Ws cfg s r R H.
-  assert (Follows : setting_ok W cfg -> exists own t, own = Job.own W cfg (fun q => content order (places s q)) /\
-    lossy_reachable W own depth (fun q => content order (places s q)) t /\ steps_of (rank_of t r) = steps_of (rank_of (base s) r)).
-  { intros ok. destruct (a_run_of_shared_shards_follows_one_of_shards_of_ones_own W total cfg depth order deal wish ok Nx Fd Ws s R) as [t [Rt Sa]].
-    destruct (Sa r H) as [w [e [m E]]]. eexists _, t. split; [reflexivity|]. split; [|rewrite E; reflexivity].
-    clear - Rt. induction Rt as [|u l v Ru [n P] St]; [exists 0; constructor|]. exists (S n). eapply lossy_on; [exact P|]. eapply LossyStep, St. }
-  split; intros U.
-  - destruct (windows_of _ _ (ASSUMPTIONS o) U) as [windows [ok ->]]. destruct (Follows ok) as [own [t [Eo [Rt <-]]]]. subst own.
-    eapply (every_batch_of_the_shipped_configuration_keeps_the_budget shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule o (fun _ => true) depth _
-      some costs_grow old); [|exact Rt|exact H]. apply (own_ok W _ ok).
-  - destruct (fun ok => windows_of _ _ ok U) as [windows [ok ->]]; [apply ranks_with_sizes_meet_every_assumption; assumption|].
-    destruct (Follows ok) as [own [t [Eo [Rt <-]]]]. subst own.
-    eapply Forall_impl; [|eapply (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule
-      before (fun _ => true) depth _ some F old); [apply (own_ok W _ ok)|exact Rt|exact H]]. intros x [X _]. exact X.
+  intros o friendly before F total order deal wish Nx Fd _ cfg s r R H. split; intros U.
+  - destruct (windows_of _ _ U eq_refl (ASSUMPTIONS o)) as [windows [ok ->]].
+    exact (every_batch_of_the_shipped_configuration_keeps_the_budget shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule o windowed depth _
+      some costs_grow old true _ (own_ok W _ deal ok) _ r (a_run_of_shared_shards_is_one_of_shards_of_ones_own W total _ depth order deal wish ok Nx Fd s R) H).
+  - destruct (windows_of _ _ U eq_refl) as [windows [ok ->]]; [apply ranks_with_sizes_meet_every_assumption; assumption|].
+    eapply Forall_impl; [|exact (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule
+      before windowed depth _ some F old true _ (own_ok W _ deal ok) _ r (a_run_of_shared_shards_is_one_of_shards_of_ones_own W total _ depth order deal wish ok Nx Fd s R) H)]. intros x [X _]. exact X.
 Qed.
 End Shipped.
 
@@ -297,9 +287,9 @@ Theorem DEAL : forall W total cfg depth order is_packed s, setting_ok W cfg ->
    Permutation (concat (map (planned_places s) (seq 0 W))) (seq 0 total)).
 Proof.
   intros W total cfg depth order is_packed s ok R. destruct (the_shipped_deal_meets_every_assumption W total) as [A B].
-  pose proof (the_shipped_wants_meet_every_assumption W total is_packed cfg ok) as D. split.
-  - exact (no_place_is_in_two_steps_of_the_job W total cfg depth order _ _ ok A B D s R).
-  - exact (a_complete_job_has_planned_each_place_once W total cfg depth order _ _ ok A B D s R).
+  split.
+  - exact (no_place_is_in_two_steps_of_the_job W total cfg depth order _ _ ok A B s R).
+  - exact (a_complete_job_has_planned_each_place_once W total cfg depth order _ _ ok A B s R).
 Qed.
 
 Notation is_unit T key p g := (exists k, In k (units_in_plan T key p) /\ Permutation g k).

@@ -101,7 +101,7 @@ Proof.
       { destruct Pr as [[X [Y _]]|[[X _]|[[_ [_ X]]|[[_ X]|[_ [X _]]]]]]; auto; try congruence. unfold is_ending in X. rewrite Ph in X. discriminate. }
       destruct Early as [[Rs Ea]|[o [Po So]]].
       * rewrite Rs. destruct C as [[C1 [q [m [_ C2]]]]|[_ [C|[C1 C2]]]]; [|auto 6|]; right; right; right; right; (split; [auto|]; split; [assumption|]; eexists; split; [eassumption|auto]).
-      * destruct (reduce_agreed _ _ Rd) as [os [-> A]]. unfold message in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+      * unfold message in Em. rewrite Po in Em. destruct (reduce_says _ _ _ Rd (nth_error_In _ _ Em)) as [os [_ [A Io]]].
         destruct k; simpl in So.
         -- assert (Ne : o_stop_rank a <> None) by (apply (ag_stop _ _ A o Io); destruct (o_stop_rank o); [discriminate|discriminate So]).
            destruct C as [[C1 [q [m [_ C2]]]]|[C _]]; [|contradiction]. right. right. right. right. split; [exact Rn|]. split; [exact C1|]. eexists. split; [exact C2|]. left. reflexivity.
@@ -131,7 +131,7 @@ Qed.
 Lemma prompt_stays : forall s t r k n early, reachable s -> leads s t -> r < W -> prompt k n early (rank_of s r) -> prompt k n early (rank_of t r).
 Proof.
   intros s t r k n early R Ld H P. induction Ld as [s|s t l u Ld IH St]; [exact P|]. specialize (IH R P). pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
-  destruct St as [t i e v Hi M E|t x Pd Rd|t i Hi Ru Tk]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact IH].
+  destruct St as [t i e v Hi M E|t x Pd Rd|t i Hi Ru Tk|t i m la Hi Dr]; [|exact IH..]. simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact IH].
   eapply event_keeps_prompt; eauto.
 Qed.
 
@@ -154,7 +154,10 @@ Proof.
   destruct (ended_current W cfg depth input ok t q R Hq E) as [_ Gq].
   destruct (hist_cases W cfg depth input t r I Hr) as [[Gr Wr]|[Pr [Gr [Wa [ms [x [El [_ Wx]]]]]]]].
   - exfalso. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r Hr))) as Ph. rewrite Wr, Hk in Ph. unfold is_ending in Er. destruct Ph as [Ph|Ph]; rewrite Ph in Er; discriminate.
-  - assert (M : may cfg input t r (Got x)) by (split; [exact Pr|apply (results_nth _ _ _ El)]). destruct (every_result_is_accepted W cfg depth input ok t r x R Hr M) as [v Ev].
+  - assert (M : may cfg input t r (Got x)).
+    { split; [exact Pr|]. split; [exact (results_nth _ _ _ El)|]. intros _.
+      exact (more_unless_counting _ _ _ _ _ _ (g_core _ _ _ _ _ I r Hr) (closed_not_counting W cfg depth input ok t r o l R Hr Hk)). }
+    destruct (every_result_is_accepted W cfg depth input ok t r x R Hr Pr (results_nth _ _ _ El)) as [v Ev].
     pose proof (StepRank W cfg depth input t r (Got x) v Hr M Ev) as St. match type of St with System.step _ _ _ _ _ _ ?z => set (u := z) in * end.
     exists u. split; [eapply leads_on; [constructor|exact St]|].
     assert (NE : q <> r) by congruence. assert (Ur : rank_of u r = v) by (simpl; apply update_same). assert (Uq : rank_of u q = rank_of t q) by (simpl; apply update_other, NE).
@@ -228,8 +231,7 @@ Proof.
   destruct (lossy_path_leads W cfg depth input ok s n t P v R F) as [w [Ld Fw]].
   destruct (f_rank _ _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
   destruct (f_rank _ _ _ _ Fw q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate].
-  assert (Rt : lossy_reachable W cfg depth input t).
-  { destruct Rs as [m Pm]. clear - Pm P. revert m Pm. induction P as [s|s t n u P IH St]; intros m Pm; [exists m; exact Pm|]. destruct (IH m Pm) as [j Pj]. exists (S j). eapply lossy_on; eauto. }
+  pose proof (lossy_reachable_on W cfg depth input s n t P Rs) as Rt.
   destruct (with_losses_an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q Rt Hq Eq Lq) as [o' [O' T]].
   rewrite Xr, Xq in *. destruct (trouble_ends_the_epoch k v w r q R Ld Hr Hq Hk E Eq) as [A [o [O B]]]. split; [exact A|].
   exists o. rewrite O in O'. injection O' as <-. auto.

@@ -178,7 +178,8 @@ Lemma dry_has_planned : forall s i o l, reachable s -> i < W -> h_kind (whole s)
 Proof.
   intros s i o l R H Hk [D1 D2]. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) i H) as K.
   assert (Rd : read (rank_of s i) = length (input i)).
-  { apply (k_ended _ _ _ _ _ _ K). destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [exact Wa|]. rewrite D1, D2 in Wa. simpl in Wa. lia. }
+  { destruct (more_unless_counting _ _ _ _ _ _ K (closed_not_counting s i o l R H Hk)) as [Wa|Wa]; [|rewrite D1, D2 in Wa; simpl in Wa; lia].
+    destruct (k_ended _ _ _ _ _ _ K Wa) as [X _]. lia. }
   pose proof (k_cons _ _ _ _ _ _ K) as C. rewrite D1, Rd, firstn_all, (k_aligned _ _ _ _ _ _ K) in C by (apply (closed_not_counting s i o l R H Hk)).
   simpl in C. rewrite app_nil_r in C. exact C.
 Qed.
@@ -190,6 +191,15 @@ Proof.
   intros s r R H Jm Nq En O. destruct (reachable_second W cfg depth input ok s R) as [I S].
   destruct (ended_outcome s r R H En) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. apply (dry_has_planned s r Complete l R H Hk).
   destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [|congruence|apply Q, H]. unfold quota_met, is_quota_met in Q. rewrite Nq in Q. discriminate.
+Qed.
+
+Lemma a_complete_rank_has_read_its_whole_input : forall s r, reachable s -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+  is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> ended (rank_of s r) = true.
+Proof.
+  intros s r R H Jm Nq En O. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  destruct (ended_outcome s r R H En) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-.
+  destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [unfold quota_met, is_quota_met in Q; rewrite Nq in Q; discriminate|congruence|]. destruct (Q r H) as [D1 D2].
+  destruct (more_unless_counting _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) (closed_not_counting s r Complete l R H Hk)) as [X|X]; [exact X|rewrite D1, D2 in X; simpl in X; lia].
 Qed.
 
 (** COVER: and when it is done and its consumer is still there, all of that has been handed out. *)
@@ -311,20 +321,17 @@ Theorem quota_mode_never_idles : forall s r, reachable s -> r < W -> (forall i, 
 Proof.
   intros s r R H Qm. revert r H. induction R as [|s l t R IH St]; intros r H.
   - constructor.
-  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
+  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s i n la Hi D]; [|exact (IH r H)..].
     simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].
     specialize (IH i H). pose proof (answer_or_own e) as Cases.
     pose proof (g_core _ _ _ _ _ I i H) as K. destruct Cases as [[y ->]|NG].
-    + destruct (got_current W cfg depth input s i y I H M) as [_ [_ [_ [ms [El Em]]]]].
-      simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
+    + simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. unfold groups_of in *. rewrite S1. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|].
         destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra Tg _ _ Al _].
         -- destruct S2 as [S2 _]; [congruence|]. rewrite S2. exact IH2.
         -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
         -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
-        -- rewrite Al. destruct (k_offer _ _ _ _ _ _ K P) as [o [Po O]].
-           pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER. destruct (reduce_agreed _ _ ER) as [os [-> A]].
-           unfold message in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+        -- rewrite Al. destruct (answered_offer W cfg depth input s i a I H M P) as [o [os [A [Io [Po O]]]]].
            destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [R4 _]]]]. destruct (ag_samples _ _ A o Io) as [Mi _]. rewrite (of_samples _ _ _ _ O), R4 in Mi.
            unfold target in Tg. rewrite (Qm i H) in Tg. destruct (_ || _); [discriminate|].
            apply (ok_align_work _ (configs_ok _ _ ok i H)); [rewrite R3; apply (ok_group_nonempty _ (configs_ok _ _ ok i H))|].

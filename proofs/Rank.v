@@ -9,6 +9,7 @@ Definition next_hist (c0 : config) (h : hist) (e : event) : hist := match e with
 Definition admissible (c c0 : config) (inp : list sample) (s : state) (e : event) : Prop :=
   match e with
   | SamplesRead xs en _ => xs = firstn (length xs) (skipn (read s) inp) /\ (en = true -> read s + length xs = length inp)
+  | Got (Counted _) => c_shares c = true -> has_more s
   | Got (Agreed a) => (is_bad a = false -> c = c0) /\
       (o_ready a = true -> forall o, posted s = Some (MOffer o) -> o_ready o = true)
   | _ => True
@@ -92,16 +93,17 @@ Qed.
 
 Lemma read_core : forall s xs en full, core h s -> wanted s <> 0 -> length xs <= wanted s -> (full = true -> may_be_full xs en s = true) ->
   xs = firstn (length xs) (skipn (read s) inp) -> (en = true -> read s + length xs = length inp) ->
-  core h (set_read (read s + length xs) (set_ended en (set_wanted (if en || full then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))).
+  core h (set_read (read s + length xs) (set_ended (ended s || en) (set_wanted (if en || full then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))).
 Proof.
   intros s xs en full K Wa L Fu X E. pose proof K as K'. destruct K. constructor; simpl; auto.
   - rewrite firstn_add, <- X. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. assumption.
   - assert (length xs <= length (skipn (read s) inp)) by (rewrite X; apply firstn_le_length || (rewrite firstn_length; lia)).
     rewrite skipn_length in H. lia.
-  - intros ->. split; [apply E; reflexivity|reflexivity].
-  - destruct en; [auto|]. right. destruct full; simpl.
+  - intros En. destruct en; [rewrite (E eq_refl); simpl; auto|]. rewrite orb_false_r in En. destruct (k_ended En) as [X1 X2].
+    destruct full; simpl; [specialize (Fu eq_refl); unfold may_be_full in Fu; rewrite En in Fu; discriminate|]. split; [lia|]. intros Sh. specialize (X2 Sh). lia.
+  - destruct k_window as [[F|F]|F]; [left; left; simpl; rewrite F; reflexivity| |right; exact F]. destruct en; [left; left; apply orb_true_r|]. left. right. destruct full; simpl.
     + specialize (Fu eq_refl). unfold may_be_full in Fu. apply andb_prop in Fu as [_ Fu]. destruct (window s ++ xs); [discriminate|simpl; lia].
-    + rewrite app_length. destruct k_window as [F|F]; [|lia]. apply k_ended in F. lia.
+    + rewrite app_length. lia.
   - intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
     intros R. apply of_ready in R. destruct R as [_ [R _]]. contradiction.
 Qed.
@@ -156,16 +158,17 @@ Proof.
 Qed.
 
 Lemma drain_entry : forall gs s h' o lim,
-  core h s -> loose s -> (forall o' l', h_kind h <> NClosed o' l') ->
+  core h s -> loose s -> at_phase s <> COUNT -> (forall o' l', h_kind h <> NClosed o' l') ->
   h_kind h' = NClosed o lim -> h_round h' = h_round h -> h_steps h' = h_steps h ->
   h_released h' = length (released_of s) -> aligned s = [] ->
   core h' (drain depth o lim (set_groups gs s)) /\ tight depth (drain depth o lim (set_groups gs s)).
 Proof.
-  intros gs s h' o lim K L NC Hk Hr Hs Hl Al. unfold drain.
+  intros gs s h' o lim K L NP NC Hk Hr Hs Hl Al. unfold drain.
   apply drained; [rewrite Hs; assumption| |reflexivity|destruct L; assumption].
   destruct K. constructor; simpl; auto; try discriminate; try (rewrite ?Hr, ?Hs; assumption).
   - unfold kind_ok. simpl. eauto.
   - rewrite k_gsum. unfold h_samples. rewrite Hs. reflexivity.
+  - destruct k_window as [X|[X _]]; [left; exact X|contradiction].
   - intros E. destruct (k_stop E) as [l [L1 L2]]. rewrite L1. eexists. split; [reflexivity|]. lia.
   - intros E. rewrite Hk. rewrite (k_free E). destruct (h_kind h) eqn:G; try reflexivity. exfalso. eapply NC. reflexivity.
 Qed.
@@ -181,12 +184,14 @@ Proof.
   - injection E as <-. split.
     + destruct K. constructor; simpl; auto; try discriminate.
       * unfold kind_ok. reflexivity.
+      * destruct k_window as [X|[X _]]; [left; exact X|congruence].
       * intros St. specialize (k_free St). rewrite Hk in k_free. exact k_free.
       * intros _. eexists. split; [reflexivity|]. split; reflexivity.
     + destruct T. constructor; simpl; auto; discriminate.
   - specialize (C eq_refl). destruct (negb (o_round_min a =? round s)); [discriminate|].
     destruct (o_stop_rank a) as [r|] eqn:Sr.
     + injection E as <-. apply drain_entry; simpl; auto.
+      * congruence.
       * rewrite Hk. intros ? ? ?; discriminate.
       * symmetry. apply (k_released _ _ _ _ _ _ K).
     + destruct (o_ready a) eqn:Ra; simpl in E; [|discriminate].
@@ -204,6 +209,7 @@ Proof.
           - unfold kind_ok. simpl. eauto.
           - unfold steps_of. simpl. rewrite app_nil_r. exact k_steps.
           - unfold steps_of. simpl. rewrite app_nil_r. exact k_cons.
+          - destruct k_window as [X|[X _]]; [left; exact X|congruence].
           - intros St. destruct (k_stop St) as [l [L1 L2]]. rewrite L1. eexists. split; [reflexivity|]. lia.
           - intros St. rewrite (k_free St), Hk. rewrite k_planned. reflexivity. }
         apply drained; [exact NUM|exact X|reflexivity|destruct L; assumption].
@@ -217,9 +223,9 @@ Proof.
           - unfold steps_of. simpl. rewrite app_nil_r. exact k_steps.
           - unfold steps_of. simpl. rewrite app_nil_r. fold (steps_of s).
             rewrite Al in k_cons. simpl in k_cons. rewrite <- k_cons. apply Permutation_app_head. rewrite A2, R3. apply (ok_group_perm c OK).
-          - intros En. rewrite En. split; [|reflexivity]. apply k_ended; assumption.
+          - intros En. rewrite En. destruct (k_ended En) as [X _]. rewrite R2 in X. auto.
           - intros F. exfalso. apply F. reflexivity.
-          - destruct (ended s); [auto|]. right. pose proof (ok_window c OK rank (S (round s))). lia.
+          - destruct (c_shares c) eqn:Sh; [auto|]. left. unfold has_more. simpl. destruct (ended s); [auto|]. right. pose proof (ok_window c OK rank (S (round s))). simpl. lia.
           - intros St. rewrite (k_free St), Hk. reflexivity. }
         split; [apply deliver_core, X|].
         assert (Q : length (queue u0) <= depth) by (destruct L; assumption).
@@ -228,10 +234,10 @@ Proof.
         constructor; auto; rewrite P2; discriminate.
 Qed.
 
-Lemma count_keeps : forall s cs t, core h s -> tight depth s -> at_phase s = COUNT ->
+Lemma count_keeps : forall s cs t, core h s -> tight depth s -> at_phase s = COUNT -> (c_shares c = true -> has_more s) ->
   count c rank cs s = Some t -> core (h_step c0 h (Counted cs)) t /\ tight depth t.
 Proof.
-  intros s cs t K T P E.
+  intros s cs t K T P A E.
   assert (Hk : h_kind h = NCount (length (aligned s)) /\ c = c0) by (pose proof (k_kind _ _ _ _ _ _ K) as X; unfold kind_ok in X; rewrite P in X; exact X).
   destruct Hk as [Hk C]. unfold count in E. destruct (length cs =? length (aligned s)) eqn:Lc; [|discriminate]. apply Nat.eqb_eq in Lc. simpl in E.
   injection E as <-. set (n := cut c (gsum s) cs).
@@ -253,7 +259,7 @@ Proof.
       rewrite <- app_assoc. apply Permutation_app_head.
       destruct (concat (skipn n (aligned s))) as [|y ys] eqn:Ey; simpl is_nil; cbv iota; [reflexivity|].
       unfold by_position. rewrite sort_by_perm. apply Permutation_app_comm.
-    - destruct k_window as [Wa|Wa]; [auto|]. right. destruct (is_nil _); [assumption|]. unfold by_position. rewrite sort_by_length, app_length. lia.
+    - assert (Mo : has_more s) by (destruct k_window as [X|[_ X]]; auto). left. destruct Mo as [Wa|Wa]; [left; exact Wa|]. right. simpl. destruct (is_nil _); [assumption|]. unfold by_position. rewrite sort_by_length, app_length. lia.
     - intros St. specialize (k_free St). rewrite Hk in k_free. exact k_free. }
   apply tight_loose in T. destruct T as [T1 T2].
   split; [apply post_core, X|]. apply post_tight; [discriminate|discriminate|exact T1|exact T2].
@@ -270,6 +276,7 @@ Proof.
     unfold steps_of, released_of. rewrite !app_length. lia. }
   rewrite El. replace s with (set_groups (groups s) s) by (destruct s; reflexivity). apply drain_entry; simpl; auto.
   - apply tight_loose, T.
+  - congruence.
   - rewrite Hk. intros ? ? ?; discriminate.
   - symmetry. apply (k_released _ _ _ _ _ _ K).
   - apply (k_aligned _ _ _ _ _ _ K). rewrite P. discriminate.

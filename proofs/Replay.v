@@ -75,7 +75,7 @@ Definition next_view (h : hist) (v : view) (x : result) : view :=
       match o_stop_rank a, target c a with
       | None, S t =>
           let al := c_align c (h_round h) (c_group c (v_budget v) (full_window v)) (S t) (due_of (v_marks v)) in
-          mkView (snd al) (full_read v) (if full_ended v then 0 else c_window c rank (S (h_round h)) - length (snd al)) (full_ended v)
+          mkView (snd al) (full_read v) (if full_ended v || c_shares c then 0 else c_window c rank (S (h_round h)) - length (snd al)) (full_ended v)
             (last_n (c_max_age c) (v_marks v ++ [full_read v])) (fst al) (v_steps v) (o_budget a)
       | _, _ => v
       end
@@ -243,13 +243,14 @@ Hypothesis ok : setting_ok W (fun _ => c).
 Notation cfg := (fun _ : nat => c).
 
 (** A source that is eager says with its last sample that it has ended; another when it is asked for more than it has. Each reads what there
-    is room for, and says that the window is full only where there is no room for the next sample. *)
+    is room for, and says that the window is full only where there is no room for the next sample. None deals out an order. *)
 Definition ends_alike (s : sys) (l : label) : Prop :=
   match l with
   | LRank r (SamplesRead xs en full) =>
       let u := rank_of s r in let left := room (src r) (window u) (skipn (read u) (input r)) in
       length xs <= left /\ (full = true -> length xs = left /\ read u + length xs < length (input r)) /\
       en = (if is_eager (src r) then read u + length xs =? length (input r) else negb full && (length xs <? wanted u))
+  | LDrawn _ _ _ => False
   | _ => True
   end.
 
@@ -290,7 +291,7 @@ Proof. intros s i p I H. apply nth_error_In in H. pose proof (bs_log s I) as F. 
 
 Lemma basis_admissible : forall s r e, basis s -> r < W -> may cfg input s r e -> admissible c c (input r) (rank_of s r) e.
 Proof.
-  intros s r e I H M. destruct e as [xs en full| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto. destruct M as [P E].
+  intros s r e I H M. destruct e as [xs en full| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto; destruct M as [P [E Sh]]; [|exact Sh].
   destruct (sync_answer s r _ (bs_sync s I r H) P E) as [_ [_ [ms [L M]]]]. split; [reflexivity|].
   apply (ready_offer W cfg ms a r (rank_of s r) (basis_entry s _ _ I L) M).
 Qed.
@@ -304,12 +305,12 @@ Qed.
 
 Lemma step_keeps_basis : forall s l t, basis s -> step s l t -> basis t.
 Proof.
-  intros s l t I St. pose proof (every_step_keeps_sync W cfg depth input (some_rank _ _ ok) s l t (bs_sync s I) St) as Y. destruct St as [s r e t H M E|s x P R|s r H Ru Tk].
+  intros s l t I St. pose proof (every_step_keeps_sync W cfg depth input (some_rank _ _ ok) s l t (bs_sync s I) St) as Y. destruct St as [s r e t H M E|s x P R|s r H Ru Tk|s d m la Hd Dr].
   - constructor; [|exact Y|apply (bs_log s I)]. intros q Hq. unfold seen. simpl. change (results (mkSys _ _ _ (log s) _)) with (results s). destruct (Nat.eq_dec q r) as [->|NE].
     + rewrite !update_same. destruct (bs_rank s I r H) as [h [A [K T]]]. pose proof (basis_admissible s r e I H M) as Ad.
       assert (Nu : numbered_from 0 (h_steps h)) by (rewrite <- (al_steps _ _ A); apply history_numbered).
       destruct (every_transition_keeps_the_invariant_of_a_rank c c r (depth r) (input r) h (configs_ok _ _ ok r H) Nu _ e t K T Ad E) as [K' T'].
-      exists (next_hist c h e). split; [|split; [exact K'|exact T']]. unfold next_hist. destruct e; try exact A. rewrite update_same. destruct M as [_ M].
+      exists (next_hist c h e). split; [|split; [exact K'|exact T']]. unfold next_hist. destruct e; try exact A. rewrite update_same. destruct M as [_ [M _]].
       rewrite (firstn_snoc _ _ _ _ M), history_snoc. apply alike_step, A.
     + rewrite !update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).
       apply (bs_rank s I q Hq).
@@ -318,6 +319,8 @@ Proof.
     + apply exchange_keeps_log; [|exact R|apply (bs_log s I)]. intros r H. destruct (basis_pending s r I H (P r H)) as [_ [_ Wa]]. destruct (bs_rank s I r H) as [h [_ [K _]]].
       exact (core_message cfg input c r h _ K Wa).
   - constructor; [apply (bs_rank s I)|exact Y|apply (bs_log s I)].
+  - constructor; [|exact Y|apply (bs_log s I)]. intros q Hq. destruct (bs_rank s I q Hq) as [h [A [K T]]]. exists h. split; [exact A|].
+    destruct (Nat.eq_dec q d) as [->|NE]; [rewrite drawn_same|rewrite drawn_other by exact NE; auto]. exact (drawing_keeps_the_invariant_of_a_rank W cfg depth input (some_rank _ _ ok) s d m la c h Dr K T).
 Qed.
 
 (** What a good agreement says, of which every rank takes part. *)
@@ -328,11 +331,8 @@ Proof.
   intros s a I P Rd B Sr. destruct (reduce_agreed _ _ Rd) as [os [E A]]. exists os. split; [exact A|].
   assert (X : forall r o, r < W -> nth_error os r = Some o -> at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok c r (rank_of s r) o).
   { intros r o H Ho. pose proof (messages_nth W s r H) as Hm. rewrite E, (map_nth_error MOffer _ _ Ho) in Hm. injection Hm as Hm.
-    destruct (basis_pending s r I H (P r H)) as [_ [_ Wa]]. destruct (bs_rank s I r H) as [h [_ [K _]]]. unfold message in Hm. unfold is_waiting in Wa.
-    destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
-    - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. injection Hm as ->. auto.
-    - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
-    - destruct (k_report _ _ _ _ _ _ K Ph) as [x [Po _]]. rewrite Po in Hm. discriminate. }
+    destruct (basis_pending s r I H (P r H)) as [_ [_ Wa]]. destruct (bs_rank s I r H) as [h [_ [K _]]]. pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa.
+    rewrite <- Hm in Sa. exact Sa. }
   assert (L : length os = W) by (rewrite <- (map_length MOffer), <- E; apply messages_length).
   assert (Y : forall o, In o os -> exists r, r < W /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok c r (rank_of s r) o).
   { intros o Ho. apply In_nth_error in Ho as [r Hr]. assert (H : r < W) by (rewrite <- L; apply nth_error_Some; congruence). exists r. split; [assumption|]. apply X; assumption. }
@@ -342,8 +342,8 @@ Proof.
   - intros NZ. destruct (at_samples _ _ A) as [o [Ho Eo]]. destruct (Y o Ho) as [r [H [_ [_ O]]]]. destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Ho Ra)) as [_ [_ [_ [Os _]]]].
     destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [_ [_ [_ [Kg _]]]]. destruct (basis_pending s r I H (P r H)) as [Se _]. rewrite Se in Kg. rewrite Kg in Os.
     assert (U : is_quota_met c (h_samples (history (results s))) = false) by (destruct (is_quota_met c (h_samples (history (results s)))); [congruence|reflexivity]). split; [exact U|].
-    apply (sane_agreement a os A); [|exact NZ]. intros p Hp. destruct (Y p Hp) as [q [Hq [_ [_ Op]]]]. destruct (stands_on _ _ _ _ _ _ (bs_rank s I q Hq)) as [_ [_ [_ [Kq [h' K]]]]].
-    destruct (basis_pending s q I Hq (P q Hq)) as [Sq _]. rewrite Sq in Kq. rewrite <- Kq in U. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok q Hq) K Op (ag_ready _ _ A p Hp Ra) U).
+    apply (sane_agreement a os A); [|exact NZ]. intros p Hp. destruct (Y p Hp) as [q [Hq [Pq [_ Op]]]]. destruct (stands_on _ _ _ _ _ _ (bs_rank s I q Hq)) as [_ [_ [_ [Kq [h' K]]]]].
+    destruct (basis_pending s q I Hq (P q Hq)) as [Sq _]. rewrite Sq in Kq. rewrite <- Kq in U. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok q Hq) K Pq Op (ag_ready _ _ A p Hp Ra) U).
 Qed.
 
 Lemma read_keeps_image : forall s r xs en full t, basis s -> r < W -> may cfg input s r (SamplesRead xs en full) -> ends_alike s (LRank r (SamplesRead xs en full)) ->
@@ -371,7 +371,7 @@ Proof.
     + split; [reflexivity|]. split; [apply M2; reflexivity|]. destruct (is_eager (src r)); [lia|]. destruct full; [discriminate|]. symmetry in Al. apply Nat.ltb_lt in Al. lia.
     + split.
       * destruct full; [right|left; simpl; lia]. destruct (Al2 eq_refl) as [A1 A2]. unfold may_be_full in Mb. simpl. split; [reflexivity|]. split; [|lia].
-        simpl in Mb. apply negb_false_iff, andb_true_iff in Mb as [Mb _]. apply Nat.ltb_lt in Mb. lia.
+        rewrite Eu in Mb. simpl in Mb. apply negb_false_iff, andb_true_iff in Mb as [Mb _]. apply Nat.ltb_lt in Mb. lia.
       * intros Eg. rewrite Eg in Al. symmetry in Al. apply Nat.eqb_neq in Al. right. lia.
 Qed.
 
@@ -401,7 +401,7 @@ Lemma answer_keeps_image : forall s r x t, basis s -> log_says s -> r < W -> may
   let h := history (seen s r) in let v := view_at r (seen s r) in
   image c (src r) (input r) h v (rank_of s r) -> image c (src r) (input r) (h_step c h x) (next_view c r (src r) (input r) h v x) t.
 Proof.
-  intros s r x t I Lg H M E h v Im. pose proof (basis_admissible s r _ I H M) as Ad. destruct (sync_answer s r _ (bs_sync s I r H) (proj1 M) (proj2 M)) as [_ [_ [ms [El Em]]]].
+  intros s r x t I Lg H M E h v Im. pose proof (basis_admissible s r _ I H M) as Ad. destruct (sync_answer s r _ (bs_sync s I r H) (proj1 M) (proj1 (proj2 M))) as [_ [_ [ms [El Em]]]].
   destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [Kr [Kk [Kp [Kg [h' K]]]]]. fold h in Kr, Kk, Kp, Kg. unfold kind_ok in Kk.
   set (u := rank_of s r) in *. destruct Im as [I1 I2 I3 I4 _ I5 IB]. destruct x as [a|cs|rs]; simpl in E; destruct (at_phase u) eqn:Ph; try discriminate.
   - destruct Ad as [_ Ar]. unfold agree in E. unfold h_step, next_view. rewrite Kk. destruct (is_bad a) eqn:B.
@@ -417,7 +417,7 @@ Proof.
       rewrite Da, Dw, Dn. split; [exact W0|]. split; [exact Fw|]. apply (k_aligned _ _ _ _ _ _ K). rewrite Ph. discriminate. }
     assert (Qm : is_quota_met c (h_samples h) = false).
     { assert (A : alive (history (firstn (S (got s r)) (results s)))).
-      { rewrite (firstn_snoc _ _ _ _ (proj2 M)), history_snoc. change (history (firstn (got s r) (results s))) with h. unfold alive, h_step. rewrite Kk, B, Sr, Ta. exact Logic.I. }
+      { rewrite (firstn_snoc _ _ _ _ (proj1 (proj2 M))), history_snoc. change (history (firstn (got s r) (results s))) with h. unfold alive, h_step. rewrite Kk, B, Sr, Ta. exact Logic.I. }
       pose proof (Lg _ _ _ El (or_introl A) r _ Em) as Ms. change (history (firstn (got s r) (results s))) with h in Ms. unfold message_of in Ms. rewrite Kk in Ms. apply Ms. }
     destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. pose proof (Ar eq_refl o Po) as Ro. destruct (of_ready _ _ _ _ Oo Ro) as [_ [W0 [Gs _]]].
     assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I).
@@ -467,12 +467,12 @@ Qed.
 
 Lemma step_keeps_images : forall s l t, basis s -> log_says s -> step s l t -> ends_alike s l -> images s -> images t.
 Proof.
-  intros s l t I Lg St Al Im r H. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk].
+  intros s l t I Lg St Al Im r H. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr].
   - specialize (Im r H). unfold seen. simpl. change (results (mkSys _ _ _ (log s) _)) with (results s). destruct (Nat.eq_dec r i) as [->|NE].
     + rewrite update_same. destruct e as [xs en full| |x| | |cause|].
       * eapply read_keeps_image; eauto.
       * destruct (own_part c i (depth i) _ Collated t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
-      * rewrite update_same. pose proof M as [_ Ex]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc, view_snoc. apply (answer_keeps_image s i x t I Lg Hi M E Im).
+      * rewrite update_same. pose proof M as [_ [Ex _]]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc, view_snoc. apply (answer_keeps_image s i x t I Lg Hi M E Im).
       * destruct (own_part c i (depth i) _ StepTaken t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
       * destruct (own_part c i (depth i) _ ConsumerStopped t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
       * destruct (own_part c i (depth i) _ (LocalFailed cause) t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
@@ -480,22 +480,21 @@ Proof.
     + rewrite update_other by exact NE. destruct e; try exact Im. rewrite update_other by exact NE. exact Im.
   - unfold seen at 1 2. cbn [got rank_of]. rewrite (seen_before s r _ _ _ _ _ I H (P r H)). apply (Im r H).
   - exact (Im r H).
+  - destruct Al.
 Qed.
 
 (** What a rank puts into an exchange that makes steps, or plans them, is what its view says. *)
 Lemma exchange_says : forall s t, basis s -> images s -> step s LExchange t -> plain (whole cfg s) (whole cfg t) ->
   forall r m, nth_error (messages W s) r = Some m -> message_of c r (src r) (input r) (whole cfg s) (view_at r (results s)) m.
 Proof.
-  intros s t I Im St Al r m Hm. inversion St as [|s' x P Rd|]; subst.
+  intros s t I Im St Al r m Hm. inversion St as [|s' x P Rd| |]; subst.
   assert (H : r < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact H. injection Hm as <-.
   destruct (basis_pending s r I H (P r H)) as [Se [_ Wa]]. pose proof (Im r H) as Ir. destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [Kr [Kk [_ [Kg [h' K]]]]].
   rewrite Se in Ir, Kr, Kk, Kg. change (history (results s)) with (whole cfg s) in Ir, Kr, Kk, Kg. unfold kind_ok in Kk.
   unfold message_of, message. unfold is_waiting in Wa. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
   - rewrite Kk. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. rewrite Po.
     pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
-    destruct x as [a|cs|rs].
-    2:{ destruct (reduce_counted _ _ Rd) as [l [El _]]. rewrite El in Hm. apply nth_error_In, in_map_iff in Hm as [y [Ey _]]. discriminate. }
-    2:{ destruct (reduce_reported _ _ Rd) as [El _]. rewrite El in Hm. apply nth_error_In, in_map_iff in Hm as [y [Ey _]]. discriminate. }
+    pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ Hm)) as Say. destruct x as [a|cs|rs]; [|destruct Say|destruct Say].
     rewrite whole_snoc in Al. unfold plain, alive, h_step in Al. rewrite Kk in Al.
     destruct (is_bad a) eqn:B; [destruct Al as [[]|[[l Al] _]]; discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr; [destruct Al as [[]|[[l Al] _]]; discriminate|].
     destruct (all_are_ready s a I P Rd B Sr) as [os [A [F1 F2]]]. destruct (F1 r H) as [o' [Iy [_ [Po' [Ro _]]]]]. rewrite Po in Po'. injection Po' as <-.
@@ -519,7 +518,7 @@ Qed.
 
 Lemma step_keeps_log_says : forall s l t, basis s -> step s l t -> images s -> log_says s -> log_says t.
 Proof.
-  intros s l t I St Im L. pose proof St as St0. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [exact L| |exact L].
+  intros s l t I St Im L. pose proof St as St0. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [exact L| |exact L|exact L].
   intros i ms y Hi Al r m Hm. match type of Al with plain _ (history (firstn _ (results ?z))) => assert (Er : results z = results s ++ [x]) by (unfold results; simpl; apply map_app) end.
   rewrite Er in *. simpl in Hi. assert (Ln : length (results s) = length (log s)) by (unfold results; apply map_length).
   assert (F : forall n, n <= length (log s) -> firstn n (results s ++ [x]) = firstn n (results s)).
@@ -538,7 +537,7 @@ Definition complete_at_last (s : sys) : Prop := forall l, h_kind (whole cfg s) =
 
 Lemma step_keeps_complete_at_last : forall s l t, basis s -> step s l t -> complete_at_last s -> complete_at_last t.
 Proof.
-  intros s lb t I St IH l Hk. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk. exists (length (log s)). simpl. split; [rewrite app_length; simpl; lia|].
+  intros s lb t I St IH l Hk. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH l Hk)| |exact (IH l Hk)..]. rewrite whole_snoc in Hk. exists (length (log s)). simpl. split; [rewrite app_length; simpl; lia|].
   unfold results. simpl. rewrite map_app, firstn_app, map_length, Nat.sub_diag, firstn_O, app_nil_r, firstn_all2 by (rewrite map_length; lia).
   change (h_kind (whole cfg s) = NOffer /\ exists a, nth_error (map snd (log s) ++ [x]) (length (log s)) = Some (Agreed a) /\ target c a = 0 /\ (o_samples_max a <> 0 -> sane a)).
   unfold h_step in Hk. destruct (h_kind (whole cfg s)) as [|k| |o l'] eqn:K; [| exfalso | exfalso | exfalso].

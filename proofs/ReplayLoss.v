@@ -65,9 +65,9 @@ Proof.
   - exists (start cfg). split; [constructor|]. apply start_follows.
   - pose proof (replays_reachable W c src input depth v R) as Rv.
     assert (C : (exists r e, l = LRank r e /\ is_lost (rank_of u r) = true) \/ forall r e, l = LRank r e -> is_lost (rank_of u r) = false).
-    { destruct l as [r e| |]; [|right; discriminate..]. destruct (is_lost (rank_of u r)) eqn:L; [left; eauto|right; intros ? ? X; injection X as <- _; exact L]. }
+    { destruct l as [r e| | |]; [|right; discriminate..]. destruct (is_lost (rank_of u r)) eqn:L; [left; eauto|right; intros ? ? X; injection X as <- _; exact L]. }
     destruct C as [[r [e [-> L]]]|C].
-    + exists v. split; [exact R|]. inversion St as [s i e' t H M T| |]; subst. destruct (f_rank _ _ _ _ F r H) as [[Lf _]|[Lb Pe]]; [congruence|].
+    + exists v. split; [exact R|]. inversion St as [s i e' t H M T| | |]; subst. destruct (f_rank _ _ _ _ F r H) as [[Lf _]|[Lb Pe]]; [congruence|].
       destruct (left_stays depth u v r e t Rv H M T Lb) as [Lt [Po [NG NT]]]. constructor; simpl.
       * apply (f_log _ _ _ _ F).
       * intros q Hq. destruct e; try apply (f_got _ _ _ _ F q Hq). edestruct NG. reflexivity.
@@ -76,7 +76,7 @@ Proof.
         -- right. rewrite update_same, Po. auto.
         -- rewrite update_other by exact NE. apply (f_rank _ _ _ _ F q Hq).
     + destruct (every_live_step_is_followed W cfg depth input ok left_behind left_shares u l v u' Rv F St C) as [v' [St' [F' _]]]. exists v'. split; [|exact F'].
-      eapply replay_step; [exact R|exact St'|]. destruct l as [r e| |]; [|exact Logic.I..]. assert (H : r < W) by (inversion St; assumption).
+      eapply replay_step; [exact R|exact St'|]. destruct l as [r e| | |]; [|exact Logic.I|exact Logic.I|destruct A as [[]|[]]]. assert (H : r < W) by (inversion St; assumption).
       destruct A as [A|A]; [|simpl in A; rewrite (C r e eq_refl) in A; discriminate].
       destruct (f_rank _ _ _ _ F r H) as [[_ [Er _]]|[Lb _]]; [|pose proof (lb_lost _ _ Lb); rewrite (C r e eq_refl) in *; discriminate]. destruct e; try exact A. simpl in *. rewrite <- Er. exact A.
   - exists v. split; [exact R|]. exact (proj1 (every_loss_is_followed W left_behind lose_leaves left_shares u v r peer cause F H E)).

@@ -39,6 +39,8 @@ Variable src : reader.
 Variable inp : list sample.
 Hypothesis OK : config_ok c.
 Hypothesis placed : forall i x, nth_error inp i = Some x -> pos x = i.
+(** Its source is its own. *)
+Hypothesis own : c_shares c = false.
 Notation history := (history c).
 Variable rank : nat.
 Notation view_of := (view_of c rank src inp).
@@ -57,7 +59,7 @@ Proof.
   induction rs as [|x rs [M Wa]] using rev_ind; [split; [reflexivity|simpl; lia]|]. rewrite history_snoc, view_snoc. unfold wants, h_step, next_view.
   destruct (h_kind (history rs)) as [|t| |o l] eqn:K; destruct x as [a|cs|r]; simpl; rewrite ?K; auto.
   - destruct (is_bad a); [simpl; auto|]. destruct (o_stop_rank a) as [q|]; [simpl; auto|]. destruct (target c a) as [|n]; [simpl; auto|]. simpl h_kind. simpl v_marks. cbn [v_read v_want v_ended v_window h_round].
-    split; [apply last_of_last_n, (ok_age _ OK)|reflexivity].
+    rewrite own, orb_false_r. split; [apply last_of_last_n, (ok_age _ OK)|reflexivity].
   - destruct (failure_of r); simpl; rewrite ?K; auto.
 Qed.
 
@@ -118,7 +120,7 @@ Proof.
     + destruct C as [-> [En _]]. simpl in Rx. rewrite En, Rx, Nat.add_0_r, Nat.eqb_refl. auto.
     + destruct (ended u) eqn:En; [|simpl; split; [lia|auto]]. destruct C as [_ [Re Le]]. destruct (read u =? v_read v) eqn:Q; simpl; [|split; [lia|auto]]. apply Nat.eqb_eq in Q.
       assert (X : x = []) by (destruct x; [reflexivity|simpl in Rx; lia]). subst x. split; [reflexivity|]. split; [lia|]. destruct (is_eager src); simpl in Le; lia.
-  - rewrite Be. intros Z. apply andb_true_iff in Z as [Z1 Z2]. apply Nat.eqb_eq in Z2. rewrite <- Z2. destruct K as [h' [_ [K' _]]]. apply (k_ended _ _ _ _ _ _ K' Z1).
+  - rewrite Be. intros Z. apply andb_true_iff in Z as [Z1 Z2]. apply Nat.eqb_eq in Z2. rewrite <- Z2. destruct K as [h' [_ [K' _]]]. destruct (k_ended _ _ _ _ _ _ K' Z1) as [X Y]. specialize (Y own). lia.
 Qed.
 
 (** Loaded again, at any depth: as the rank that the view and the history demand. *)
@@ -139,9 +141,9 @@ Proof.
   - exact F6.
   - unfold steps_of at 1. unfold w, place. cbn [taken queue released plan aligned window read concat app]. rewrite app_nil_r, F2, F3, (i_steps _ _ _ _ _ _ Im). exact C.
   - unfold w, place. cbn [read]. rewrite F2. exact Le.
-  - unfold w, place. cbn [ended read wanted]. intros E. rewrite F2, E. split; [apply Re, E|reflexivity].
+  - unfold w, place. cbn [ended read wanted]. intros E. rewrite F2, E. split; [rewrite (Re E); lia|reflexivity].
   - reflexivity.
-  - unfold w, place. cbn [ended window wanted]. destruct (b_ended (save u)); [left; reflexivity|right]. pose proof (ok_window _ OK rank (b_round (save u))). lia.
+  - unfold w, place. cbn [ended window wanted]. left. unfold has_more. cbn [ended window wanted]. destruct (b_ended (save u)); [left; reflexivity|right]. pose proof (ok_window _ OK rank (b_round (save u))). lia.
   - reflexivity.
 Qed.
 
@@ -161,13 +163,13 @@ Notation history := (history c).
 Notation replays := (Replay.replays W c src input).
 Notation view_at := (fun s r => view_of c r (src r) (input r) (seen s r)).
 
-(** A rank that has begun a round that is not yet agreed on, the quota not met, has what it saves. *)
-Definition has_begun (u : state) : Prop := (at_phase u = FILL \/ at_phase u = OFFER) /\ is_quota_met c (gsum u) = false.
+(** A rank with a source of its own that has begun a round that is not yet agreed on, the quota not met, has what it saves. *)
+Definition has_begun (u : state) : Prop := (at_phase u = FILL \/ at_phase u = OFFER) /\ is_quota_met c (gsum u) = false /\ c_shares c = false.
 
 Lemma begun_says : forall d s r, tells W c src input d s -> r < W -> has_begun (rank_of s r) -> let h := history (seen s r) in
   stands c (d r) r (input r) h (rank_of s r) /\ image c (src r) (input r) h (view_at s r) (rank_of s r) /\ h_kind h = NOffer /\ is_quota_met c (h_samples h) = false.
 Proof.
-  intros d s r T H [Ph Qu] h. pose proof (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H) as K. fold h in K. destruct (stands_on _ _ _ _ _ _ K) as [_ [Kk [_ [Kg _]]]].
+  intros d s r T H [Ph [Qu _]] h. pose proof (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H) as K. fold h in K. destruct (stands_on _ _ _ _ _ _ K) as [_ [Kk [_ [Kg _]]]].
   split; [exact K|]. split; [exact (tell_images _ _ _ _ _ _ T r H)|]. split; [|rewrite <- Kg; exact Qu].
   unfold kind_ok in Kk. destruct Ph as [P|P]; rewrite P in Kk; exact Kk.
 Qed.
@@ -178,21 +180,21 @@ Lemma begun_saves : forall d s r, tells W c src input d s -> r < W -> has_begun 
   b_budget b = v_budget v.
 Proof.
   intros d s r T H Sv. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C.
-  apply (saved_fields c (src r) (input r) (fun i x => placed r i x H) r _ _ _ _ K Im (views_want c (src r) (input r) C r _) Kd Qu (proj1 Sv)).
+  apply (saved_fields c (src r) (input r) (fun i x => placed r i x H) r _ _ _ _ K Im (views_want c (src r) (input r) C (proj2 (proj2 Sv)) r _) Kd Qu (proj1 Sv)).
 Qed.
 
 Lemma begun_loads : forall d s r, tells W c src input d s -> r < W -> has_begun (rank_of s r) ->
   let u := load c r (steps_of (rank_of s r)) (save (rank_of s r)) in let h := history (seen s r) in
   (forall d', stands c d' r (input r) h u) /\ image c (src r) (input r) h (view_at s r) u.
 Proof.
-  intros d s r T H Sv u0 h. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C. pose proof (views_want c (src r) (input r) C r (seen s r)) as Wa.
-  split; [exact (loaded_stands c (src r) (input r) C (fun i x => placed r i x H) r _ _ _ _ K Im Wa Kd Qu (proj1 Sv))|].
+  intros d s r T H Sv u0 h. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C. pose proof (views_want c (src r) (input r) C (proj2 (proj2 Sv)) r (seen s r)) as Wa.
+  split; [exact (loaded_stands c (src r) (input r) C (fun i x => placed r i x H) (proj2 (proj2 Sv)) r _ _ _ _ K Im Wa Kd Qu (proj1 Sv))|].
   destruct (begun_saves d s r T H Sv) as [_ [_ [_ [F4 [_ [_ F7]]]]]]. unfold u0, load. set (u := place c r (steps_of (rank_of s r)) (save (rank_of s r))).
   destruct (part_post c r u) as [P1 P2]. apply (image_part c (src r) (input r) _ _ u); [exact P1|exact P2|apply post_fair|]. constructor.
   - unfold u, steps_of. simpl. rewrite app_nil_r. apply (i_steps _ _ _ _ _ _ Im).
   - intros t Ht. fold h in Kd. rewrite Kd in Ht. discriminate.
   - intros _. exact F4.
-  - intros _ _. apply (saved_reading c (src r) (input r) (fun i x => placed r i x H) r _ _ _ _ K Im Wa Kd Qu (proj1 Sv)).
+  - intros _ _. apply (saved_reading c (src r) (input r) (fun i x => placed r i x H) (proj2 (proj2 Sv)) r _ _ _ _ K Im Wa Kd Qu (proj1 Sv)).
   - intros l Hk. fold h in Kd. rewrite Kd in Hk. discriminate.
   - intros X. discriminate.
   - intros _. exact F7.
@@ -243,7 +245,7 @@ Lemma remembered_step : forall past d s t l s', remembers past s t -> System.ste
   exists t', System.step W (fun _ => c) d input t l t' /\ ends_alike src input t l /\ remembers past s' t'.
 Proof.
   intros past d s t l s' [Rr Rg Rp Ru Rl] St Al. assert (Res : results t = map snd past ++ results s) by (unfold results; rewrite Rl; apply map_app).
-  destruct St as [s i e v H M E|s x P Rd|s i H Run Tk].
+  destruct St as [s i e v H M E|s x P Rd|s i H Run Tk|s i n la H D]; [| | |destruct Al].
   - assert (M' : may (fun _ => c) input t i e).
     { destruct e; simpl in *; rewrite ?(Rr i H), ?(Rp i H), ?(Ru i H); try exact M. rewrite (Rg i H), Res, nth_error_app2 by (rewrite map_length; lia).
       rewrite map_length. replace (length past + got s i - length past) with (got s i) by lia. exact M. }
@@ -366,8 +368,9 @@ Proof.
     destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. rewrite Ta. reflexivity. }
   rewrite V in Fw. assert (Ew : window (rank_of s r) = []) by (rewrite Fw; destruct (full_window _ _ _); [reflexivity|simpl in S2; lia]).
   destruct (stands_on _ _ _ _ _ _ (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H)) as [_ [_ [_ [_ [h' Kc]]]]].
-  assert (En : ended (rank_of s r) = true) by (destruct (k_window _ _ _ _ _ _ Kc) as [X|X]; [exact X|rewrite Ew, W0 in X; simpl in X; lia]).
-  destruct (k_ended _ _ _ _ _ _ Kc En) as [Rl _]. pose proof (k_cons _ _ _ _ _ _ Kc) as C. rewrite Al, Ew, Rl, firstn_all in C. simpl in C. rewrite app_nil_r in C. exact C.
+  assert (Nc : at_phase (rank_of s r) <> COUNT) by (intros X; unfold is_ending in E; rewrite X in E; discriminate).
+  assert (En : ended (rank_of s r) = true) by (destruct (more_unless_counting _ _ _ _ _ _ Kc Nc) as [X|X]; [exact X|rewrite Ew, W0 in X; simpl in X; lia]).
+  destruct (k_ended _ _ _ _ _ _ Kc En) as [Rl _]. rewrite W0, Nat.add_0_r in Rl. pose proof (k_cons _ _ _ _ _ _ Kc) as C. rewrite Al, Ew, Rl, firstn_all in C. simpl in C. rewrite app_nil_r in C. exact C.
 Qed.
 
 (** ONCE, of such a job: what it has planned, what it has formed, what it holds and what it has not read are its input. *)

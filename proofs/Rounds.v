@@ -33,12 +33,12 @@ Lemma reachable_busy : forall s, reachable s -> forall r, r < W -> busy (length 
 Proof.
   induction 1 as [|s l t R IH St]; intros r H; [constructor; unfold made, in_count; simpl; lia|].
   pose proof (invariant_of W cfg depth input ok s R) as I.
-  destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
+  destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [|exact (IH r H)|exact (IH r H)|destruct (IH r H); constructor; assumption].
   simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact (IH r H)].
   specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K. pose proof (rank_step_after W cfg depth input ok s i e t I H My E) as K'.
   set (u := rank_of s i) in *. pose proof (k_round _ _ _ _ _ _ K) as R1. pose proof (k_round _ _ _ _ _ _ K') as R2.
   pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
-  - destruct (got_current W cfg depth input s i y I H My) as [_ [_ [_ [ms [El Em]]]]]. simpl in E. fold u in E. simpl in R2.
+  - simpl in E. fold u in E. simpl in R2.
     pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Pk. fold u in Pk.
     destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
     + destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
@@ -50,8 +50,7 @@ Proof.
       2:{ destruct (S2 Pt) as [Sa _]. assert (Ic : in_count t = 0) by (unfold in_count; destruct (at_phase t); try reflexivity; exfalso; apply Pt; reflexivity).
           constructor; rewrite Ic; unfold made; rewrite S1, Sa, Rr; simpl; lia. }
       destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-      destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
-      destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+      destruct (answered_offer W cfg depth input s i a I H My Ph) as [o [os [A [Io [Po O]]]]]. fold u in Po, O.
       destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [Rw [R3 _]]].
       pose proof (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u)) as Gp. pose proof (ok_group_nonempty _ (configs_ok _ _ ok i H) (budget u) (window u)) as Gn. rewrite <- R3 in Gp, Gn.
       pose proof (Permutation_length Gp) as Gl. pose proof (Permutation_length (k_cons _ _ _ _ _ _ K)) as Cl. fold u in Cl. rewrite Au in Cl. simpl in Cl. rewrite app_length, firstn_length in Cl.
@@ -67,7 +66,7 @@ Proof.
       * intros W1. destruct B2 as [B2|B2]; [lia|]. exfalso.
         pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al in Pl. lia.
       * destruct (window u) as [|x w] eqn:Ew; [right|left].
-        -- assert (En : ended u = true) by (destruct (k_window _ _ _ _ _ _ K) as [X|X]; [exact X|fold u in X; rewrite Ew, Rw in X; simpl in X; lia]).
+        -- assert (En : ended u = true) by (destruct (more_unless_counting _ _ _ _ _ _ K) as [X|X]; [fold u; congruence|exact X|fold u in X; rewrite Ew, Rw in X; simpl in X; lia]).
            destruct (k_ended _ _ _ _ _ _ K En) as [Er _]. fold u in Er.
            pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al in Pl. simpl in *. lia.
         -- specialize (Wa ltac:(discriminate)). destruct B2 as [B2|B2]; [lia|]. simpl in Cl. lia.
@@ -96,7 +95,7 @@ Hypothesis shards : forall r, r < W -> length (input r) <= largest.
 Lemma rounds_within_largest : forall s, reachable s -> h_round (whole s) <= largest.
 Proof.
   induction 1 as [|s l t R IH St]; [simpl; lia|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
-  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact IH| |exact IH].
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact IH| |exact IH..].
   rewrite whole_snoc. unfold h_step. destruct (h_kind (whole s)) eqn:Hk; destruct x as [a|cs|rs]; try exact IH.
   - destruct (is_bad a); [exact IH|]. destruct (o_stop_rank a); exact IH.
   - simpl. destruct (n_count _ _ _ S _ Hk) as [T1 [_ [q [Hq Wa]]]]. destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 q Hq) as [Ph L].

@@ -1,4 +1,4 @@
-(** [perform]: what can happen, as a program. It is exactly [lossy_step]. *)
+(** [perform]: what can happen, as a program. It is exactly [lossy_step]. What ranks that share an order draw is not in it. *)
 Require Import List Arith Lia Bool.
 From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
 Import ListNotations.
@@ -13,6 +13,14 @@ Definition all_ranks (W : nat) (f : nat -> bool) : bool := forallb f (seq 0 W).
 Lemma all_ranks_spec : forall W f, all_ranks W f = true <-> forall r, r < W -> f r = true.
 Proof.
   intros W f. unfold all_ranks. rewrite forallb_forall. split; intros H r L; apply H; [apply in_seq; lia|]. apply in_seq in L. lia.
+Qed.
+
+(** A rank that shares an order goes on from a round when its window does not stay empty. *)
+Definition goes_on_with (c : config) (u : state) : bool := negb (c_shares c) || ended u || (1 <=? length (window u) + wanted u).
+
+Lemma goes_on_with_more : forall c u, goes_on_with c u = true <-> (c_shares c = true -> has_more u).
+Proof.
+  intros c u. unfold goes_on_with, has_more. rewrite <- (Nat.leb_le 1). destruct (c_shares c), (ended u), (1 <=? length (window u) + wanted u); simpl; intuition congruence.
 Qed.
 
 Section Run.
@@ -34,7 +42,7 @@ Definition event_of (s : sys) (c : choice) : option (nat * event) :=
          (negb (n =? 0) || en || full) && (negb full || (c_bounded (cfg r) r && negb (is_done (rank_of s r))))
       then Some (r, SamplesRead (firstn n left) en full) else None
   | CCollate r => Some (r, Collated)
-  | CAnswer r => if pending s r then None else match nth_error (results s) (got s r) with Some x => Some (r, Got x) | None => None end
+  | CAnswer r => if pending s r || negb (goes_on_with (cfg r) (rank_of s r)) then None else match nth_error (results s) (got s r) with Some x => Some (r, Got x) | None => None end
   | CTake r => if running s r then None else Some (r, StepTaken)
   | CLeave r => if stopped (rank_of s r) then None else match at_phase (rank_of s r) with DONE => None | _ => Some (r, ConsumerStopped) end
   | CFail r cause => if is_ending (rank_of s r) || is_some (failure (rank_of s r)) then None else Some (r, LocalFailed cause)
@@ -83,36 +91,33 @@ Proof.
     + apply orb_true_iff in C3 as [C3|C3]; [|auto]. apply orb_true_iff in C3 as [C3|C3]; [left|auto]. intros X. apply (f_equal (@length _)) in X. rewrite firstn_length, (Nat.min_l _ _ C1) in X. simpl in X. subst n. discriminate.
     + intros ->. simpl in C4. apply andb_true_iff in C4 as [C4 C5]. split; [exact C4|]. apply negb_true_iff in C5. unfold is_done in C5. intros X. rewrite X in C5. discriminate.
   - injection E as <- <-. exact Logic.I.
-  - destruct (pending s i) eqn:P; [discriminate|]. destruct (nth_error _ _) eqn:X; [|discriminate]. injection E as <- <-. simpl. auto.
+  - destruct (_ || _) eqn:P; [discriminate|]. apply orb_false_iff in P as [P G]. apply negb_false_iff in G. pose proof (proj1 (goes_on_with_more _ _) G) as Mo.
+    destruct (nth_error _ _) eqn:X; [|discriminate]. injection E as <- <-. split; [exact P|]. split; [exact X|exact Mo].
   - destruct (running s i) eqn:P; [discriminate|]. injection E as <- <-. exact P.
   - destruct (stopped (rank_of s i)) eqn:P; [discriminate|]. destruct (at_phase (rank_of s i)) eqn:Ph; try discriminate; injection E as <- <-; simpl; rewrite Ph; split; auto; discriminate.
   - destruct (_ || _) eqn:C; [discriminate|]. injection E as <- <-. apply orb_false_iff in C as [C1 C2]. simpl. split; [exact C1|]. destruct (failure _); [discriminate|reflexivity].
   - destruct (_ || _) eqn:C; [discriminate|]. injection E as <- <-. apply orb_false_iff in C as [C1 C2]. simpl. auto.
 Qed.
 
-Lemma may_event_of : forall s r e, may cfg input s r e -> exists c, event_of s c = Some (r, e) /\ is_loss c = false /\ forall t, rank_moves s r e = Some t -> perform s c = Some t.
+Lemma may_event_of : forall s r e, may cfg input s r e -> exists c, event_of s c = Some (r, e).
 Proof.
   intros s r e M. destruct e as [xs en full| |x| | |cause|]; simpl in M.
   - exists (CRead r (length xs) en full). destruct M as [M1 [M2 [M3 M4]]].
     assert (L : length xs <= length (skipn (read (rank_of s r)) (input r))) by (rewrite M1, firstn_length; lia).
-    assert (E : event_of s (CRead r (length xs) en full) = Some (r, SamplesRead xs en full)).
-    { simpl. replace (length xs <=? _) with true by (symmetry; apply Nat.leb_le, L).
-      replace (negb en || _) with true by (symmetry; destruct en; [simpl; apply Nat.eqb_eq; auto|reflexivity]).
-      replace (negb _ || en || full) with true by (symmetry; destruct en, full, xs; simpl; try reflexivity; destruct M3 as [M3|[M3|M3]]; congruence).
-      replace (negb full || _) with true by (symmetry; destruct full; [destruct (M4 eq_refl) as [-> Nd]; unfold is_done; destruct (at_phase (rank_of s r)); try reflexivity; exfalso; apply Nd; reflexivity|reflexivity]). simpl. rewrite <- M1. reflexivity. }
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
-  - exists (CCollate r). repeat split. auto.
-  - exists (CAnswer r). destruct M as [M1 M2]. assert (E : event_of s (CAnswer r) = Some (r, Got x)) by (simpl; rewrite M1, M2; reflexivity).
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
-  - exists (CTake r). assert (E : event_of s (CTake r) = Some (r, StepTaken)) by (simpl; rewrite M; reflexivity).
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
-  - exists (CLeave r). destruct M as [M1 M2]. assert (E : event_of s (CLeave r) = Some (r, ConsumerStopped)) by (simpl; rewrite M1; destruct (at_phase (rank_of s r)); congruence).
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
-  - exists (CFail r cause). destruct M as [M1 M2]. assert (E : event_of s (CFail r cause) = Some (r, LocalFailed cause)) by (simpl; rewrite M1, M2; reflexivity).
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
-  - exists (CUrge r). destruct M as [M1 M2]. assert (E : event_of s (CUrge r) = Some (r, Urged)) by (simpl; rewrite M1, M2; reflexivity).
-    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
+    simpl. replace (length xs <=? _) with true by (symmetry; apply Nat.leb_le, L).
+    replace (negb en || _) with true by (symmetry; destruct en; [simpl; apply Nat.eqb_eq; auto|reflexivity]).
+    replace (negb _ || en || full) with true by (symmetry; destruct en, full, xs; simpl; try reflexivity; destruct M3 as [M3|[M3|M3]]; congruence).
+    replace (negb full || _) with true by (symmetry; destruct full; [destruct (M4 eq_refl) as [-> Nd]; unfold is_done; destruct (at_phase (rank_of s r)); try reflexivity; exfalso; apply Nd; reflexivity|reflexivity]). simpl. rewrite <- M1. reflexivity.
+  - exists (CCollate r). reflexivity.
+  - exists (CAnswer r). destruct M as [M1 [M2 M3]]. simpl. rewrite M1, M2, (proj2 (goes_on_with_more _ _) M3). reflexivity.
+  - exists (CTake r). simpl. rewrite M. reflexivity.
+  - exists (CLeave r). destruct M as [M1 M2]. simpl. rewrite M1. destruct (at_phase (rank_of s r)); congruence.
+  - exists (CFail r cause). destruct M as [M1 M2]. simpl. rewrite M1, M2. reflexivity.
+  - exists (CUrge r). destruct M as [M1 M2]. simpl. rewrite M1, M2. reflexivity.
 Qed.
+
+Lemma event_performed : forall s c r e t, event_of s c = Some (r, e) -> rank_moves s r e = Some t -> perform s c = Some t.
+Proof. intros s c r e t E T. destruct c; try discriminate E; unfold perform; rewrite E; exact T. Qed.
 
 Lemma rank_moves_step : forall s r e t, may cfg input s r e -> rank_moves s r e = Some t -> step s (LRank r e) t.
 Proof.
@@ -120,25 +125,25 @@ Proof.
   destruct (transition _ _ _ _ _) as [v|] eqn:T; [|discriminate]. injection E as <-. apply StepRank; assumption.
 Qed.
 
-Lemma perform_step : forall s c t, is_loss c = false -> perform s c = Some t -> exists l, step s l t.
+Lemma perform_step : forall s c t, is_loss c = false -> perform s c = Some t -> exists l, step s l t /\ is_draw l = false.
 Proof.
   intros s c t L E.
-  assert (G : forall r e, event_of s c = Some (r, e) -> rank_moves s r e = Some t -> exists l, step s l t).
-  { intros r e Ev Mv. exists (LRank r e). apply rank_moves_step; [eapply event_of_may; eassumption|exact Mv]. }
+  assert (G : forall r e, event_of s c = Some (r, e) -> rank_moves s r e = Some t -> exists l, step s l t /\ is_draw l = false).
+  { intros r e Ev Mv. exists (LRank r e). split; [|reflexivity]. apply rank_moves_step; [eapply event_of_may; eassumption|exact Mv]. }
   destruct c; try discriminate; unfold perform in E; try (destruct (event_of s _) as [[i e]|] eqn:Ev; [eauto|discriminate]).
   - destruct (all_ranks W (pending s)) eqn:P; [|discriminate]. destruct (reduce _) eqn:Rd; [|discriminate]. injection E as <-.
-    exists LExchange. apply StepExchange; [apply all_ranks_spec, P|exact Rd].
+    exists LExchange. split; [|reflexivity]. apply StepExchange; [apply all_ranks_spec, P|exact Rd].
   - destruct (_ && _) eqn:C; [|discriminate]. injection E as <-. apply andb_true_iff in C as [C C3]. apply andb_true_iff in C as [C1 C2].
-    exists (LTrained r). apply StepTrained; [apply Nat.ltb_lt, C1|exact C2|]. intros q Hq. pose proof (proj1 (all_ranks_spec _ _) C3 q Hq) as X. apply Nat.leb_le, X.
+    exists (LTrained r). split; [|reflexivity]. apply StepTrained; [apply Nat.ltb_lt, C1|exact C2|]. intros q Hq. pose proof (proj1 (all_ranks_spec _ _) C3 q Hq) as X. apply Nat.leb_le, X.
 Qed.
 
 (** The program and the relation are the same. *)
 Theorem the_executable_step_is_the_step_of_the_system : forall s t, lossy_step s t <-> exists c, perform s c = Some t.
 Proof.
   intros s t. split.
-  - intros X. destruct X as [s l t St|s r peer cause H E].
-    + destruct St as [s r e v H M E|s x P Rd|s r H Ru Tk].
-      * destruct (may_event_of s r e M) as [c [_ [_ X]]]. exists c. apply X. unfold rank_moves. apply Nat.ltb_lt in H. rewrite H, E. reflexivity.
+  - intros X. destruct X as [s l t St Dr|s r peer cause H E].
+    + destruct St as [s r e v H M E|s x P Rd|s r H Ru Tk|]; [| | |discriminate].
+      * destruct (may_event_of s r e M) as [c Ev]. exists c. apply (event_performed s c r e _ Ev). unfold rank_moves. apply Nat.ltb_lt in H. rewrite H, E. reflexivity.
       * exists CExchange. simpl. rewrite (proj2 (all_ranks_spec _ _) P), Rd. reflexivity.
       * exists (CTrained r). simpl. apply Nat.ltb_lt in H. rewrite H, Ru. simpl.
         replace (all_ranks W _) with true; [reflexivity|]. symmetry. apply all_ranks_spec. intros q Hq. apply Nat.leb_le, Tk, Hq.
@@ -146,7 +151,7 @@ Proof.
   - intros [c E]. destruct (is_loss c) eqn:L.
     + destruct c; try discriminate. simpl in E. destruct (_ && _) eqn:C; [|discriminate]. injection E as <-. apply andb_true_iff in C as [C1 C2].
       apply LossyLoss; [apply Nat.ltb_lt, C1|apply negb_true_iff, C2].
-    + destruct (perform_step s c t L E) as [l St]. eapply LossyStep, St.
+    + destruct (perform_step s c t L E) as [l [St Dr]]. exact (LossyStep W cfg depth input s l t St Dr).
 Qed.
 
 (** The choices in turn; one that cannot be performed is the end of it. *)
@@ -164,7 +169,7 @@ Fixpoint go_on (fuel : nat) (cs : list choice) (s : sys) : sys :=
   end.
 
 Lemma perform_reachable : forall s c t, is_loss c = false -> perform s c = Some t -> reachable W cfg depth input s -> reachable W cfg depth input t.
-Proof. intros s c t L E R. destruct (perform_step s c t L E) as [l St]. eapply reach_step; eauto. Qed.
+Proof. intros s c t L E R. destruct (perform_step s c t L E) as [l [St _]]. eapply reach_step; eauto. Qed.
 
 Lemma perform_lossy : forall s c t, perform s c = Some t -> lossy_reachable W cfg depth input s -> lossy_reachable W cfg depth input t.
 Proof. intros s c t E [n P]. exists (S n). eapply lossy_on; [exact P|]. apply the_executable_step_is_the_step_of_the_system. eauto. Qed.

@@ -25,7 +25,7 @@ Proof. intros r n H. pose proof (input_in_order r H) as A. rewrite <- (firstn_sk
 Lemma what_is_read_stays_in_line : forall s r, reachable s -> r < W -> in_line (rank_of s r) = firstn (read (rank_of s r)) (input r).
 Proof.
   intros s r R. revert r. induction R as [|s l t R IH St]; intros r H; [reflexivity|].
-  pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
+  pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [|exact (IH r H)|exact (IH r H)..].
   cbn [rank_of]. destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by assumption; exact (IH r H)].
   rewrite update_same. specialize (IH i H). pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
   pose proof (answer_or_own e) as Cases.

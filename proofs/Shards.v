@@ -68,6 +68,12 @@ Proof. intros wants d. destruct (deal_next wants d) as [n [L P]]. apply Permutat
 Theorem no_more_is_drawn_than_there_is : forall rounds, drawn rounds <= total.
 Proof. induction rounds as [|wants before IH]; simpl; [lia|]. pose proof (dealt_within wants (drawn before)). lia. Qed.
 
+Lemma each_gives : forall (A : Type) (f g : nat -> list A) w, (forall r, r < w -> Permutation (f r) (g r)) -> Permutation (concat (map f (seq 0 w))) (concat (map g (seq 0 w))).
+Proof.
+  intros A f g w H. assert (L : forall r, In r (seq 0 w) -> r < w) by (intros r I; apply in_seq in I; lia). revert L. generalize (seq 0 w).
+  induction l as [|r l IH]; intros L; simpl; [constructor|]. apply Permutation_app; [apply H, L; left; reflexivity|apply IH; intros z I; apply L; right; exact I].
+Qed.
+
 Lemma concat_map_app : forall (A : Type) (f g : nat -> list A) l,
   Permutation (concat (map (fun i => f i ++ g i) l)) (concat (map f l) ++ concat (map g l)).
 Proof.

@@ -274,7 +274,7 @@ Definition sized (s : nat -> bool) (C : nat -> nat) (whole padding_share : nat) 
   (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat)
   (before : nat -> nat -> nat -> bool) (bounded : nat -> bool) : config :=
   mkConfig (fun b => compute_sized_groups s (budget_of whole b) (Nat.div (budget_of whole b) padding_share) (limits_of whole limits b)) (align_in (ByPlaces before) (sized_gauge s C))
-    (fun _ => window_samples size ramp) is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded (keeps_one Padded whole).
+    (fun _ => window_samples size ramp) is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded false (keeps_one Padded whole).
 
 Section System.
 Variable s : nat -> bool.
@@ -314,14 +314,14 @@ Proof.
   - intros _ k. unfold window_samples. lia.
 Qed.
 
-(** SIZES and BUDGET, in every step of every rank, with losses and without, whatever the windows: of the budget in force in the step's round. *)
-Theorem every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget : forall windows, let cfg := fun _ : nat => with_windows windows one in
+(** SIZES and BUDGET, in every step of every rank, with losses and without, whatever the windows, and whether an order is shared: of the budget in force in the step's round. *)
+Theorem every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget : forall shares windows, let cfg := fun _ : nat => with_reading shares windows one in
   setting_ok W cfg -> forall u r, lossy_reachable W cfg depth input u -> r < W ->
   Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in is_friendly s (s_group x) /\
     fits b (Nat.div b padding_share) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x))
     (steps_of (rank_of u r)).
 Proof.
-  intros windows cfg ok u r Ru H.
+  intros shares windows cfg ok u r Ru H.
   destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
   set (keeps := fun b g => is_friendly s g /\ fits (budget_of whole b) (Nat.div (budget_of whole b) padding_share) (limits_of whole limits b) g).
   assert (Formed : forall q b w, q < W -> Forall (keeps b) (c_group one b w)).

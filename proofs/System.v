@@ -164,6 +164,20 @@ Proof.
   - destruct (reports_of ms); discriminate.
 Qed.
 
+(** All messages of one exchange are of one kind. *)
+Lemma reduce_says : forall ms x m, reduce ms = Some x -> In m ms ->
+  match x, m with
+  | Agreed a, MOffer o => exists os, ms = map MOffer os /\ agreement_of a os /\ In o os
+  | Counted _, MCounts _ | Reported _, MReport _ => True
+  | _, _ => False
+  end.
+Proof.
+  intros ms x m R I. destruct x as [a|cs|rs].
+  - destruct (reduce_agreed _ _ R) as [os [E A]]. rewrite E in I. apply in_map_iff in I as [o [<- I]]. eauto.
+  - destruct (reduce_counted _ _ R) as [l [E _]]. rewrite E in I. apply in_map_iff in I as [c [<- _]]. exact Logic.I.
+  - destruct (reduce_reported _ _ R) as [E _]. rewrite E in I. apply in_map_iff in I as [y [<- _]]. exact Logic.I.
+Qed.
+
 (** ** The system *)
 
 Record sys := mkSys {
@@ -183,7 +197,7 @@ Proof. intros. unfold update. destruct (j =? i) eqn:E; [apply Nat.eqb_eq in E; c
 Definition results (s : sys) : list result := map snd (log s).
 Definition message (s : state) : msg := match posted s with Some m => m | None => MCounts [] end.
 
-Inductive label := LRank (r : nat) (e : event) | LExchange | LTrained (r : nat).
+Inductive label := LRank (r : nat) (e : event) | LExchange | LTrained (r : nat) | LDrawn (r n : nat) (is_last : bool).
 
 Section System.
 Variable W : nat.
@@ -195,7 +209,7 @@ Definition start : sys := mkSys (fun r => initial (cfg r) r) (fun _ => 0) (fun _
 
 (** When an event may happen to rank [r]. The cases that would change nothing are left out. An urge may come at any time,
     early or for nothing. Where windows are bounded in bytes, one may be full whenever it holds a sample: how many bytes samples have is
-    not said. A rank that is done is told no more of it. *)
+    not said. A rank that is done is told no more of it. A rank that shares an order has drawn before it goes on from a round. *)
 Definition may (s : sys) (r : nat) (e : event) : Prop :=
   match e with
   | SamplesRead xs en full =>
@@ -203,12 +217,33 @@ Definition may (s : sys) (r : nat) (e : event) : Prop :=
       (en = true -> read (rank_of s r) + length xs = length (input r)) /\
       (xs <> [] \/ en = true \/ full = true) /\ (full = true -> c_bounded (cfg r) r = true /\ at_phase (rank_of s r) <> DONE)
   | Collated => True
-  | Got x => pending s r = false /\ nth_error (results s) (got s r) = Some x
+  | Got x => pending s r = false /\ nth_error (results s) (got s r) = Some x /\ (c_shares (cfg r) = true -> has_more (rank_of s r))
   | StepTaken => running s r = false
   | ConsumerStopped => stopped (rank_of s r) = false /\ at_phase (rank_of s r) <> DONE
   | LocalFailed _ => is_ending (rank_of s r) = false /\ failure (rank_of s r) = None
   | Urged => is_ending (rank_of s r) = false /\ urged (rank_of s r) = false
   end.
+
+(** When a rank that shares an order may draw its next [n] samples: with the sums of a round, if it has none of them yet; or, of what it
+    begins with, it learns that they are the last. *)
+Definition may_draw (s : sys) (r n : nat) (is_last : bool) : Prop :=
+  let u := rank_of s r in
+  c_shares (cfg r) = true /\ ended u = false /\ read u + n <= length (input r) /\
+  (is_last = true -> read u + n = length (input r)) /\
+  (at_phase u = COUNT /\ pending s r = false /\ got s r < length (log s) /\ wanted u = 0 /\ (n <> 0 \/ is_last = true) \/
+   at_phase u = FILL /\ n <> 0 /\ wanted u = n /\ is_last = true).
+
+(** Nothing else of any rank changes. *)
+Definition drawn (s : sys) (r n : nat) (is_last : bool) : sys :=
+  mkSys (fun q => draws (if q =? r then n else wanted (rank_of s q)) (if q =? r then is_last else ended (rank_of s q)) (rank_of s q))
+    (got s) (pending s) (log s) (running s).
+
+Lemma draws_none : forall u, draws (wanted u) (ended u) u = u.
+Proof. intros u. destruct u. reflexivity. Qed.
+Lemma drawn_other : forall s r n is_last q, q <> r -> rank_of (drawn s r n is_last) q = rank_of s q.
+Proof. intros s r n is_last q Ne. simpl. replace (q =? r) with false by (symmetry; apply Nat.eqb_neq, Ne). apply draws_none. Qed.
+Lemma drawn_same : forall s r n is_last, rank_of (drawn s r n is_last) r = draws n is_last (rank_of s r).
+Proof. intros. simpl. rewrite Nat.eqb_refl. reflexivity. Qed.
 
 Definition messages (s : sys) : list msg := map (fun r => message (rank_of s r)) (seq 0 W).
 
@@ -223,7 +258,11 @@ Inductive step : sys -> label -> sys -> Prop :=
     step s LExchange (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages s, x)]) (running s))
 | StepTrained : forall s r, r < W -> running s r = true ->
     (forall q, q < W -> length (taken (rank_of s r)) <= length (taken (rank_of s q))) ->
-    step s (LTrained r) (mkSys (rank_of s) (got s) (pending s) (log s) (update (running s) r false)).
+    step s (LTrained r) (mkSys (rank_of s) (got s) (pending s) (log s) (update (running s) r false))
+| StepDrawn : forall s r n is_last, r < W -> may_draw s r n is_last -> step s (LDrawn r n is_last) (drawn s r n is_last).
+
+(** What is drawn goes with the sums that it is drawn by, and is not counted among what happens. *)
+Definition is_draw (l : label) : bool := match l with LDrawn _ _ _ => true | _ => false end.
 
 Inductive reachable : sys -> Prop :=
 | reach_start : reachable start
@@ -276,7 +315,8 @@ Lemma initial_invariant : invariant start.
 Proof.
   constructor; simpl; [| | |constructor].
   - intros r H. pose proof (ok_window _ (configs_ok r H) r 0). constructor; simpl; auto; try discriminate; try lia.
-    unfold kind_ok. reflexivity.
+    + unfold kind_ok. reflexivity.
+    + left. right. simpl. lia.
   - intros r H. pose proof (ok_window _ (configs_ok r H) r 0). constructor; simpl; auto; try discriminate; try lia; try easy.
     intros _. split; [reflexivity|]. left. unfold is_ready. simpl. destruct (c_window (cfg r) r 0); [lia|reflexivity].
   - intros r H. right. right. auto.
@@ -370,14 +410,13 @@ Proof. intros s r x I H. apply sync_answer, (g_sync s I r H). Qed.
 Lemma ready_offer : forall ms a r u, entry_ok (ms, Agreed a) -> nth_error ms r = Some (message u) -> o_ready a = true ->
   forall o, posted u = Some (MOffer o) -> o_ready o = true.
 Proof.
-  intros ms a r u EO M R o Po. destruct EO as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
-  unfold message in M. rewrite Po in M. apply (ag_ready _ _ A); [|exact R].
-  apply nth_error_In in M. apply in_map_iff in M as [o' [Eo Io]]. injection Eo as ->. exact Io.
+  intros ms a r u [_ [ER _]] M R o Po. unfold message in M. rewrite Po in M.
+  destruct (reduce_says _ _ _ ER (nth_error_In _ _ M)) as [os [_ [A Io]]]. exact (ag_ready _ _ A o Io R).
 Qed.
 
 Lemma may_admissible : forall s r e, invariant s -> r < W -> may s r e -> admissible (cfg r) (cfg 0) (input r) (rank_of s r) e.
 Proof.
-  intros s r e I H M. destruct e as [xs en full| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto. destruct M as [P E].
+  intros s r e I H M. destruct e as [xs en full| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto; destruct M as [P [E Sh]]; [|exact Sh].
   destruct (sync_message s r _ I H P E) as [Wa [G [ms [L M]]]]. pose proof (log_entry _ _ _ I L) as EO. split.
   - intros B. eapply good_agreement; eauto.
   - eapply ready_offer; eauto.
@@ -393,13 +432,24 @@ Qed.
 Lemma messages_length : forall s, length (messages s) = W.
 Proof. intros. unfold messages. rewrite map_length, seq_length. reflexivity. Qed.
 
-(** What a waiting rank has put into the exchange. *)
+(** What a waiting rank has put into the exchange says what it waits for. *)
+Lemma waiting_says : forall c c0 r inp h u, core c c0 r inp h u -> is_waiting u = true ->
+  match message u with
+  | MOffer o => at_phase u = OFFER /\ posted u = Some (MOffer o) /\ offer_ok c r u o
+  | MCounts cs => at_phase u = COUNT /\ cs = map count_group (aligned u)
+  | MReport x => at_phase u = REPORT /\ posted u = Some (MReport x) /\ r_rank x = r /\ r_print x = c_print c
+  end.
+Proof.
+  intros c c0 r inp h u K Wa. unfold is_waiting in Wa. unfold message. destruct (at_phase u) eqn:P; try discriminate.
+  - destruct (k_offer _ _ _ _ _ _ K P) as [o [-> O]]. auto.
+  - rewrite (k_count _ _ _ _ _ _ K P). auto.
+  - destruct (k_report _ _ _ _ _ _ K P) as [x [-> [R1 R2]]]. auto.
+Qed.
+
 Lemma core_message : forall c0 r h u, core (cfg r) c0 r (input r) h u -> is_waiting u = true -> msg_ok r (message u).
 Proof.
-  intros c0 r h u K Wa. unfold is_waiting in Wa. unfold message. destruct (at_phase u) eqn:P; try discriminate.
-  - destruct (k_offer _ _ _ _ _ _ K P) as [o [-> O]]. destruct O. simpl. destruct of_print. repeat split; auto; intros q Q; [apply of_failed in Q|apply of_stop in Q]; apply Q.
-  - rewrite (k_count _ _ _ _ _ _ K P). exact Logic.I.
-  - destruct (k_report _ _ _ _ _ _ K P) as [x [-> [R1 R2]]]. simpl. auto.
+  intros c0 r h u K Wa. pose proof (waiting_says _ _ _ _ _ _ K Wa) as S. destruct (message u) as [o|cs|x]; [|exact Logic.I|apply S].
+  destruct S as [_ [_ O]]. destruct O. simpl. destruct of_print. repeat split; auto; intros q Q; [apply of_failed in Q|apply of_stop in Q]; apply Q.
 Qed.
 
 Lemma waiting_message : forall s r, invariant s -> r < W -> is_waiting (rank_of s r) = true -> msg_ok r (message (rank_of s r)).
@@ -411,12 +461,12 @@ Proof. intros s t H. unfold message. rewrite H. reflexivity. Qed.
 (** What links a rank to the exchange is kept by every step. *)
 Lemma every_step_keeps_sync : forall s l t, (forall r, r < W -> sync s r) -> step s l t -> forall r, r < W -> sync t r.
 Proof.
-  intros s l t Y S. destruct S as [s r e t H M E|s x P R|s r H Ru Tk]; [| |exact Y].
+  intros s l t Y S. destruct S as [s r e t H M E|s x P R|s r H Ru Tk|s r n la H D]; [| |exact Y|exact Y].
   - intros q Hq. unfold sync. simpl. destruct (Nat.eq_dec q r) as [->|NE].
     + rewrite update_same.
       pose proof (answer_or_own e) as Cases.
       destruct Cases as [[y ->]|NG].
-      * destruct M as [M1 M2]. destruct (sync_answer s r _ (Y r H) M1 M2) as [Wa [G _]]. destruct (got_posts _ _ _ _ _ _ E) as [_ HP].
+      * destruct M as [M1 [M2 _]]. destruct (sync_answer s r _ (Y r H) M1 M2) as [Wa [G _]]. destruct (got_posts _ _ _ _ _ _ E) as [_ HP].
         rewrite HP, update_same. destruct (is_waiting t) eqn:Wt; [left; rewrite update_same|right; right]; repeat split; auto; lia.
       * replace (match e with Got _ => _ | _ => _ end r) with (got s r) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
         destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 S2]. specialize (Y r H). destruct (is_waiting (rank_of s r)) eqn:Wa.
@@ -442,15 +492,25 @@ Proof.
   rewrite messages_nth in Hm by exact Hr. injection Hm as <-. apply M, Hr.
 Qed.
 
+Lemma drawing_keeps_the_invariant_of_a_rank : forall s r n la c0 h, may_draw s r n la -> core (cfg r) c0 r (input r) h (rank_of s r) -> tight (depth r) (rank_of s r) ->
+  core (cfg r) c0 r (input r) h (draws n la (rank_of s r)) /\ tight (depth r) (draws n la (rank_of s r)).
+Proof.
+  intros s r n la c0 h [Sh [En [Le [La Ph]]]] K T. destruct K, T. split; constructor; simpl; auto.
+  - intros E. rewrite (La E). split; [reflexivity|congruence].
+  - destruct Ph as [[Ph _]|[_ [Nz _]]]; [right; auto|left; right; simpl; lia].
+  - intros P. destruct Ph as [[Ph _]|[Ph _]]; congruence.
+  - intros P. destruct (t_fill P) as [M F]. split; [exact M|]. destruct Ph as [[Ph _]|[_ [_ [Wa _]]]]; [congruence|]. unfold is_ready in *. simpl. rewrite <- Wa. exact F.
+Qed.
+
 Lemma every_step_keeps_the_invariant : forall s l t, invariant s -> step s l t -> invariant t.
 Proof.
-  intros s l t I S. pose proof (every_step_keeps_sync s l t (g_sync s I) S) as Y. destruct S as [s r e t H M E|s x P R|s r H Ru Tk].
+  intros s l t I S. pose proof (every_step_keeps_sync s l t (g_sync s I) S) as Y. destruct S as [s r e t H M E|s x P R|s r H Ru Tk|s r n la H D].
   - pose proof (may_admissible s r e I H M) as A.
     destruct (every_transition_keeps_the_invariant_of_a_rank (cfg r) (cfg 0) r (depth r) (input r) (hist_of s r) (configs_ok r H)
       (history_numbered _ _) _ e t (g_core s I r H) (g_tight s I r H) A E) as [K T].
     constructor; [| |exact Y|apply (g_log s I)].
     + intros q Hq. unfold hist_of. simpl. change (results _) with (results s). destruct (Nat.eq_dec q r) as [->|NE].
-      * rewrite !update_same. destruct e; try exact K. rewrite update_same. destruct M as [M1 M2].
+      * rewrite !update_same. destruct e; try exact K. rewrite update_same. destruct M as [M1 [M2 _]].
         rewrite (firstn_snoc _ _ _ _ M2), history_snoc. exact K.
       * rewrite !update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).
         apply (g_core s I q Hq).
@@ -462,6 +522,8 @@ Proof.
       replace (got s r - length (map snd (log s))) with 0 by (rewrite map_length; lia). simpl. rewrite app_nil_r. apply (g_core s I r H).
     + apply exchange_keeps_log; [|exact R|apply (g_log s I)]. intros r H. apply waiting_message; [assumption|assumption|]. apply G, H.
   - constructor; [apply (g_core s I)|apply (g_tight s I)|exact Y|apply (g_log s I)].
+  - constructor; [| |exact Y|apply (g_log s I)]; intros q Hq; (destruct (Nat.eq_dec q r) as [->|NE]; [rewrite drawn_same|rewrite drawn_other by exact NE; apply I, Hq]);
+      apply (drawing_keeps_the_invariant_of_a_rank s r n la (cfg 0) (hist_of s r) D (g_core s I r H) (g_tight s I r H)).
 Qed.
 
 Lemma reachable_invariant : forall s, reachable s -> invariant s.

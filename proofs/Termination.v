@@ -95,7 +95,7 @@ Definition kind_ops (k : kind) : nat := match k with NOffer => 0 | NCount _ => 1
 Lemma rounds_within_steps : forall s, reachable s -> h_round (whole s) <= length (h_steps (whole s)) /\ length (log s) <= 2 * h_round (whole s) + kind_ops (h_kind (whole s)).
 Proof.
   induction 1 as [|s l t R [IH1 IH2] St]; [simpl; lia|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
-  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (conj IH1 IH2)| |exact (conj IH1 IH2)].
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (conj IH1 IH2)| |exact (conj IH1 IH2)|exact (conj IH1 IH2)].
   rewrite whole_snoc. simpl log. rewrite app_length. simpl length. pose proof (some_rank _ _ ok) as SR.
   assert (Cur : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r)).
   { intros r H. destruct (pending_current W cfg depth input s r I H (P r H)) as [<- _]. apply (g_core _ _ _ _ _ I r H). }
@@ -153,10 +153,11 @@ Proof.
   destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> D]].
   2:{ exfalso. destruct e; try discriminate; simpl in M, D; fold u in M; destruct M as [M1 M2]; rewrite ?M1, ?M2 in D; try discriminate. destruct (at_phase u); try discriminate. contradiction. }
   destruct e as [xs en full| |x| | |cause|]; unfold rank_measure; simpl in B1, B2, B3, G |- *.
-  - destruct G as [Wa [W2 _]]. destruct M as [_ [_ [M _]]].
-    assert (En : ended u = false) by (destruct (ended u) eqn:En; [destruct (k_ended _ _ _ _ _ _ K En); contradiction|reflexivity]). rewrite En.
-    destruct full; [rewrite orb_true_r; simpl; split; [destruct en; simpl; lia|auto]|].
-    destruct M as [M|[M|M]]; [destruct xs as [|x xs]; [easy|]; simpl in *; destruct en; simpl; lia|rewrite M; simpl; lia|discriminate].
+  - destruct G as [Wa [W2 _]]. destruct M as [_ [El [M _]]]. fold u in El.
+    assert (En : ended u = true -> read u + wanted u = length (input r)) by apply (k_ended _ _ _ _ _ _ K).
+    destruct full; [rewrite orb_true_r; split; [destruct (ended u), en; simpl; lia|auto]|].
+    destruct xs as [|x xs]; [|simpl in *; destruct (ended u), en; simpl; lia]. destruct M as [M|[M|M]]; [easy| |discriminate]. subst en. specialize (El eq_refl).
+    simpl in El. destruct (ended u); [specialize (En eq_refl); lia|simpl; lia].
   - rewrite G. simpl. lia.
   - edestruct NG. reflexivity.
   - destruct G as [x [q [Q _]]]. rewrite Q in *. simpl in *. rewrite app_length in *. simpl in *. lia.
@@ -176,9 +177,10 @@ Lemma spare_falls : forall s r e t g, (forall x, e <> Got x) -> transition (cfg 
 Proof. intros s r e t g NG E. destruct (c_bounded (cfg r) r); [|lia]. pose proof (nothing_more_is_wanted _ _ _ _ _ _ NG E). lia. Qed.
 
 (** TERM: the measure falls on every transition. *)
-Theorem every_transition_lowers_the_measure : forall s l t, reachable s -> step s l t -> measure t < measure s.
+Theorem every_transition_lowers_the_measure : forall s l t, reachable s -> step s l t -> measure t + (if is_draw l then 0 else 1) <= measure s.
 Proof.
-  intros s l t R St. assert (R' : reachable t) by (eapply reach_step; eauto). destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk].
+  intros s l t R St. enough (G : if is_draw l then measure t <= measure s else measure t < measure s) by (destruct (is_draw l); lia).
+  assert (R' : reachable t) by (eapply reach_step; eauto). destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr].
   - match type of R' with System.reachable _ _ _ _ ?x => set (s' := x) in * end.
     assert (Bd : read t <= length (input r) /\ round t <= total /\ length (taken t) <= total).
     { pose proof (invariant_of W cfg depth input ok s' R') as I'. pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I' r H)) as Z1.
@@ -200,12 +202,14 @@ Proof.
   - unfold measure, spare. simpl. destruct (steps_rounds_and_exchanges_are_bounded _ 0 R' ltac:(pose proof (some_rank _ _ ok); lia)) as [_ [_ L]]. simpl in L. rewrite app_length in *. simpl in *. unfold exchanges in *. lia.
   - unfold measure, spare. simpl. apply Nat.add_lt_mono_l. apply sum_over_lt with (i := r); [exact H|rewrite update_same, Ru; simpl; lia|].
     intros j Hj. destruct (Nat.eq_dec j r) as [->|NE]; [rewrite update_same, Ru; simpl; lia|rewrite update_other by assumption; lia].
+  - unfold measure. simpl. apply Nat.add_le_mono_l, sum_over_le. intros j Hj. destruct Dr as [Sh [En _]]. unfold rank_measure, spare, c_bounded. simpl.
+    destruct (Nat.eqb_spec j d) as [->|NE]; [rewrite En, Sh, andb_false_r; destruct la; simpl; lia|destruct (c_in_bytes (cfg j) j), (c_shares (cfg j)), (ended (rank_of s j)); simpl; lia].
 Qed.
 
 (** A path of [n] transitions. *)
 Inductive path : sys -> nat -> sys -> Prop :=
 | path_here : forall s, path s 0 s
-| path_on : forall s l t n u, step s l t -> path t n u -> path s (S n) u.
+| path_on : forall s l t n u, step s l t -> path t n u -> path s ((if is_draw l then 0 else 1) + n) u.
 
 Definition bound : nat := exchanges + W * (6 * total + 7) + total + sum_over W (fun r => if c_bounded (cfg r) r then exchanges + 1 else 0).
 
@@ -227,10 +231,10 @@ Qed.
 (** TERM: no schedule is longer than [bound], which is linear in samples times ranks. *)
 Theorem every_schedule_ends_within_the_bound : forall n s, path (start cfg) n s -> n <= bound.
 Proof.
-  assert (X : forall n s t, reachable s -> path s n t -> n + measure t <= measure s).
-  { induction n as [|n IH]; intros s t R P; inversion P as [|? l u ? ? St P']; subst; [lia|].
-    pose proof (every_transition_lowers_the_measure s l u R St) as L. assert (R' : reachable u) by (eapply reach_step; eauto). specialize (IH u t R' P'). lia. }
-  intros n s P. pose proof (X n _ s (reach_start W cfg depth input) P). pose proof start_measure. lia.
+  assert (X : forall s n t, path s n t -> reachable s -> n + measure t <= measure s).
+  { induction 1 as [s|s l u n t St P IH]; intros R; [lia|].
+    pose proof (every_transition_lowers_the_measure s l u R St) as L. assert (R' : reachable u) by (eapply reach_step; eauto). specialize (IH R'). lia. }
+  intros n s P. pose proof (X _ n s P (reach_start W cfg depth input)). pose proof start_measure. lia.
 Qed.
 
 End Termination.

@@ -11,7 +11,7 @@ Inductive heard := Accepts (b : option nat) | Happens (x : occurrence).
 
 (** The configuration of a rank that accepts [f k] in round [k]. *)
 Definition accepting (c : config) (f : nat -> option nat) : config :=
-  mkConfig (c_group c) (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (fun _ => f) (c_bounded c) (c_keeps c).
+  mkConfig (c_group c) (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (fun _ => f) (c_in_bytes c) (c_shares c) (c_keeps c).
 
 Section Told.
 Variable c : config.

@@ -31,11 +31,14 @@ Record in_place (begins : nat -> nat) (u : state) : Prop := {
   p_aligned : within (begins (round u)) (begins (S (round u))) (concat (aligned u));
   p_window : within (begins (coming u)) (begins (S (coming u))) (window u) }.
 
-Lemma post_in_place : forall begins c r u, in_place begins u -> in_place begins (post c r u) /\ coming (post c r u) = coming u.
+(** What that leaves of what it does not plan: it lies behind the rounds that are over. So it is of a rank that is lost, too. *)
+Record laid (begins : nat -> nat) (u : state) : Prop := {
+  l_steps : forall x, In x (steps_of u) -> within (begins (s_round x)) (begins (S (s_round x))) (s_group x);
+  l_held : forall y, In y (concat (aligned u)) \/ In y (window u) -> begins (round u) <= pos y }.
+
+Lemma in_place_laid : forall begins u, (forall i j, i <= j -> begins i <= begins j) -> in_place begins u -> laid begins u.
 Proof.
-  intros begins c r u P. assert (C : coming (post c r u) = coming u).
-  { unfold coming, in_count. change (round (post c r u)) with (round u). destruct (post_phase c r u) as [-> |[E ->]]; [|rewrite E]; reflexivity. }
-  split; [|exact C]. destruct P as [P1 P2 P3]. constructor; rewrite ?C; assumption.
+  intros begins u Ri [P1 P2 P3]. constructor; [exact P1|]. intros y [I|I]; [apply (P2 y I)|]. pose proof (P3 y I). pose proof (Ri (round u) (coming u) ltac:(unfold coming; lia)). lia.
 Qed.
 
 (** It stays so whatever a rank does by itself, where it reads of its window, *)
@@ -97,9 +100,9 @@ Definition has_done (begins : nat -> nat) (inp : list sample) (k : nat) (u : sta
 
 (** Its steps of that round then hold all that lies in the window, once. *)
 Lemma what_a_rank_past_a_round_holds_of_it : forall begins inp u k, (forall i j, i <= j -> begins i <= begins j) -> (forall i x, nth_error inp i = Some x -> pos x = i) ->
-  in_place begins u -> has_done begins inp k u -> Permutation (samples_of (steps_in_round k u)) (filter (of_round begins k) inp).
+  laid begins u -> has_done begins inp k u -> Permutation (samples_of (steps_in_round k u)) (filter (of_round begins k) inp).
 Proof.
-  intros begins inp u k Ri Nu [P1 P2 P3] Pa.
+  intros begins inp u k Ri Nu [P1 P2] Pa.
   assert (Out : forall l, (forall y, In y l -> pos y < begins k \/ begins (S k) <= pos y) -> filter (of_round begins k) l = []).
   { intros l A. apply (filter_all _ _ false). intros y I. apply not_true_is_false. rewrite of_round_spec. specialize (A y I). lia. }
   assert (Sf : filter (of_round begins k) (samples_of (steps_of u)) = samples_of (steps_in_round k u)).
@@ -109,10 +112,10 @@ Proof.
     - apply Nat.eqb_neq in E. rewrite Out; [reflexivity|]. intros y I. specialize (Ax y I). pose proof (Ri (S k) (s_round x)). pose proof (Ri (S (s_round x)) k). lia. }
   rewrite <- Sf. destruct Pa as [[L [Pm Un]]|Pm]; [|apply Permutation_filter; exact Pm].
   apply (Permutation_filter _ (of_round begins k)) in Pm. rewrite !filter_app in Pm. pose proof (Ri (S k) (round u) L).
-  pose proof (Ri (S k) (coming u) ltac:(unfold coming; lia)). rewrite (Out (concat _)), (Out (window u)), (Out (skipn _ _)), !app_nil_r in Pm; [exact Pm| | |]; intros y I.
+  rewrite (Out (concat _)), (Out (window u)), (Out (skipn _ _)), !app_nil_r in Pm; [exact Pm| | |]; intros y I.
   - destruct Un as [Un|Un]; [rewrite Un in I; destruct I|]. rewrite <- (firstn_all (skipn _ _)) in I. apply (positions_of_a_part _ 0 Nu) in I. lia.
-  - specialize (P3 y I). lia.
-  - specialize (P2 y I). lia.
+  - specialize (P2 y (or_intror I)). lia.
+  - specialize (P2 y (or_introl I)). lia.
 Qed.
 
 (** A rank that agrees on steps has offered all that its window holds. *)
@@ -121,11 +124,8 @@ Lemma all_groups_are_agreed_on : forall W cfg depth input s r a, setting_ok W cf
   wanted u = 0 /\ groups u = c_group (cfg r) (budget u) (window u) /\ length (groups u) <= target (cfg r) a.
 Proof.
   intros W cfg depth input s r a ok join emits_all I H My u Ph [_ [_ [Ra Tg]]]. pose proof (g_core _ _ _ _ _ I r H) as K. fold u in K.
-  pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s r _ I H My) as [_ Ad].
-  destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [Rw [R3 [_ [Rg _]]]]].
-  destruct (got_current W cfg depth input s r (Agreed a) I H My) as [_ [_ [_ [ms [El Em]]]]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
-  destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
-  split; [exact Rw|]. split; [exact R3|]. pose proof (ag_groups _ _ A o Io) as G. rewrite Rg in G.
+  destruct (answered_offer W cfg depth input s r a I H My Ph) as [o [os [A [Io [Po O]]]]]. destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [Rw [R3 [_ [Rg _]]]]].
+  fold u in Rw, R3, Rg. split; [exact Rw|]. split; [exact R3|]. pose proof (ag_groups _ _ A o Io) as G. rewrite Rg in G.
   unfold target in *. rewrite join in *. simpl in *. destruct (_ || _) in *; [contradiction|lia].
 Qed.
 
@@ -150,7 +150,7 @@ Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg 
 (** An alignment carries only what is surplus, and the rule leaves no surplus on any rank. *)
 Hypothesis surplus : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = [].
 Hypothesis emits_all : forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a.
-Hypothesis never_full : forall r, r < W -> c_bounded (cfg r) r = false.
+Hypothesis never_full : forall r, r < W -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false.
 Hypothesis numbered : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation reachable := (System.reachable W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
@@ -162,7 +162,7 @@ Proof.
   induction 1 as [|s l t R IH St]; intros r H.
   { split; [constructor; unfold coming, in_count; simpl; easy|]. right. unfold coming, in_count. simpl. lia. }
   pose proof (invariant_of W cfg depth input ok s R) as I.
-  destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
+  destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [|exact (IH r H)|exact (IH r H)|destruct Dr as [Sh _]; destruct (never_full d Hd); congruence].
   simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact (IH r H)].
   destruct (IH i H) as [B1 B4]. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *. destruct (join i H) as [_ J2].
   pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
@@ -178,22 +178,22 @@ Proof.
       * destruct (agree_cases _ _ _ _ _ _ E) as [[_ Q2 _ _|? _ _ [Q2|Q2] _|_ _ _ _ [Q2|Q2] _|n B Sr Ra Tg _ _ _ _] _]; try congruence.
         destruct (Gr a eq_refl eq_refl) as [Rw _]; [unfold makes_steps; rewrite Tg; auto|]. rewrite (B6 Pt) in Hn.
         assert (Ct : coming t = S (round u)) by (unfold coming, in_count; rewrite Pt, Hr; lia).
-        rewrite Ct, Hd, Hn, Re. destruct (ended u) eqn:En; [left; reflexivity|right]. destruct B4 as [B4|[B4 _]]; [congruence|]. rewrite Rw in B4. simpl in *. lia.
+        rewrite Ct, Hd, Hn, Re, (proj2 (never_full i H)). destruct (ended u) eqn:En; [left; reflexivity|right]. destruct B4 as [B4|[B4 _]]; [congruence|]. rewrite Rw in B4. simpl in *. lia.
     + destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [Pt _]]]]]. pose proof (held_count _ _ _ _ _ E) as He. cbv zeta in He. unfold held in He. injection He as _ Hn Hd Hr.
       assert (Ct : coming t = coming u) by (unfold coming, in_count; rewrite Ph; destruct Pt as [-> | ->]; rewrite Hr; lia). rewrite Ct, Hn, Hd, Re. exact B4.
     + destruct (failure_of rs) as [o|]; [|discriminate]. injection E as <-.
       match goal with |- context[coming (drain ?d ?o ?l ?v)] => assert (Ct : coming (drain d o l v) = coming u) by (unfold coming, in_count; rewrite Ph; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
       rewrite Ct. exact B4.
   - pose proof (held_transition _ _ _ _ _ _ NG E) as He. pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. fold u in He, Ag. unfold aged in Ag. injection Ag as _ Ar _ _.
-    assert (Op : reads e <> [] -> ended u = false) by (intros Nx; destruct (ended u) eqn:En; [exfalso|reflexivity]; destruct (k_ended _ _ _ _ _ _ K En) as [_ Z]; fold u in Z; destruct e; try contradiction; destruct He; contradiction).
+    assert (Op : reads e <> [] -> ended u = false) by (intros Nx; destruct (ended u) eqn:En; [exfalso|reflexivity]; destruct (k_ended _ _ _ _ _ _ K En) as [_ Z]; specialize (Z (proj2 (never_full i H))); fold u in Z; destruct e; try contradiction; destruct He; contradiction).
     destruct (what_is_held_stays_in_place (begin i) (cfg i) i (depth i) u e t NG E B1) as [B5 Ct].
     { intros x Ix. specialize (Op ltac:(intros Z; rewrite Z in Ix; exact Ix)). destruct B4 as [B4|[B3 B4]]; [congruence|]. destruct e as [xs en full| |y| | |cause|]; simpl in Ix; try contradiction.
       destruct He as [Wn [Lx _]]. destruct My as [Xs _]. fold u in Xs. rewrite Xs in Ix. apply (positions_of_a_part (input i) 0 (fun j z Ez => numbered i j z H Ez)) in Ix. lia. }
     split; [exact B5|]. rewrite Ct. destruct e as [xs en full| |y| | |cause|]; simpl in Ar; try (unfold held in He; injection He as _ -> -> _; rewrite Ar, Nat.add_0_r; exact B4).
-    destruct He as [Wn [Lx He]]. unfold held in He. injection He as _ Hn Hd _. rewrite Hn, Hd, Ar. destruct en; [left; reflexivity|right].
+    destruct He as [Wn [Lx He]]. unfold held in He. injection He as _ Hn Hd _. rewrite Hn, Hd, Ar. destruct en; [left; apply orb_true_r|rewrite orb_false_r].
     assert (Nf : full = false).
-    { destruct full; [|reflexivity]. simpl in My. destruct My as [_ My]. exfalso. rewrite (never_full i H) in My. intuition discriminate. }
-    subst full. cbn [orb]. destruct B4 as [En|B4]; [|simpl in B4; lia]. destruct (k_ended _ _ _ _ _ _ K En) as [_ Z]. fold u in Z. contradiction.
+    { destruct full; [|reflexivity]. simpl in My. destruct My as [_ My]. exfalso. rewrite (proj1 (never_full i H)) in My. intuition discriminate. }
+    subst full. cbn [orb]. destruct B4 as [En|B4]; [left; exact En|right; simpl in *; lia].
 Qed.
 
 (** UPDATE: nothing is carried: a step of round [k] holds samples of the window of round [k] only, on every rank. *)
@@ -213,11 +213,11 @@ Proof.
   assert (Past : has_done (begin r) (input r) k u).
   { destruct Pa as [L|[En Co]].
     - left. split; [exact L|]. split; [exact (nothing_is_lost W cfg depth input ok s r R H)|]. destruct Rd as [E|[_ Rd]]; [left|right].
-      + destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) E) as [Z _]. fold u in Z. rewrite Z. apply skipn_all.
+      + destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) E) as [Z Z0]. specialize (Z0 (proj2 (never_full r H))). fold u in Z, Z0. apply skipn_all2. lia.
       + pose proof (begin_of_rises (c_window (cfg r) r) (S k) (coming u) ltac:(unfold coming; lia)). lia.
     - right. destruct (join 0 (some_rank _ _ ok)) as [J1 J2]. exact (a_complete_rank_has_planned_its_whole_input W cfg depth input ok s r R H J1 J2 En Co). }
   assert (I : In y (samples_of (steps_in_round k u))).
-  { apply (Permutation_in y (Permutation_sym (what_a_rank_past_a_round_holds_of_it (begin r) (input r) u k (begin_of_rises _) (fun i x => numbered r i x H) P Past))).
+  { apply (Permutation_in y (Permutation_sym (what_a_rank_past_a_round_holds_of_it (begin r) (input r) u k (begin_of_rises _) (fun i x => numbered r i x H) (in_place_laid _ _ (begin_of_rises _) P) Past))).
     apply filter_In. split; [exact Iy|apply of_round_spec; exact Py]. }
   unfold samples_of, steps_in_round in I. apply in_concat in I as [g [Ig Iyg]]. apply in_map_iff in Ig as [x [<- Ix]]. apply filter_In in Ix as [Ix E]. apply Nat.eqb_eq in E. eauto.
 Qed.
@@ -320,7 +320,7 @@ Theorem the_rules_of_updates_lie_within_the_bounds : forall times, within_bounds
 Proof. intros times a [S G D M]. unfold update_rule. lia. Qed.
 
 (** A configuration of updates: but for its windows, any. *)
-Definition in_updates (W n : nat) : config -> config := with_windows (share W n).
+Definition in_updates (W n : nat) : config -> config := with_reading false (share W n).
 
 (** So ranks that read so meet what all of ALIGN, CONSERVE, COVER, ONCE and TERM asks. *)
 Theorem ranks_in_updates_meet_every_assumption : forall W n c, 1 <= W -> W <= n -> config_ok c -> setting_ok W (fun _ => in_updates W n c).
@@ -332,7 +332,7 @@ Qed.
 (** Groups are formed in any way that keeps exactly the window: so within a share of padding too (R16.3). *)
 Definition forms (form : option nat -> list sample -> list group) : Prop := forall b w, Permutation (concat (form b w)) w /\ Forall (fun g => g <> []) (form b w).
 Definition formed_by (form : option nat -> list sample -> list group) (c : config) : config :=
-  mkConfig form (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_bounded c) (c_keeps c).
+  mkConfig form (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_in_bytes c) (c_shares c) (c_keeps c).
 
 (** What is shipped does, in either layout and any order, by any cost, under budgets that change as they may, and what is asked above. *)
 Definition ships_updates (W n : nat) (cfg : nat -> config) : Prop := exists form l C whole padding_share limits first accepts max_age times print o,
@@ -342,7 +342,7 @@ Definition ships_updates (W n : nat) (cfg : nat -> config) : Prop := exists form
 Lemma what_ships_meets_every_assumption_of_updates : forall W n cfg, 1 <= W -> W <= n -> ships_updates W n cfg -> setting_ok W cfg /\
   (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) /\
   (forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = []) /\ (forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a) /\
-  (forall r, r < W -> c_bounded (cfg r) r = false) /\ (forall r u, r < W -> c_window (cfg r) r u = share W n r u).
+  (forall r, r < W -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false) /\ (forall r u, r < W -> c_window (cfg r) r u = share W n r u).
 Proof.
   intros W n cfg Hw Hn [form [l [C [whole [padding_share [limits [first [accepts [max_age [times [print [o [Fo [Co [Ha ->]]]]]]]]]]]]]]]. split; [|repeat split].
   - apply ranks_in_updates_meet_every_assumption; [exact Hw|exact Hn|].

@@ -193,14 +193,14 @@ Proof.
     - destruct (_ && _); [|discriminate]. injection Ev as <- <-. unfold is_alike in A. apply andb_prop in A as [A A3]. apply andb_prop in A as [A1 A2]. apply Nat.leb_le in A1. apply Bool.eqb_prop in A3. split; [exact A1|]. split; [|exact A3].
       intros ->. apply andb_prop in A2 as [A2 A4]. apply Nat.eqb_eq in A2. apply Nat.ltb_lt in A4. auto.
     - injection Ev as <- <-. exact I.
-    - destruct (pending s i); [discriminate|]. destruct (nth_error _ _); [|discriminate]. injection Ev as <- <-. exact I.
+    - destruct (pending s i || _); [discriminate|]. destruct (nth_error _ _); [|discriminate]. injection Ev as <- <-. exact I.
     - destruct (running s i); [discriminate|]. injection Ev as <- <-. exact I.
     - destruct (stopped _); [discriminate|]. destruct (at_phase _); try discriminate; injection Ev as <- <-; exact I.
     - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I.
     - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I. }
   assert (Move : forall r e, event_of (fun _ => one) shards s c = Some (r, e) -> rank_moves 2 (fun _ => one) deep s r e = Some u -> keeps u).
   { intros r e Ev Mv. eapply Kp; [exact R|eapply rank_moves_step; [eapply event_of_may; exact Ev|exact Mv]|apply X, Ev]. }
-  destruct (perform_step 2 (fun _ => one) deep shards s c u L P) as [l St].
+  destruct (perform_step 2 (fun _ => one) deep shards s c u L P) as [l [St _]].
   destruct c as [i n en full|i|i|i|i|i k|i| |i|i p k]; try discriminate;
     try (unfold perform in P; destruct (event_of (fun _ => one) shards s _) as [[r e]|] eqn:Ev; [apply (Move r e eq_refl P)|discriminate]).
   - clear St. unfold perform in P. destruct (all_ranks _ _) eqn:Al; [|discriminate]. destruct (reduce _) as [x|] eqn:Rd; [|discriminate]. injection P as <-.
@@ -247,7 +247,7 @@ Qed.
 (** Rank 0 saves in round 1, after it has read two samples, of which one belongs to that round. *)
 Theorem a_rank_saves : exists s, saves 2 join ample shards deep s 0 /\ save (rank_of s 0) = mkStart 1 1 false [] [1] 1 2 None /\ read (rank_of s 0) = 2.
 Proof.
-  exists saved. split; [constructor; [apply saved_replays|lia|split; [left|]; vm_compute; reflexivity]|]. split; vm_compute; reflexivity.
+  exists saved. split; [constructor; [apply saved_replays|lia|split; [left|split]; vm_compute; reflexivity]|]. split; vm_compute; reflexivity.
 Qed.
 
 Definition alike (r : nat) : list choice := [CRead r 1 false false; CRead r 1 true false; CCollate r; CAnswer r; CTake r; CTrained r].
@@ -263,5 +263,5 @@ Proof.
   exists (replay_on join ample 400 (alike 0 ++ alike 1 ++ [CExchange]) (loaded join (rank_of saved))). split; [|split; vm_compute; reflexivity].
   apply replay_on_keeps; [exact G|]. change (rank_of saved) with (fun r => rank_of saved r). apply (job_is_loaded 2 join ample shards deep 1 (fun _ => deep) (fun _ => saved)).
   - intros r _. exact J.
-  - intros [|[|r]] H; [| |lia]; (split; [split; [left|]|]; vm_compute; reflexivity).
+  - intros [|[|r]] H; [| |lia]; (split; [split; [left|split]|]; vm_compute; reflexivity).
 Qed.

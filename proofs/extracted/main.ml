@@ -166,7 +166,7 @@ let show_loaded c rank accepted _ t =
         show_state accepted u ^ " | " ^ (match u.posted with Some m -> show_message m | None -> "-")
     | _ -> "-"
 
-(* Every event of one rank that draws (R14): as [SharedBegins], [SharedRank] and [SharedCounted] of Drawing.v put them together. *)
+(* Every event of one rank that draws (R14): as [SharedBegins], [SharedGoesOn] and [SharedCounted] of Drawing.v put them together. *)
 let run_shared () =
   let ranks = int () in let total = int () in let is_packed = bool () in
   let c, rank, depth, offer, accepted = config () in
