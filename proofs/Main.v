@@ -177,13 +177,13 @@ Qed.
 Theorem BUDGET_SHARED : forall o friendly before, sizes_ok friendly -> forall total order deal wish,
   (forall ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal ws d) (seq d n)) ->
   (forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal ws d r) \/ total <= d + length (dealt_out W deal ws d)) ->
-  (forall r k d w, r < W -> 1 <= wish r k d w []) -> forall cfg s r, shared_reachable W total cfg depth order deal wish s -> r < W ->
+  forall cfg s r, shared_reachable W total cfg depth order deal wish s -> r < W ->
   (in_updates_or_not (configured o 0) cfg -> Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in
     fits_in shape b (most_padding o padding_share b) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x)) (steps_of (rank_of (base s) r))) /\
   (in_updates_or_not (sized friendly C whole padding_share limits first accepts size ramp max_age is_quota quota rule print before windowed) cfg ->
     Forall (fun x => is_friendly friendly (s_group x)) (steps_of (rank_of (base s) r))).
 Proof.
-  intros o friendly before F total order deal wish Nx Fd _ cfg s r R H. split; intros U.
+  intros o friendly before F total order deal wish Nx Fd cfg s r R H. split; intros U.
   - destruct (windows_of _ _ U eq_refl (ASSUMPTIONS o)) as [windows [ok ->]].
     exact (every_batch_of_the_shipped_configuration_keeps_the_budget shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule o windowed depth _
       some costs_grow old true _ (own_ok W _ deal ok) _ r (a_run_of_shared_shards_is_one_of_shards_of_ones_own W total _ depth order deal wish ok Nx Fd s R) H).
