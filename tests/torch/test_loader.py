@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import threading
 import time
 import warnings
 from collections.abc import Iterable
@@ -19,7 +17,7 @@ from torch.utils.data import Sampler
 
 from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, collate, make_sample
+from tests.torch.data import Numbers, collate, make_sample
 from tests.torch.ranks import get_values, run_ranks
 
 SETTINGS = {"token_budget": 60, "window": 16, "collate_fn": collate}
@@ -79,23 +77,6 @@ def test_the_counters_are_the_sums_over_the_steps(num_workers: int) -> None:
         assert min(found["odb/first_step_s"], found["odb/exchange_s"], found["odb/exchanges"]) > 0
     assert values[0][0]["odb/efficiency"] == values[1][0]["odb/efficiency"]
     assert values[1][0]["odb/idle_steps"] > 0
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_iterable_data_sets_are_read_to_their_end(num_workers: int) -> None:
-    with ODBDataLoader(Stream(0, 70), **nested(num_workers=num_workers, **SETTINGS)) as loader:
-        assert sorted(flatten(read(loader))) == list(range(70))
-
-
-def test_persistent_workers_read_each_epoch_in_its_own_order() -> None:
-    with ODBDataLoader(
-        Numbers(0, 40), **nested(shuffle=True, num_workers=1, persistent_workers=True, **SETTINGS)
-    ) as loader:
-        epochs = [read(loader) for _ in range(3)]
-        loader.set_epoch(1)
-        again = read(loader)
-    assert all(sorted(flatten(epoch)) == list(range(40)) for epoch in epochs)
-    assert epochs[0] != epochs[1] == again
 
 
 def test_a_sampler_decides_what_is_read() -> None:
@@ -236,46 +217,14 @@ def test_a_worker_that_crashes_when_all_is_read_takes_nothing_with_it() -> None:
     assert sorted(found) == list(range(100))
 
 
-def test_a_failing_collate_fn_ends_the_epoch_with_its_cause() -> None:
-    def fail(samples: list[object]) -> object:
-        raise KeyError("pixel_values")
-
-    with (
-        ODBDataLoader(Numbers(0, 9), **nested(**(SETTINGS | {"collate_fn": fail}))) as loader,
-        pytest.raises(JobError, match="rank 0 failed: KeyError: 'pixel_values'"),
-    ):
-        read(loader)
-
-
 @pytest.mark.parametrize("length", [0, -1, 1.5, None, "7", True])
 def test_nonsense_from_length_fn_ends_the_epoch_with_its_cause(length: object) -> None:
     options = SETTINGS | {"length_fn": lambda sample: length}
     with (
         ODBDataLoader(Numbers(0, 9), **nested(**options)) as loader,
-        pytest.raises(JobError, match="the length of a sample is"),
+        pytest.raises(JobError, match=f"the length of a sample is {length!r}"),
     ):
         read(loader)
-
-
-def test_a_break_is_followed_by_a_whole_epoch() -> None:
-    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
-        for _ in loader:
-            break
-        assert sorted(flatten(read(loader))) == list(range(60))
-
-
-def test_a_dropped_loader_leaves_no_thread() -> None:
-    before = threading.active_count()
-    for _ in range(3):
-        loader = ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS))
-        for _ in loader:
-            break
-        del loader
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread.name in ("odb-exchange", "odb-read", "odb-collate"):
-            thread.join(5)
-    assert threading.active_count() <= before + 1  # the cleanup stays
 
 
 def test_steps_are_the_batches_with_what_belongs_to_them() -> None:

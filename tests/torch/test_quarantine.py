@@ -387,28 +387,6 @@ def test_what_is_read_after_a_failure_does_not_hide_it(monkeypatch: pytest.Monke
             read(loader)
 
 
-class Regrown(Numbers):
-    """Samples whose lengths are others in each job."""
-
-    def __init__(self, longest: int) -> None:
-        super().__init__(0, COUNT)
-        self.longest = longest
-
-    def __getitem__(self, index: int) -> Any:
-        return make_sample(index, self.longest)
-
-
-def test_a_data_set_that_has_changed_is_noticed() -> None:
-    """Checks: RESUME, ONCE."""
-    with ODBDataLoader(Regrown(30), **nested(**SETTINGS)) as loader:
-        read(loader, 3)
-        state = loader.state_dict()
-    with ODBDataLoader(Regrown(9), **nested(**SETTINGS)) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(JobError, match="the samples are not what they were when the state was saved"):
-            read(loader)
-
-
 def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
     with ODBDataLoader(Cracked(COUNT), **nested(**SETTINGS)) as loader:
         whole = read(loader)

@@ -73,15 +73,6 @@ def test_sizes_are_refused_where_there_are_none_and_unknown_ones_everywhere() ->
             list(ODBDataLoader(Numbers(0, 5), token_budget=50, **nested(collate_fn=collate, **options)))  # type: ignore[arg-type]
 
 
-def read_unlike(rank: int) -> None:
-    read(rank, {"sizes": ("even", "powers")[rank]})
-
-
-def test_ranks_with_other_sizes_refuse_to_start() -> None:
-    results = run_ranks(2, read_unlike, timeout_s=60)
-    assert all("sizes is" in result.text for result in results), results
-
-
 BUDGET = 12288
 
 

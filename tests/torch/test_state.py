@@ -80,16 +80,6 @@ def test_other_numbers_of_ranks_finish_the_epoch_without_loss_or_repetition(worl
         assert sorted(seen) == list(range(COUNT)), (worlds, limit)
 
 
-def test_other_settings_finish_the_epoch_too() -> None:
-    with make_loader() as loader:
-        before = read(loader, 3)
-        state = loader.state_dict()
-    with make_loader(token_budget=90) as loader:
-        loader.load_state_dict([state])
-        after = read(loader)
-    assert sorted(number for _, numbers, _ in before + after for number in numbers) == list(range(COUNT))
-
-
 def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
     options = SETTINGS | {"shuffle": False}
     with ODBDataLoader(Stream(0, COUNT), **nested(**options)) as loader:
