@@ -53,20 +53,6 @@ def test_join_mode_emits_everything_once_in_aligned_steps(shards: list[list[int]
             assert len(step.group) <= 1 or compute_padded_tokens(step.group) <= config.budget_tokens
 
 
-@given(SHARDS, configs(limits=(5, 3)), SEEDS)
-def test_no_batch_exceeds_a_limit_and_none_is_lost(shards: list[list[int]], config: Config, seed: int) -> None:
-    """Checks: BUDGET, COVER."""
-    costs = [[(length % 6, length % 4) for length in shard] for shard in shards]
-    world = World(config, make_shards(shards, costs), seed=seed).run()
-    assert world.is_over
-    for node in world.nodes:
-        assert sorted(_positions(node)) == list(range(len(node.shard)))
-        for group in (step.group for step in node.taken if len(step.group) > 1):
-            assert compute_padded_tokens(group) <= config.budget_tokens
-            assert sum(sample.costs[0] for sample in group) <= 5
-            assert sum(sample.costs[1] for sample in group) <= 3
-
-
 @given(SHARDS, configs(Mode.QUOTA), SEEDS)
 def test_quota_mode_ends_at_the_same_step_everywhere(shards: list[list[int]], config: Config, seed: int) -> None:
     """Checks: QUOTA, ONCE, ALIGN, FREE."""
@@ -83,19 +69,6 @@ def test_quota_mode_ends_at_the_same_step_everywhere(shards: list[list[int]], co
         assert not any(step.is_idle for step in node.taken)
     if config.quota_samples is None or emitted < config.quota_samples:
         assert any(len(_positions(node)) == len(node.shard) for node in world.nodes)
-
-
-@given(SHARDS, configs(), SEEDS)
-def test_nothing_is_lost_at_any_moment(shards: list[list[int]], config: Config, seed: int) -> None:
-    """Checks: CONSERVE."""
-    world = World(config, make_shards(shards), seed=seed)
-    while world.step():
-        for node in world.nodes:
-            state = node.machine.state
-            in_steps = [s for steps in (state.plan, state.released, state.queue) for step in steps for s in step.group]
-            held = [*state.window, *(sample for group in state.aligned for sample in group), *in_steps]
-            unread = node.shard[node.read :]
-            assert sorted((*_positions(node), *(s.position for s in (*held, *unread)))) == list(range(len(node.shard)))
 
 
 @given(SHARDS, configs(), SEEDS)
@@ -144,25 +117,6 @@ def test_consumers_that_stop_together_end_together(
     (taken,) = {len(node.taken) for node in world.nodes}
     assert taken <= count
     assert taken == count or {f.outcome.kind for f in world.get_finishes()} == {OutcomeKind.COMPLETE}
-
-
-@given(SHARDS, configs(), SEEDS, st.dictionaries(st.integers(0, 3), st.integers(0, 12), max_size=2))
-def test_a_lone_stop_leaves_no_loader_waiting_but_for_a_trainer(
-    shards: list[list[int]], config: Config, seed: int, stops: dict[int, int]
-) -> None:
-    """Checks: STOP, FREE, RELEASE. The exception is NP2."""
-    stops = {rank: count for rank, count in stops.items() if rank < len(shards)}
-    world = World(config, make_shards(shards), seed=seed, stops=stops).run()
-    entered = min(len(node.taken) for node in world.nodes)
-    for node in world.nodes:
-        outcome = node.machine.state.outcome
-        assert outcome is not None
-        if node.finish is None:
-            assert outcome.kind is OutcomeKind.COMPLETE
-            assert len(node.taken) > entered
-        elif outcome.kind is OutcomeKind.STOPPED:
-            assert outcome.rank in stops
-            assert len(node.taken) <= min(stops.values()) + 1
 
 
 @given(SHARDS, configs(), SEEDS)
