@@ -23,12 +23,6 @@ from tests.helpers.commands import refuse
 SIMULATE = ["simulate", "gsm8k", "--ranks", "2", "--samples", "200", "--token-budget", "4096"]
 
 
-def test_the_driver_of_rounds_takes_limits(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["simulate", "mm_mix_real", *SIMULATE[2:], "--limit", "image_tokens=1500", "--driver", "rounds"]
-    assert main(arguments) == 0
-    assert "driver: rounds" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "options",
     [["--slow-loader", "0:1e308"], ["--slow-rank", "1:1e7"], ["--slow-rank", "1:nan"], ["--slow-loader", "1:0"]],

@@ -12,6 +12,8 @@ from odb_ref.core.types import Mode
 from tests.helpers.world import World, make_config, make_shards, run
 
 SHARDS = st.lists(st.lists(st.integers(1, 10), max_size=14), min_size=1, max_size=4)
+
+
 def test_the_hash_is_that_of_splitmix64() -> None:
     """Spec: R4.9. The first numbers of the published generator, which adds its constant once for each."""
     gamma = 0x9E3779B97F4A7C15
