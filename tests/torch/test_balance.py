@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from odb_ref.torch import Batching, ODBDataLoader, UsageError
+from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
@@ -34,9 +34,3 @@ def test_batches_meet_by_cost_and_hold_every_sample_once(cost: object, status: S
     (job,) = check_traces(sorted(map(str, tmp_path.glob("*.ndjson")))).jobs
     assert not job.violations
     assert {item.property: item.status for item in job.properties}[Property.ORDER] is status
-
-
-def test_a_cost_that_makes_no_sense_is_refused() -> None:
-    for cost in ("attention", "attention/0", lambda tokens: -tokens, 5):
-        with pytest.raises(UsageError, match="cost"):
-            ODBDataLoader(Numbers(0, COUNT), token_budget=120, batching=Batching(cost=cost))

@@ -184,6 +184,31 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"worker_init_fn": 1, "num_workers": 1}, "worker_init_fn must be a function"),
         ({"transport": "carrier"}, "no transport 'carrier'; there are gather, reduce"),
         ({"len_bound": 2.5}, "len_bound must be an integer"),
+        # Batches and their costs.
+        ({"layout": "rows"}, "layout must be one of padded, packed, got 'rows'"),
+        *(({"cost": cost}, "cost") for cost in ("attention", "attention/0", lambda tokens: -tokens, 5)),
+        ({"sizes": "odd"}, "any, even, threes, powers"),
+        ({"sizes": "even", "layout": "packed"}, "sizes='even' needs layout='padded'"),
+        ({"sizes": "even", "order": "sampler"}, "sizes='even' needs layout='padded'"),
+        *(({"window_bytes": value}, "window_bytes") for value in (0, -1, 1.5, "1 GB")),
+        ({"max_patches": 0}, "max_patches must be at least 1, got 0"),
+        ({"max_patches": 4, "limits": [3]}, "exclude each other"),
+        ({"limits": [3]}, "cost_fn and limits belong together"),
+        ({"cost_fn": len}, "cost_fn and limits belong together"),
+        ({"cost_fn": len, "limits": [3, 0]}, r"limits\[1\] must be at least 1, got 0"),
+        ({"cost_fn": len, "limits": [2.5]}, r"limits\[0\] must be"),
+        # What becomes of a step, and of a sample.
+        ({"on_idle": "skip", "accumulation_steps": 2}, "on_idle='skip' needs accumulation_steps=1"),
+        ({"on_bad_sample": "skip"}, "on_bad_sample"),
+        ({"on_bad_sample": "quarantine", "max_bad_samples": -1}, "max_bad_samples"),
+        ({"on_bad_sample": "quarantine", "max_bad_samples": 1.5}, "max_bad_samples"),
+        # Updates of a fixed number of samples.
+        ({"update_samples": 16, "accumulation_steps": 4}, "update_samples and accumulation_steps=4 exclude each other"),
+        ({"update_samples": 16, "window_bytes": 1000}, "window_bytes"),
+        ({"update_samples": 0}, "update_samples must be at least 1"),
+        ({"drop_last": True}, "drop_last needs update_samples"),
+        ({"update_samples": 16, "shard": "given", "drop_last": True}, "drop_last needs one order"),
+        ({"update_samples": 16, "on_idle": "skip"}, "on_idle"),
     ],
 )
 def test_misuse_is_refused_at_once(options: dict[str, object], message: str) -> None:

@@ -70,7 +70,7 @@ PAIRS = [[0, 1], [2, 3]]
 
 
 Shape = tuple[tuple[int, ...], tuple[str, ...], dict[str, Any], list[list[int]]]
-"""Of a mesh: its shape, its names, what the loader is told, and the peers of each rank."""
+"""A mesh: its shape, its names, what the loader is told, and the peers of each rank."""
 OF_FOUR: list[Shape] = [
     ((2, 2), ("dp", "tp"), {}, PAIRS),
     ((2, 2), ("dp", "tp"), {"transport": "gather"}, PAIRS),

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError
+from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader
 from odb_ref.torch.exchange.collectives import Transport
 from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.plan.order import compute_order
@@ -196,12 +196,6 @@ def test_an_epoch_without_a_good_sample_fails(num_workers: int) -> None:
         pytest.raises(JobError, match="each of the 5 samples of this rank is bad; 4: ValueError: bad row 4"),
     ):
         read(loader)
-
-
-@pytest.mark.parametrize("options", [{"on_bad_sample": "skip"}, {"max_bad_samples": -1}, {"max_bad_samples": 1.5}])
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(options))):
-        ODBDataLoader(Spoiled(), **nested(**(SETTINGS | options)))
 
 
 # Several ranks -----------------------------------------------------------------------------------------------------------

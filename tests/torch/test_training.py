@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.torch import ODBDataLoader
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, make_sample
 from tests.torch.models import (
@@ -250,12 +250,6 @@ def test_idle_steps_may_be_none_or_left_out(on_idle: str) -> None:
     busy, idle = run_ranks(2, read_on_idle, on_idle)
     assert all(scale == 2.0 for scale in busy.value)
     assert idle.value == ([None] * len(busy.value) if on_idle == "none" else [])
-
-
-def test_skipped_steps_and_an_accumulation_window_exclude_each_other() -> None:
-    """A rank that skips the step which ends an update would never synchronize what it has of it."""
-    with pytest.raises(UsageError, match="on_idle='skip' needs accumulation_steps=1"):
-        ODBDataLoader(Numbers(0, 9), **nested(**(SETTINGS | {"on_idle": "skip", "accumulation_steps": 2})))
 
 
 def read_with_generator(rank: int, seeds: list[int], options: dict[str, Any]) -> list[list[int]]:

@@ -158,22 +158,6 @@ def test_samplers_that_differ_between_ranks_are_refused() -> None:
     assert all("sampler" in result.text for result in results), results
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"accumulation_steps": 4}, "update_samples and accumulation_steps=4 exclude each other"),
-        ({"window_bytes": 1000}, "window_bytes"),
-        ({"update_samples": 0}, "update_samples must be at least 1"),
-        ({"update_samples": None, "drop_last": True}, "drop_last needs update_samples"),
-        ({"shard": "given", "drop_last": True}, "drop_last needs one order"),
-        ({"on_idle": "skip"}, "on_idle"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(UsageError, match=text):
-        ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS | settings))
-
-
 class Counted(Numbers):
     """Counts how often it is read, in whichever process."""
 

@@ -12,9 +12,8 @@ import torch
 from odb_sim.recorded.replay import replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
 
-from odb_ref.core.errors import UsageError
 from odb_ref.core.events import SamplesRead
-from odb_ref.torch import Batching, ODBDataLoader
+from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.reading.serialization import count_bytes
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.format import decode_event
@@ -119,12 +118,6 @@ def test_a_saved_epoch_goes_on_with_the_same_batches() -> None:
         with ODBDataLoader(Images(), **nested(collate_fn=combine, shuffle=True, num_workers=1, **SETTINGS)) as loader:
             loader.load_state_dict(state)
             assert taken + list(loader) == whole
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, "1 GB"])
-def test_a_bound_that_makes_no_sense_is_refused(value: Any) -> None:
-    with pytest.raises(UsageError, match="window_bytes"):
-        ODBDataLoader(Images(), token_budget=60, batching=Batching(window_bytes=value))
 
 
 def test_bytes_are_those_of_the_content() -> None:
