@@ -65,6 +65,20 @@ class Numbers(Dataset[Any]):
         return sample
 
 
+class Prompts(Numbers):
+    """Samples of which all, the odd ones or none hold no supervised token."""
+
+    def __init__(self, start: int, count: int, masked: str) -> None:
+        super().__init__(start, count)
+        self.masked = masked
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if self.masked == "all" or (self.masked == "odd" and sample["number"] % 2):
+            sample["labels"] = torch.full_like(sample["labels"], -100)
+        return sample
+
+
 class Panic(BaseException):
     """As pyo3's PanicException: no Exception."""
 
