@@ -173,6 +173,10 @@ def train_all(rank: int, folder: Path) -> Any:
     configure_trainer(handed, dataloader=handed.get_train_dataloader(), wrap_compute_loss=False)
     runs = [finish(enabled), finish(native), finish(handed), accelerate(rank), loop(rank, scale="exact")[0]]
     state = bridge.state
+    by_callback = make_trainer(folder)
+    begun = setup_odb_training(by_callback, make_plain(), BUDGET_TOKENS)
+    by_callback.train()
+    assert begun.state.emitted_samples == by_callback.state.total_data_step == len(ALL)
     assert enabled.state.total_data_step == state.emitted_samples
     return runs, (state.emitted_samples, state.optimizer_steps, state.last_step_info.step.is_last)
 
@@ -392,16 +396,3 @@ def train_lightning(rank: int, folder: Path) -> Any:
     with pytest.raises(UsageError, match="a sample budget needs a module"):
         fit(Module(), make_plain(), ODBLightningCallback(10))
     return runs
-
-
-def set_up(rank: int, folder: Path) -> Any:
-    set_environment(rank, len(SIZES))
-    trainer = make_trainer(folder)
-    bridge = setup_odb_training(trainer, make_plain(), BUDGET_TOKENS)
-    trainer.train()
-    return bridge.state.emitted_samples, trainer.state.total_data_step
-
-
-def test_the_one_call_of_its_callbacks_sets_a_trainer_up(tmp_path: Path) -> None:
-    results = run_ranks(len(SIZES), set_up, tmp_path, timeout_s=100)
-    assert [result.value for result in results] == [(len(ALL), len(ALL))] * len(SIZES), results

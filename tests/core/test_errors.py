@@ -29,6 +29,15 @@ def test_an_error_survives_pickling(error: OdbError) -> None:
     assert copy.args == error.args
 
 
+def test_the_kinds_are_never_mixed() -> None:
+    """Spec: R8."""
+    kinds = (UsageError, PeerError, InvariantError, JobError)
+    for kind in kinds:
+        assert issubclass(kind, OdbError)
+        assert not any(issubclass(kind, other) for other in kinds if other is not kind)
+    assert issubclass(RuleError, InvariantError)
+
+
 def test_a_job_error_says_its_message_and_holds_rank_and_cause() -> None:
     """Spec: R8."""
     error = JobError("rank 1 failed: no such file", 1, "no such file")

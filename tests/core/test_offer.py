@@ -17,6 +17,7 @@ OFFERS = st.builds(Offer, **{item.name: VALUES for item in fields(Offer)})
 
 @given(st.lists(OFFERS, min_size=1, max_size=6))
 def test_the_agreement_is_the_minimum_or_maximum_of_each_field(offers: list[Offer]) -> None:
+    """Spec: R3.2. Checks: ALIGN."""
     agreement = reduce_offers(offers)
     for item in fields(Offer):
         pick = min if item.metadata["reduction"] is Reduction.MIN else max

@@ -33,6 +33,7 @@ def offers(draw: st.DrawFn) -> Offer:
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @given(ranks=st.lists(offers(), min_size=1, max_size=5))
 def test_a_shipped_rule_stays_within_its_bounds(rule: TargetRule, ranks: list[Offer]) -> None:
+    """Spec: R3.3. Checks: TERM, AGE."""
     agreement = reduce_offers(ranks)
     if agreement.samples_max == 0:
         return  # nobody asks for a target
@@ -50,10 +51,11 @@ class Always:
         return self.answer
 
 
-@pytest.mark.parametrize("answer", [-1, 0, 1, 6])
-def test_a_rule_outside_its_bounds_is_named(answer: int) -> None:
-    with pytest.raises(RuleError, match=rf"'always' answered {answer}, outside 2\.\.5") as caught:
-        compute_checked_target(Always(answer), make_offer(5, 3, 2, False))
+@pytest.mark.parametrize(("due", "answer"), [(0, -1), (0, 0), (0, 6), (2, 1), (2, 6)])
+def test_a_rule_outside_its_bounds_is_named(due: int, answer: int) -> None:
+    """Spec: R3.3, R8."""
+    with pytest.raises(RuleError, match=rf"'always' answered {answer}, outside {max(1, due)}\.\.5") as caught:
+        compute_checked_target(Always(answer), make_offer(5, 3, due, False))
     assert isinstance(caught.value, InvariantError)
     assert caught.value.invariant == "RULE-BOUNDS"
 

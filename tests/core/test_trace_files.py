@@ -93,35 +93,12 @@ def test_what_is_flushed_can_be_read_while_the_job_runs(tmp_path: Path) -> None:
         writer.record(0, StepTaken(), ())
 
 
+RECORD = {"rank": 0, "event": None, "effects": []}
+
+
 def write_lines(path: Path, *lines: object) -> Path:
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
     return path
-
-
-def without(key: str) -> dict[str, Any]:
-    return {name: value for name, value in HEADER.items() if name != key}
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("[]", ":1: not a JSON object"),
-        (without("format"), ":1: no odb-trace header"),
-        ({**HEADER, "format": "other"}, ":1: no odb-trace header"),
-        (without("version"), ":1: version None, this program reads 1 and 2"),
-        ({**HEADER, "version": 3}, ":1: version 3, this program reads 1 and 2"),
-        (without("world_size"), ":1: the header lacks world_size, config, driver or epoch"),
-        (without("config"), ":1: the header lacks world_size, config, driver or epoch"),
-        (without("driver"), ":1: the header lacks world_size, config, driver or epoch"),
-        ({**HEADER, "epoch": "x"}, ":1: the header lacks world_size, config, driver or epoch"),
-        ("{", ":1: not JSON, or cut off: Expecting property name enclosed in double quotes: column 1"),
-    ],
-)
-def test_a_file_that_is_no_trace_is_refused_at_once(line: object, message: str, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", line)
-    with pytest.raises(TraceError) as caught:
-        read_trace(path)
-    assert str(caught.value) == f"{path}{message}"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -134,9 +111,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(write(tmp_path / "whole.gz")[:-12])
     with pytest.raises(TraceError, match=r"cut\.gz:3: cut off"):
         list(read_trace(tmp_path / "cut.gz")[1])
-
-
-RECORD = {"rank": 0, "event": None, "effects": []}
 
 
 @pytest.fixture(name="c_locale")
@@ -263,6 +237,8 @@ def test_a_start_that_lacks_a_field_is_refused(key: str, message: str) -> None:
     with pytest.raises(TraceError) as caught:
         decode_resumed(data)
     assert str(caught.value) == message
+    with pytest.raises(TraceError):
+        decode_resumed({"kind": "resumed"})
 
 
 def test_a_row_is_a_sample_and_its_costs() -> None:

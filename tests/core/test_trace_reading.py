@@ -197,7 +197,10 @@ def test_a_time_is_kept() -> None:
         ({"world_size": True}, "t:1: epoch 0 of a world of True ranks; this program reads 1 to 1048576"),
         ({"epoch": -1}, "t:1: epoch -1 of a world of 3 ranks; this program reads 1 to 1048576"),
         ({"epoch": True}, "t:1: epoch True of a world of 3 ranks; this program reads 1 to 1048576"),
-        ({"driver": 1}, "t:1: the header lacks world_size, config, driver or epoch"),
+        *(
+            ({name: wrong}, "t:1: the header lacks world_size, config, driver or epoch")
+            for name, wrong in {"driver": 1, "world_size": None, "config": None, "epoch": "x"}.items()
+        ),
     ],
 )
 def test_a_header_of_another_kind_is_refused(changes: dict[str, object], said: str) -> None:
@@ -217,6 +220,8 @@ def test_the_least_and_the_greatest_world_are_read() -> None:
         ([b""], "t: empty file, expected an odb-trace header"),
         ([EOFError()], "t:1: the header is cut off"),
         ([b'{"format"'], "t:1: not JSON, or cut off: Expecting ':' delimiter: column 10"),
+        ([b"[]\n"], "t:1: not a JSON object"),
+        ([b"{}\n"], "t:1: no odb-trace header"),
     ],
 )
 def test_a_file_without_a_header_is_refused(pieces: list[bytes | Exception], said: str) -> None:

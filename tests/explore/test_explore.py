@@ -31,6 +31,7 @@ from odb_ref.core.machine import transition
 from odb_ref.core.offer import NONE
 from odb_ref.core.rounds import Transition
 from odb_ref.core.state import Phase, State
+from tests.helpers.commands import refuse
 from tests.mutants.loader import load
 from tests.mutants.table import MUTANTS
 
@@ -265,18 +266,14 @@ def test_the_shortest_schedule_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_usage_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explore", *arguments]) == 2
-    printed = capsys.readouterr().err
-    assert message in printed
-    assert printed.count("\n") == 1
+    assert message in refuse(capsys, ["explore", *arguments])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "odb-scenario", "version": 2}'])
 def test_what_is_no_scenario_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scenario.json"
     path.write_text(text, encoding="utf-8")
-    assert main(["explore", "--replay", str(path)]) == 2
-    assert str(path) in capsys.readouterr().err
+    assert str(path) in refuse(capsys, ["explore", "--replay", str(path)])
 
 
 def test_a_schedule_that_is_not_possible_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

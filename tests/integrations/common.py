@@ -80,25 +80,21 @@ def get_weights(model: nn.Module) -> list[float]:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
 
 
-def train_alone(model: nn.Module, updates: Iterable[Sequence[int]]) -> list[float]:
-    """The weights after one step of SGD for each list of sample numbers, on the mean over all their supervised tokens."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    for numbers in updates:
-        batch = collate([get_sample(number) for number in numbers])
-        model(input_ids=batch["input_ids"], labels=batch["labels"])["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return get_weights(model)
+def compute_loss(model: nn.Module, numbers: Sequence[int]) -> Tensor:
+    """The mean over all supervised tokens of these samples."""
+    batch = collate([get_sample(number) for number in numbers])
+    loss: Tensor = model(input_ids=batch["input_ids"], labels=batch["labels"])["loss"]
+    return loss
 
 
-def compute_losses(updates: list[list[int]], momentum: float = 0.0) -> list[float]:
-    """The losses of a plain loop in one process over the same batches; 0 where no token is supervised."""
-    model = Model()
+def train_alone(
+    model: nn.Module, updates: Iterable[list[int]], compute_loss: Any = compute_loss, momentum: float = 0.0
+) -> list[float]:
+    """The losses of one step of SGD for each list of sample numbers; 0 where no token is supervised."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=momentum)
     losses = []
     for numbers in updates:
-        batch = collate([get_sample(number) for number in numbers])
-        loss = model(batch["input_ids"], batch["labels"])["loss"]
+        loss = compute_loss(model, numbers)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -110,11 +106,14 @@ def join(lists: Iterable[list[int]]) -> list[int]:
     return list(itertools.chain.from_iterable(lists))
 
 
-def check_weights(ranks: Sequence[Run], model: nn.Module, *, precision: float = 1e-9) -> None:
+def check_weights(
+    ranks: Sequence[Run], model: nn.Module, *, precision: float = 1e-9, compute_loss: Any = compute_loss
+) -> None:
     """Checks that every rank ends where one process ends that trains ``model`` on the union of the ranks' batches."""
     start = torch.tensor(get_weights(model), dtype=torch.float64)
     updates = [join(numbers) for numbers in zip(*(numbers for numbers, _ in ranks), strict=True)]
-    change = torch.tensor(train_alone(model, updates), dtype=torch.float64) - start
+    train_alone(model, updates, compute_loss)
+    change = torch.tensor(get_weights(model), dtype=torch.float64) - start
     assert torch.linalg.norm(change) > 0.01
     for _, weights in ranks:
         error = torch.tensor(weights, dtype=torch.float64) - start - change

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
 from odb_ref.integrations.progress import Intervals
 from odb_ref.torch import UsageError
 from odb_ref.torch.loop import MemoryFit
-from odb_ref.torch.loop import guard as guard_module
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
 from tests.integrations.common import (
@@ -41,7 +39,7 @@ from tests.integrations.common import (
 from tests.integrations.test_hf import make_llama, make_trainer
 from tests.integrations.test_sharded import get_whole, make_sharded_trainer, pretend
 from tests.torch.ranks import get_values, run_ranks
-from tests.torch.test_step_guard import FailingBackward
+from tests.torch.test_step_guard import FailingBackward, limited_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
@@ -193,19 +191,6 @@ def test_a_sample_that_does_not_fit_alone_ends_training_on_every_rank(tmp_path: 
 # Where a rank cannot be helped ---------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def limited_memory(rank: int) -> Iterator[None]:
-    """Lets rank 1 reserve only so much."""
-
-    def reserve(size: int, device: torch.device) -> None:
-        if rank == 1 and size > 30:
-            raise torch.OutOfMemoryError("CUDA out of memory: injected")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guard_module, "reserve_memory", reserve)
-        yield
-
-
 def train_sharded(rank: int, folder: Path) -> Any:
     set_environment(rank, len(SIZES))
     said = []
@@ -223,7 +208,7 @@ def train_sharded(rank: int, folder: Path) -> Any:
     trainer = make_sharded_trainer(
         rank, folder, 2, kind=Splitting, odb=odb, pretend=pretend, gradient_accumulation_steps=2
     )
-    with limited_memory(rank):
+    with limited_memory(lambda: 30.0 if rank == 1 else math.inf):
         trainer.train()
     return said, (trainer.updates, get_whole(trainer.model_wrapped))
 

@@ -46,11 +46,11 @@ from tests.integrations.common import (
     Samples,
     check_coverage,
     collate,
-    compute_losses,
     get_weights,
     join,
     make_shard,
     set_environment,
+    train_alone,
 )
 from tests.integrations.test_hf import make_trainer
 from tests.integrations.test_lightning import make_trainer as make_lightning
@@ -298,7 +298,7 @@ def test_the_losses_of_one_process_each_sample_once_the_same_after_a_checkpoint_
     updates = [join(numbers) for numbers in zip(*(whole.updates for whole in wholes), strict=True)]
     # With FSDP 1 Accelerate restores no momentum in an optimizer that has made no step yet.
     is_plain = strategy == "fsdp1" and train in (train_accelerate, train_trainer)
-    wanted = compute_losses(updates, 0.0 if is_plain else 0.5)
+    wanted = train_alone(Model(), updates, momentum=0.0 if is_plain else 0.5)
     found = [sum(losses) / world_size for losses in zip(*(whole.losses for whole in wholes), strict=True)]
     assert len(found) > AT
     # In one cell the model is in single precision: see there.

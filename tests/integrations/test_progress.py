@@ -162,34 +162,14 @@ Plain = make_plain()
 
 def train_all(rank: int, folder: Path) -> Any:
     set_environment(rank, 1)
-    wrong = {"updates_per_epoch": 2, "loader": nested(**OPTIONS)}
-    own = {"loader": nested(**OPTIONS)}
+    own = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**OPTIONS))
+    wrong = replace(own, updates_per_epoch=2)
     return [
-        train(folder, odb=ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, **wrong), num_train_epochs=2),
-        train(
-            folder,
-            odb=ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, **own),
-            num_train_epochs=1.5,
-            gradient_accumulation_steps=2,
-        ),
-        train(
-            folder,
-            odb=ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, max_samples=40, **own),
-            num_train_epochs=9,
-        ),
-        train(
-            folder,
-            odb=ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, **wrong),
-            num_train_epochs=2,
-            save_strategy="steps",
-            save_steps=5,
-        ),
-        train(
-            folder,
-            odb=ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, **wrong),
-            num_train_epochs=2,
-            resume="checkpoint-5",
-        ),
+        train(folder, odb=wrong, num_train_epochs=2),
+        train(folder, odb=own, num_train_epochs=1.5, gradient_accumulation_steps=2),
+        train(folder, odb=replace(own, max_samples=40), num_train_epochs=9),
+        train(folder, odb=wrong, num_train_epochs=2, save_strategy="steps", save_steps=5),
+        train(folder, odb=wrong, num_train_epochs=2, resume="checkpoint-5"),
     ]
 
 

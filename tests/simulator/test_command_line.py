@@ -96,21 +96,8 @@ def test_json_to_standard_output_is_all_that_stands_there(
 
 def test_run_options_reach_a_sweep(tmp_path: Path) -> None:
     """What a sweep simulates is what `simulate` does with the same options."""
-    options = [
-        "--max-age",
-        "1",
-        "--ramp",
-        "0",
-        "--shards",
-        "uneven",
-        "--mode",
-        "quota",
-        "--quota",
-        "40",
-        "--workers",
-        "2",
-    ]
-    given = ["--ranks", "2", "--token-budget", "1000", "--window", "16", "--samples", "80", *options]
+    options = "--max-age 1 --ramp 0 --shards uneven --mode quota --quota 40 --workers 2"
+    given = f"--ranks 2 --token-budget 1000 --window 16 --samples 80 {options}".split()
     one, many = tmp_path / "one.json", tmp_path / "many.json"
     assert main(["simulate", "gsm8k", *given, "--json", str(one)]) == 0
     assert main(["sweep", "gsm8k", *given, "--processes", "1", "--json", str(many)]) == 0
@@ -122,22 +109,11 @@ def test_run_options_reach_a_sweep(tmp_path: Path) -> None:
 
 
 def test_a_limit_holds_in_a_comparison_and_a_sweep(tmp_path: Path) -> None:
-    shared = ["--ranks", "2", "--samples", "200", "--limit", "image_tokens=1500"]
     steps = {}
-    for limit in ([], ["--limit", "image_tokens=1500"]):
+    for limit in ("", "--limit image_tokens=1500"):
         path = tmp_path / "found.json"
-        given = [
-            *shared[:4],
-            *limit,
-            "--token-budget",
-            "8000",
-            "--window",
-            "32",
-            "--policy",
-            "odb",
-            "--json",
-            str(path),
-        ]
+        options = f"--ranks 2 --samples 200 --token-budget 8000 --window 32 --policy odb {limit}"
+        given = [*options.split(), "--json", str(path)]
         for command in (["compare", "mm_mix_real"], ["sweep", "mm_mix_real", "--processes", "1"]):
             assert main([*command, *given]) == 0
             (figures,) = json.loads(path.read_text())

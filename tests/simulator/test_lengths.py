@@ -12,6 +12,7 @@ from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 from odb_sim.studies.runs import POLICIES
 
 from odb_ref.core.errors import UsageError
+from tests.helpers.commands import refuse
 
 ROWS = {
     "arxiv_summarization_vidur": 28257,
@@ -125,20 +126,6 @@ BAD_ARRAYS = {
 }
 
 
-def complain(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> str:
-    """The one line that the command prints on stderr when it refuses."""
-    try:
-        status = main(arguments)
-    except SystemExit as exit_:
-        status = exit_.code
-    out, err = capfd.readouterr()
-    assert status == 2
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
-    return err
-
-
 @pytest.mark.parametrize("name", [*BAD_FILES, *BAD_ARRAYS])
 def test_bad_input_is_one_line_and_status_2(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / name
@@ -148,7 +135,7 @@ def test_bad_input_is_one_line_and_status_2(name: str, tmp_path: Path, capfd: py
     else:
         array, expected = BAD_ARRAYS[name]
         np.save(path, array)
-    err = complain(["simulate", str(path), "--ranks", "1", "--token-budget", "100"], capfd)
+    err = refuse(capfd, ["simulate", str(path), "--ranks", "1", "--token-budget", "100"])
     assert expected in err
     with pytest.raises(UsageError):
         load_lengths(str(path))
@@ -220,7 +207,7 @@ BAD_ARGUMENTS = {
 def test_bad_arguments_are_one_line_and_status_2(case: str, capfd: pytest.CaptureFixture[str]) -> None:
     arguments, expected = BAD_ARGUMENTS[case]
     defaults = ["--ranks", "2", "--token-budget", "2048"]
-    err = complain(["simulate", arguments[0], *defaults, *arguments[1:]], capfd)
+    err = refuse(capfd, ["simulate", arguments[0], *defaults, *arguments[1:]])
     assert expected in err
 
 
@@ -228,7 +215,7 @@ def test_bad_arguments_are_one_line_and_status_2(case: str, capfd: pytest.Captur
 def test_what_is_required_is_named(missing: str, capfd: pytest.CaptureFixture[str]) -> None:
     given = {"--ranks": "2", "--token-budget": "2048"}
     del given[missing]
-    err = complain(["simulate", "gsm8k", *(word for pair in given.items() for word in pair)], capfd)
+    err = refuse(capfd, ["simulate", "gsm8k", *(word for pair in given.items() for word in pair)])
     assert f"needs {missing}" in err
 
 
@@ -255,13 +242,13 @@ def test_a_batch_size_needs_a_policy_with_fixed_batches(
     command: str, others: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [command, "gsm8k", *others, "--samples", "40", "--token-budget", "2048", "--batch-size", "4"]
-    assert "--batch-size 4: of fixed batches only" in complain([*arguments, "--policy", "odb,paper"], capfd)
+    assert "--batch-size 4: of fixed batches only" in refuse(capfd, [*arguments, "--policy", "odb,paper"])
     assert main([*arguments, "--policy", "odb,standard"]) == 0
 
 
 def test_processes_are_called_so(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["sweep", "gsm8k", "--ranks", "2", "--samples", "40", "--token-budget", "2048", "--processes", "0"]
-    assert "--processes must be at least 1, got 0" in complain(arguments, capfd)
+    assert "--processes must be at least 1, got 0" in refuse(capfd, arguments)
 
 
 @pytest.mark.parametrize("command", ["simulate", "compare", "sweep", "tune"])
@@ -270,7 +257,7 @@ def test_what_is_read_is_not_written_over(command: str, tmp_path: Path, capfd: p
     path.write_text("total_tokens\n" + "5\n7\n" * 20)
     budget = "--memory-tokens" if command == "tune" else "--token-budget"
     arguments = [command, str(path), "--ranks", "2", budget, "50", "--json", str(path)]
-    assert f"{path}: named twice" in complain(arguments, capfd)
+    assert f"{path}: named twice" in refuse(capfd, arguments)
     assert len(load_lengths(str(path))) == 40
 
 
@@ -280,5 +267,5 @@ def test_a_trace_is_not_written_over(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert main(arguments) == 0
     capfd.readouterr()
     for command in (["check", "--json"], ["replay", "--json"], ["calibrate", "--out"]):
-        assert f"{path}: named twice" in complain([command[0], path, command[1], path], capfd)
+        assert f"{path}: named twice" in refuse(capfd, [command[0], path, command[1], path])
     assert main(["check", path]) == 0

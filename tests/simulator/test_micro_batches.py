@@ -16,6 +16,7 @@ from odb_sim.studies.micro_batches import WaysToDivide, choose_balance, divide
 
 from odb_ref.core.batching.cost import TOKENS
 from odb_ref.plan.terms import Options
+from tests.helpers.commands import refuse
 from tests.helpers.effort import few
 
 PLAIN = Costs(gpu=GpuCost(fixed_s=0.5, per_token_s=0.01, per_token2_s=0), collective=NO_COLLECTIVE)
@@ -113,5 +114,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--cost", "nonsense"], "nonsense"),
         (["--budget", "899"], "has 900 tokens, more than the budget of 899"),
     ):
-        assert main([*command, *wrong]) == 2
-        assert why in capsys.readouterr().err
+        assert why in refuse(capsys, [*command, *wrong])

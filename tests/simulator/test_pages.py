@@ -21,6 +21,7 @@ from odb_sim.reports.page import Page
 
 from odb_ref import __version__
 from tests.helpers.browser import Tab
+from tests.simulator.test_view import read_data
 from tests.simulator_answers.helpers import make_lengths, record
 
 SMALL = "--ranks 6 --samples 700 --token-budget 4096"
@@ -63,9 +64,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def read_charts(page: Path) -> list[dict[str, Any]]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), flags=re.DOTALL)
-    assert found is not None
-    charts: list[dict[str, Any]] = json.loads(found[1])["charts"]
+    charts: list[dict[str, Any]] = read_data(page)["charts"]
     return charts
 
 

@@ -282,9 +282,18 @@ class WildRule:
 @pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])
 def test_a_rule_that_leaves_its_bounds_is_an_error_either_way(driver: Driver) -> None:
     workload = build_workload(load_lengths("gsm8k"), ranks=2, samples=200)
-    what = Run(workload=workload, policy="odb", rule=WildRule(), budget_tokens=2000, window_samples=32, driver=driver)
-    with pytest.raises(RuleError, match="'wild' answered"):
+    what = Run(
+        workload=workload,
+        policy="odb",
+        rule=WildRule(),
+        budget_tokens=2000,
+        window_samples=8,
+        ramp_rounds=0,
+        driver=driver,
+    )
+    with pytest.raises(RuleError, match=r"^RULE-BOUNDS: rule 'wild' answered 9, outside 1\.\.8") as caught:
         run(what)
+    assert caught.value.invariant == "RULE-BOUNDS"
 
 
 def test_progress_ends_at_all_samples() -> None:

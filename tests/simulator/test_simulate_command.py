@@ -16,34 +16,7 @@ from odb_sim.cli.main import main
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload, compute_shard_sizes
 
-from odb_ref.core.errors import UsageError
 from odb_ref.trace.reading import read_trace
-
-KEYS = [
-    "policy",
-    "mode",
-    "ranks",
-    "window",
-    "depth",
-    "token_budget",
-    "seed",
-    "samples_total",
-    "samples_emitted",
-    "samples_unique",
-    "steps",
-    "rounds",
-    "idle_steps",
-    "oversize_groups",
-    "over_budget_groups",
-    "padding_ratio",
-    "critical_tokens",
-    "efficiency",
-    "excess",
-    "sim_time_s",
-    "wall_time_s",
-    "driver",
-    "samples_per_s",
-]
 
 
 def simulate(*arguments: str) -> int:
@@ -51,11 +24,12 @@ def simulate(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize("policy", ["odb", "paper", "standard"])
-def test_json_has_the_keys_of_the_contract(policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_says_what_was_run_and_how_sure_it_is(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "figures.json"
     assert simulate("--ranks", "4", "--samples", "400", "--policy", policy, "--json", str(path)) == 0
     figures = json.loads(path.read_text())
-    assert set(KEYS) <= set(figures)
     assert figures["policy"] == policy
     assert (figures["ranks"], figures["window"], figures["depth"]) == (4, 32, 8)
     assert figures["samples_total"] == figures["samples_emitted"] == figures["samples_unique"] == 400
@@ -194,8 +168,3 @@ def test_the_columns_that_are_limited_follow_their_samples() -> None:
     (sample,) = workload.read_samples(1, 7, 1)
     assert sample.costs == tuple(lengths.resources[sample.id].tolist())
     assert build_workload(load_lengths("mm_mix_real"), ranks=2).read_samples(0, 0, 1)[0].costs == ()
-
-
-def test_more_ranks_than_samples_is_refused() -> None:
-    with pytest.raises(UsageError, match="3 ranks and only 2 samples"):
-        compute_shard_sizes(2, 3, Sharding.EVEN)

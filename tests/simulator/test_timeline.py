@@ -21,20 +21,9 @@ from odb_sim.studies.runs import Run, run
 @pytest.mark.parametrize("policy", ["odb", "standard"])
 def test_spans_add_up_and_do_not_overlap(policy: str, tmp_path: Path) -> None:
     path, figures_path = tmp_path / "timeline.json", tmp_path / "figures.json"
-    arguments = [
-        "simulate",
-        "sgd_dialogues",
-        "--ranks",
-        "3",
-        "--shards",
-        "uneven",
-        "--samples",
-        "300",
-        "--window",
-        "32",
-    ]
-    arguments += ["--token-budget", "4096", "--policy", policy, "--perfetto", str(path), "--json", str(figures_path)]
-    assert main(arguments) == 0
+    command = f"simulate sgd_dialogues --ranks 3 --shards uneven --samples 300 --window 32 --policy {policy}"
+    files = ["--perfetto", str(path), "--json", str(figures_path)]
+    assert main([*command.split(), "--token-budget", "4096", *files]) == 0
     figures = json.loads(figures_path.read_text())
     events = json.loads(path.read_text())["traceEvents"]
     names = [(event["args"]["name"], event["pid"]) for event in events if event["name"] == "process_name"]

@@ -22,6 +22,7 @@ from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.comparison import compare
 from odb_sim.studies.runs import POLICIES, Driver, Run, run
 
+from tests.helpers.commands import refuse
 from tests.helpers.effort import few
 from tests.simulator.test_rounds import draw_run
 
@@ -231,5 +232,4 @@ def test_smaller_batches_are_said_and_updates_that_hold_too_much(capsys: pytest.
     ],
 )
 def test_nonsense_is_refused(options: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "gsm8k", "--samples", "100", *options]) == 2
-    assert expected in capsys.readouterr().err
+    assert expected in refuse(capsys, ["compare", "gsm8k", "--samples", "100", *options])

@@ -26,6 +26,7 @@ from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
 from tests.helpers.browser import Tab
+from tests.helpers.commands import refuse
 
 BASE = Run(
     workload=build_workload(load_lengths("gsm8k"), ranks=4, samples=600, sharding=Sharding.UNEVEN),
@@ -255,10 +256,7 @@ def test_bad_input_is_one_line_and_status_2(
     options: list[str], expected: str, write: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     page = [] if "--html" in options else ["--html", str(tmp_path / "x.html")]
-    assert main(["view", str(write("join")), *page, *options]) == 2
-    error = capsys.readouterr().err
-    assert expected in error
-    assert error.count("\n") == 1
+    assert expected in refuse(capsys, ["view", str(write("join")), *page, *options])
 
 
 def test_files_of_several_epochs_and_files_that_are_no_traces_are_refused(

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
@@ -103,17 +102,6 @@ class Blaming(Executor):
 
 def test_a_cell_that_kills_its_workers_takes_no_other_with_it(tmp_path: Path) -> None:
     check_survivors(run_cells(make_cells(tmp_path, {}), Blaming()), 32)
-
-
-@pytest.fixture(params=["dask", "ray"])
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "ray":
-        pytest.importorskip("ray", reason="Ray is not installed")
-        yield "ray://local"
-        return
-    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        yield cluster.scheduler_address.replace("tcp://", "dask://")
 
 
 @pytest.mark.deep

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -45,18 +44,6 @@ def test_any_executor_gives_the_same_answers_in_the_order_of_the_grid() -> None:
     here = figures(Local())
     assert figures(ThreadPoolExecutor(3)) == here
     assert figures(ProcessPoolExecutor(2, mp_context=get_context("spawn"))) == here
-
-
-@pytest.fixture(scope="module", params=["dask", "ray"])
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a cluster of processes of this machine."""
-    if request.param == "ray":
-        pytest.importorskip("ray", reason="Ray is not installed: pip install 'odb-ref[ray]'")
-        yield "ray://local"
-        return
-    distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install 'odb-ref[dask]'")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        yield cluster.scheduler_address.replace("tcp://", "dask://")
 
 
 @pytest.mark.slow

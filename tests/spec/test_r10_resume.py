@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 
 from odb_ref.core.config import Config
-from odb_ref.core.effects import Read
-from odb_ref.core.errors import UsageError
-from odb_ref.core.machine import Machine
-from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start, resume
+from odb_ref.core.resume import Checkpoint
 from odb_ref.core.types import Mode, Step
-from tests.helpers.world import World, make_config, make_shard, make_shards, run
+from tests.helpers.world import World, make_config, make_shards
 
 SHARDS = [[3, 4, 1, 9, 2, 8, 8, 1, 1, 5], [2], [], [5, 1, 5, 2, 7, 7, 3]]
 CONFIGS = [
@@ -47,31 +44,6 @@ def test_going_on_after_any_step_gives_the_same_steps(config: Config) -> None:
             assert [s.position for step in again for s in step.group] == [*checkpoints[rank].taken]
             expected: list[Step] = whole.nodes[rank].taken[count:]
             assert node.taken[skipped:] == expected
-
-
-def test_the_start_of_a_round_is_read_off_the_state() -> None:
-    """Spec: R10.1."""
-    machine = Machine(make_config())
-    machine.begin()
-    assert compute_round_start(machine.state) == RoundStart()
-    world = run([[8] * 6, [1] * 6], make_config())
-    node = world.nodes[0]
-    start = compute_round_start(node.machine.state)
-    assert start.planned_steps == len(node.taken)
-    assert start.carried == ()
-
-
-def test_the_carried_samples_must_be_the_saved_ones() -> None:
-    """Spec: R10.2."""
-    start = RoundStart(round=1, read_samples=4, carried=(2, 3), marks=(4,), planned_steps=2, global_samples=2)
-    shard = make_shard([8, 8, 8, 8])
-    state, effects = resume(make_config(), start, shard[2:])
-    assert effects == (Read(2),)
-    assert (state.round, state.planned_steps, state.taken_steps, state.taken_samples) == (1, 2, 2, 2)
-    with pytest.raises(UsageError, match=r"positions \(2, 3\)"):
-        resume(make_config(), start, shard[1:3])
-    with pytest.raises(UsageError, match=r"costs \(\), expected 1"):
-        resume(make_config(limits=(9,)), start, shard[2:])
 
 
 def test_a_checkpoint_tells_another_world_size_what_was_taken() -> None:

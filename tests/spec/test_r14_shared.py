@@ -42,18 +42,6 @@ def test_shares_are_what_is_wanted_or_all_that_is_left(wants: list[int], left: i
         assert max(rooms) - min(drawing) <= 1
 
 
-def test_the_last_places_leave_all_with_the_same_room() -> None:
-    """Spec: R14.3."""
-    assert compute_shares((4, 2, 7), 13) == (4, 2, 7)
-    assert compute_shares((4, 2, 7), 12) == (4, 2, 6)
-    assert compute_shares((4, 2, 7), 8) == (3, 0, 5)
-    assert compute_shares((4, 2, 7), 7) == (2, 0, 5)
-    assert compute_shares((3, 3, 3), 4) == (2, 1, 1)
-    assert compute_shares((3, 3, 3), 1) == (1, 0, 0)
-    assert compute_shares((0, 0), 5) == (0, 0)
-    assert compute_shares((5,), 0) == (0,)
-
-
 @given(WANTS, st.integers(0, 50), st.integers(0, 50))
 def test_draws_are_neighbours_in_the_order_of_the_ranks(wants: list[int], drawn: int, left: int) -> None:
     """Spec: R14.3. Checks: DEAL."""

@@ -23,15 +23,6 @@ def test_values_are_immutable() -> None:
             value.anything = 1  # type: ignore[union-attr]
 
 
-def test_steps_are_numbered_from_zero_and_alike_on_all_ranks() -> None:
-    """Spec: R1.3. Checks: ALIGN."""
-    world = run([[3, 3, 3, 9, 1], [2]], make_config())
-    numbers = [[(step.number, step.round) for step in node.taken] for node in world.nodes]
-    assert numbers[0] == numbers[1]
-    assert [number for number, _ in numbers[0]] == list(range(len(numbers[0])))
-    assert [step.is_idle for step in world.nodes[1].taken] == [not step.group for step in world.nodes[1].taken]
-
-
 def test_the_fingerprint_covers_everything_shared() -> None:
     """Spec: R1.4, R7.3."""
     base = make_config(world_size=2)

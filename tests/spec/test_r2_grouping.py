@@ -105,26 +105,3 @@ def test_a_packed_group_fits_the_budget_in_sum_and_no_two_fit_together(lengths: 
         assert len(group) == 1 or layout.compute_tokens(group) <= budget
         assert [sample.length for sample in group] == sorted((sample.length for sample in group), reverse=True)
     assert not any(layout.compute_tokens(a + b) <= budget for a, b in combinations(groups, 2))
-
-
-def test_a_packed_sample_joins_the_fullest_group_that_it_fits() -> None:
-    """Spec: R2.5."""
-    groups = Layout.PACKED.compute_groups(make_shard([8, 1, 5, 6, 3, 2, 4]), 8, ())
-    assert [[sample.length for sample in group] for group in groups] == [[8], [6, 2], [5, 3], [4, 1]]
-
-
-def test_the_oldest_of_a_packed_window_share_the_first_group() -> None:
-    """Spec: R2.5."""
-    groups = Layout.PACKED.compute_groups(make_shard([1, 2, 6, 3, 5]), 8, ())
-    assert [[sample.position for sample in group] for group in groups] == [[4, 1, 0], [2], [3]]
-
-
-def test_a_packed_epoch_emits_every_sample_once() -> None:
-    """Spec: R2.4, R4.1, R4.2. Checks: COVER, ALIGN."""
-    lengths = [[5, 1, 3, 8, 2, 2, 9, 4, 1], [1, 1], [7, 7, 7, 1, 2]]
-    world = run(lengths, make_config(window_samples=4, layout=Layout.PACKED))
-    for rank, shard in enumerate(lengths):
-        groups = world.get_groups(rank)
-        assert sorted(sample.position for group in groups for sample in group) == list(range(len(shard)))
-        assert all(len(group) <= 1 or sum(sample.length for sample in group) <= 8 for group in groups)
-    assert len({len(world.get_groups(rank)) for rank in range(3)}) == 1

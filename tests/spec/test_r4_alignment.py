@@ -47,17 +47,6 @@ def test_the_fullest_groups_are_emitted_and_the_rest_is_carried_in_order() -> No
     assert _lengths(align(groups, 2, 0)[0]) == [[2, 2, 2, 2], [7]]
 
 
-def test_the_costliest_group_is_halved_until_only_singles_are_left() -> None:
-    """Spec: R4.2."""
-    groups = compute_groups(make_shard([1, 1, 1, 4, 4]), 8)
-    assert _lengths(groups) == [[1, 1, 1], [4, 4]]
-    assert _lengths(align(groups, 3, 0)[0]) == [[4], [4], [1, 1, 1]]
-    assert _lengths(align(groups, 4, 0)[0]) == [[4], [4], [1, 1], [1]]
-    assert _lengths(align(groups, 7, 0)[0]) == [[4], [4], [1], [1], [1], [], []]
-    assert align((), 2, 0) == (((), ()), ())
-    assert compute_padded_tokens(()) == 0
-
-
 def test_due_groups_go_before_fuller_ones() -> None:
     """Spec: R4.3, R4.1. Checks: AGE."""
     groups = compute_groups(make_shard([1, 8, 8]), 8)

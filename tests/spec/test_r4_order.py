@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import chain, pairwise
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.core.batching.alignment import align
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder, mix, permute
 from odb_ref.core.batching.rules import get_rule
-from odb_ref.core.types import Group, Mode
-from tests.helpers.world import World, make_config, make_shard, make_shards, run
+from odb_ref.core.types import Mode
+from tests.helpers.world import World, make_config, make_shards, run
 
 SHARDS = st.lists(st.lists(st.integers(1, 10), max_size=14), min_size=1, max_size=4)
-LENGTHS = st.lists(st.integers(1, 12), max_size=12)
-
-
-def _positions(groups: tuple[Group, ...]) -> list[list[int]]:
-    return [[sample.position for sample in group] for group in groups]
 
 
 def test_the_hash_is_that_of_splitmix64() -> None:
@@ -83,20 +74,6 @@ def test_idle_steps_come_last(lengths: list[list[int]], order: StepOrder) -> Non
         assert is_idle == sorted(is_idle)
 
 
-@given(LENGTHS, st.integers(1, 20), st.sampled_from(Layout), st.integers(1, 6))
-def test_groups_in_sampler_order_are_runs_that_fit(lengths: list[int], budget: int, layout: Layout, limit: int) -> None:
-    """Spec: R2.6, R2.2. Checks: BUDGET, ORDER."""
-    samples = make_shard(lengths, costs=[(length % 3,) for length in lengths])
-    groups = StepOrder.SAMPLER.compute_groups(samples[::-1], layout, budget, (limit,))
-    assert tuple(chain(*groups)) == samples
-
-    def fits(group: Group) -> bool:
-        return layout.compute_tokens(group) <= budget and sum(sample.costs[0] for sample in group) <= limit
-
-    assert all(len(group) == 1 or fits(group) for group in groups)
-    assert not any(fits((*group, after[0])) for group, after in pairwise(groups)), "the next would have fitted"
-
-
 @given(SHARDS, st.sampled_from(Layout), st.sampled_from(Mode), st.integers(1, 3), st.sampled_from(("odb", "paper")))
 def test_no_sample_leaves_in_a_later_step_than_one_behind_it(
     lengths: list[list[int]], layout: Layout, mode: Mode, age: int, rule: str
@@ -106,20 +83,3 @@ def test_no_sample_leaves_in_a_later_step_than_one_behind_it(
     for node in World(config, make_shards(lengths), seed=age).run().nodes:
         taken = [sample.position for step in node.taken for sample in step.group]
         assert taken == list(range(len(taken)))
-
-
-@pytest.mark.parametrize(("layout", "sizes"), [(Layout.PADDED, [2, 1]), (Layout.PACKED, [2, 1])])
-def test_a_run_is_split_where_it_stands(layout: Layout, sizes: list[int]) -> None:
-    """Spec: R4.2. The last sample holds most of the tokens, and the first part still leaves it."""
-    groups = StepOrder.SAMPLER.compute_groups(make_shard([1, 1, 6]), layout, 18)
-    emitted, _ = align(groups, 2, 0, layout, StepOrder.SAMPLER)
-    assert list(map(len, emitted)) == sizes
-    assert list(chain(*_positions(emitted))) == [0, 1, 2]
-
-
-def test_in_sampler_order_the_first_are_emitted_and_the_last_carried() -> None:
-    """Spec: R4.1."""
-    groups = StepOrder.SAMPLER.compute_groups(make_shard([1, 8, 8, 2, 2]), Layout.PADDED, 8)
-    emitted, carried = align(groups, 2, 1, Layout.PADDED, StepOrder.SAMPLER)
-    assert _positions(emitted) == [[0], [1]]
-    assert [sample.position for sample in carried] == [2, 3, 4]

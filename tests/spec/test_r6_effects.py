@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from odb_ref.core.effects import Collate, Deliver, Finish, PostCounts, PostOffer, PostReport, Read
+from odb_ref.core.effects import Collate, Deliver, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.events import Agreed, Collated, Counted, Reported
 from tests.helpers.world import Node, World, make_config, run
 
@@ -90,11 +90,3 @@ def test_the_queue_never_holds_more_than_its_depth() -> None:
         while world.step():
             fullest = max(fullest, *(len(node.queue) for node in world.nodes))
         assert fullest == depth
-
-
-def test_finish_comes_once_and_last(world: World) -> None:
-    """Spec: R6.7, R7.1."""
-    for node in world.nodes:
-        kinds = [type(effect) for effect in _effects(node)]
-        assert kinds.count(Finish) == 1
-        assert kinds[-1] is Finish

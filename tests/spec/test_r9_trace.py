@@ -12,8 +12,7 @@ import pytest
 
 from odb_ref.core.config import Config
 from odb_ref.core.events import LocalFailed, PeerLost, Urged
-from odb_ref.trace.format import decode_config, decode_event, encode_event
-from odb_ref.trace.reading import read_trace
+from odb_ref.trace.format import decode_config, encode_event
 from odb_ref.trace.writing import TraceWriter
 from tests.helpers.world import World, make_config, make_shards, run
 
@@ -120,28 +119,3 @@ def test_a_tampered_line_is_refused(tmp_path: Path) -> None:
         (collate, ["effects", 0, "steps"], []),
     ):
         assert not validator.is_valid(tamper(record, path, value)), path
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["t.ndjson", "t.ndjson.gz"])
-def test_what_is_written_is_read_again(case: dict[str, object], name: str, tmp_path: Path) -> None:
-    """Spec: R9, R9.2."""
-    world = run(SHARDS, make_config(), **case)
-    _write(world, tmp_path / name)
-    header, records = read_trace(tmp_path / name)
-    assert header.world_size == 4
-    for rank, node in enumerate(world.nodes):
-        del rank
-        assert next(records).event is None
-        for event, effects in node.events:
-            record = next(records)
-            assert record.event is not None
-            assert decode_event(record.event) == event
-            assert len(record.effects) == len(effects)
-
-
-def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Spec: R9. Checks: REPLAY."""
-    for name in ("a.gz", "b.gz"):
-        _write(World(make_config(), make_shards(SHARDS), seed=3).run(), tmp_path / name)
-    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()

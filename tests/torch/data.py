@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -28,13 +28,14 @@ def make_sample(number: int, longest: int = 30) -> dict[str, Any]:
 
 
 class Numbers(Dataset[Any]):
-    """Samples ``start`` to ``start + count``; may misbehave at ``bad``, given as an index of its own."""
+    """Samples ``start`` to ``start + count``; may misbehave at ``bad``, given as an index of its own, or several."""
 
     def __init__(
-        self, start: int, count: int, *, bad: int | None = None, fault: str = "", delay_s: float = 0.0
+        self, start: int, count: int, *, bad: int | Collection[int] | None = None, fault: str = "", delay_s: float = 0.0
     ) -> None:
         self.start, self.count = start, count
-        self.bad, self.fault, self.delay_s = bad, fault, delay_s
+        self.bad = {bad} if isinstance(bad, int) else {*(bad or ())}
+        self.fault, self.delay_s = fault, delay_s
 
     def __len__(self) -> int:
         return self.count
@@ -43,7 +44,7 @@ class Numbers(Dataset[Any]):
         if self.delay_s:
             time.sleep(self.delay_s)
         sample = make_sample(self.start + index)
-        if index != self.bad:
+        if index not in self.bad:
             return sample
         match self.fault:
             case "raise":
@@ -59,6 +60,22 @@ class Numbers(Dataset[Any]):
             case "long":
                 sample["input_ids"] = torch.arange(1, 1001)
                 sample["labels"] = torch.arange(1, 1001)
+            case fault if fault:
+                go_wrong(fault)
+        return sample
+
+
+class Prompts(Numbers):
+    """Samples of which all, the odd ones or none hold no supervised token."""
+
+    def __init__(self, start: int, count: int, masked: str) -> None:
+        super().__init__(start, count)
+        self.masked = masked
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if self.masked == "all" or (self.masked == "odd" and sample["number"] % 2):
+            sample["labels"] = torch.full_like(sample["labels"], -100)
         return sample
 
 
@@ -118,6 +135,14 @@ def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
         "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
         "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=-100),
     }
+
+
+def take_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A collate_fn that does not leave its samples as they were, and loses nothing."""
+    batch = collate(samples)
+    for sample in samples:
+        sample.clear()
+    return batch
 
 
 def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, list[int], float]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from odb_ref.torch import ODBDataLoader, StepInfo
 from tests.torch.data import collate, make_sample
+
+Update = tuple[list[int], list[float]]
+"""The numbers of its samples on one rank, and the gradient."""
 
 
 def make_model() -> nn.Module:
@@ -47,3 +51,33 @@ def check_gradient(found: Sequence[float] | torch.Tensor, expected: torch.Tensor
     """Checks that a gradient is the expected one, to 1e-9 of its norm."""
     error = torch.as_tensor(found, dtype=torch.float64) - expected
     assert torch.linalg.norm(error) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)
+
+
+def list_updates(
+    loader: ODBDataLoader, step: Callable[[Any, StepInfo], object], get: Callable[[], list[float]]
+) -> list[Update]:
+    """Each update of an epoch of such steps."""
+    updates: list[Update] = []
+    numbers: list[int] = []
+    for batch, info in loader.steps():
+        step(batch, info)
+        numbers += [] if info.is_idle else torch.as_tensor(batch["numbers"]).tolist()
+        if info.is_update_end:
+            updates.append((numbers, get()))
+            numbers = []
+    assert not numbers
+    return updates
+
+
+def check_updates(
+    ranks: Iterable[list[Update]],
+    samples: int,
+    compute: Callable[[list[int]], torch.Tensor] = compute_union_gradient,
+) -> None:
+    """Checks an epoch of all ranks: each sample once, and in every update the gradient of its samples in one process."""
+    updates = list(zip(*ranks, strict=True))
+    assert sorted(number for update in updates for numbers, _ in update for number in numbers) == list(range(samples))
+    for update in updates:
+        expected = compute([number for numbers, _ in update for number in numbers])
+        for _, gradient in update:
+            check_gradient(gradient, expected)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, get_worker_info
 from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.reading.collator import pin
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.data import Numbers, collate, make_sample, take_apart
 from tests.torch.ranks import Result, get_values, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
@@ -178,13 +178,6 @@ def test_where_the_first_sample_cannot_be_read_an_idle_rank_says_what_to_pass(ki
     results = run_ranks(2, read_late, kind, {"idle_sample": make_sample(3)})
     assert not any(result.error for result in results), results
     assert results[1].value > 0
-
-
-def take_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    batch = collate(samples)
-    for sample in samples:
-        sample.clear()
-    return batch
 
 
 def read_idle(rank: int, num_workers: int) -> int:

@@ -18,12 +18,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from odb_ref.torch import ODBDataLoader
 from tests.helpers.options import nested
-from tests.torch.data import make_sample
+from tests.torch.data import Numbers, Stream, collate, make_sample
 from tests.torch.ranks import run_ranks
 
 KEPT: Final = Path(__file__).with_name("batch_digests.json")
@@ -37,50 +35,26 @@ def draw_noise() -> list[float]:
     return [random.random(), float(np.random.random()), float(torch.rand(()))]
 
 
-def make_noisy(number: int) -> dict[str, Any]:
-    return make_sample(number) | {"noise": draw_noise()}
-
-
-class Noisy(Dataset[Any]):
-    """Samples ``start`` to ``start + count``, each with a little noise; those at ``bad`` cannot be read."""
-
-    def __init__(self, start: int, count: int, bad: tuple[int, ...] = ()) -> None:
-        self.start, self.count, self.bad = start, count, bad
-
-    def __len__(self) -> int:
-        return self.count
+class Noisy(Numbers):
+    """Each sample with a little noise; those at ``bad`` cannot be read."""
 
     def __getitem__(self, index: int) -> Any:
-        if index in self.bad:
-            raise ValueError(f"bad {index}")
-        return make_noisy(self.start + index)
+        return super().__getitem__(index) | {"noise": draw_noise()}
 
 
-class NoisyStream(IterableDataset[Any]):
-    """The same samples, one after another; each worker its share."""
-
-    def __init__(self, start: int, count: int) -> None:
-        self.start, self.count = start, count
-
+class NoisyStream(Stream):
     def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for index in range(first, self.count, step):
-            yield make_noisy(self.start + index)
+        for sample in super().__iter__():
+            yield sample | {"noise": draw_noise()}
 
 
-def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "numbers": [sample["number"] for sample in samples],
-        "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
-        "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=-100),
-        "noise": torch.tensor([sample["noise"] for sample in samples], dtype=torch.float64),
-        "drawn": draw_noise(),
-    }
+def collate_noisy(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    noise = torch.tensor([sample["noise"] for sample in samples], dtype=torch.float64)
+    return collate(samples) | {"noise": noise, "drawn": draw_noise()}
 
 
 def collate_packed(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    batch = collate(samples)
+    batch = collate_noisy(samples)
     for name in ("input_ids", "labels"):
         batch[name] = torch.cat([sample[name] for sample in samples])[None]
     return batch
@@ -160,16 +134,16 @@ def make_setting(seed: int) -> dict[str, Any]:
 
 def make_loader(setting: dict[str, Any], rank: int, **more: Any) -> Any:
     options = setting["options"] | more
-    options["collate_fn"] = collate_packed if options["layout"] == "packed" else collate
+    options["collate_fn"] = collate_packed if options["layout"] == "packed" else collate_noisy
     count, start = setting["counts"][rank], 100 * rank
     match setting["shard"]:
         case "auto" | "shared":
-            data: Any = Noisy(0, sum(setting["counts"][: setting["world_size"]]), setting["bad"])
+            data: Any = Noisy(0, sum(setting["counts"][: setting["world_size"]]), bad=setting["bad"], fault="raise")
         case "given":
-            data = Noisy(start, count, setting["bad"])
+            data = Noisy(start, count, bad=setting["bad"], fault="raise")
             options["shard"] = "given"
         case "sampler":
-            data = Noisy(0, 400, tuple(start + index for index in setting["bad"]))
+            data = Noisy(0, 400, bad=[start + index for index in setting["bad"]], fault="raise")
             options["sampler"] = range(start + count - 1, start - 1, -1)
         case _:
             data = NoisyStream(start, count)

@@ -18,15 +18,6 @@ SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": colla
 COUNT = 40
 
 
-class Stopping(Numbers):
-    """Ends by itself."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 20:
-            raise StopIteration
-        return super().__getitem__(index)
-
-
 class AtOnce(Numbers):
     """Reads several samples at once, and answers ``surplus`` samples too many or too few for one of the calls."""
 
@@ -70,7 +61,7 @@ def stop(worker_id: int) -> None:
 
 
 CASES: list[tuple[Dataset[Any], dict[str, Any], str]] = [
-    (Stopping(0, COUNT), {}, "StopIteration for the sample 20"),
+    (Numbers(0, COUNT, bad=20, fault="StopIteration"), {}, "StopIteration for the sample 20"),
     (AtOnce(-1), {}, "gave 15 samples for 16 keys"),
     (AtOnce(1), {}, "gave 17 samples for 16 keys"),
     (AtOnce(-16), {}, "gave 0 samples for 16 keys"),
@@ -103,7 +94,7 @@ def test_a_worker_init_fn_that_stops_is_an_error() -> None:
 
 
 def read_on_ranks(rank: int) -> None:
-    data = Stopping(0, COUNT) if rank else Numbers(0, COUNT)
+    data = Numbers(0, COUNT, bad=20, fault="StopIteration") if rank else Numbers(0, COUNT)
     with ODBDataLoader(data, **nested(shard="given", name="one", **SETTINGS)) as loader:
         for _ in loader.steps():
             pass
@@ -120,11 +111,11 @@ def test_every_rank_says_which_rank_lost_a_sample() -> None:
 def test_a_sample_that_stops_is_set_aside_like_any_bad_one(num_workers: int) -> None:
     """Spec: R11.1. Checks: COVER."""
     options = SETTINGS | {"on_bad_sample": "quarantine", "num_workers": num_workers}
-    for data in (Stopping(0, COUNT), AtOnce(-1)):
+    for data in (Numbers(0, COUNT, bad=20, fault="StopIteration"), AtOnce(-1)):
         with ODBDataLoader(data, **nested(**options)) as loader:
             with warnings.catch_warnings(action="ignore"):
                 numbers = [number for batch in loader for number in batch["numbers"]]
-            lost = [20] if isinstance(data, Stopping) else []
+            lost = [*data.bad]
             assert [item.index for item in loader.quarantined] == lost
             assert sorted([*numbers, *lost]) == list(range(COUNT))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from odb_ref.torch import JobError, ODBDataLoader, UsageError, count_patches
+from odb_ref.torch import JobError, ODBDataLoader, count_patches
 from odb_ref.torch.reading.tasks import SampleError
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
@@ -172,19 +172,3 @@ def test_nonsense_from_cost_fn_may_be_set_aside() -> None:
         numbers = [number for batch in loader for number in batch["numbers"]]
         assert [item.index for item in loader.quarantined] == [4]
     assert sorted(numbers) == [0, 1, 2, 3, 5, 6, 7, 8]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_patches": 0}, "max_patches must be at least 1, got 0"),
-        ({"max_patches": 4, "limits": [3]}, "exclude each other"),
-        ({"limits": [3]}, "cost_fn and limits belong together"),
-        ({"cost_fn": len}, "cost_fn and limits belong together"),
-        ({"cost_fn": len, "limits": [3, 0]}, r"limits\[1\] must be at least 1, got 0"),
-        ({"cost_fn": len, "limits": [2.5]}, r"limits\[0\] must be"),
-    ],
-)
-def test_misuse_is_refused_at_once(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        ODBDataLoader(Numbers(0, 9), **nested(**(SETTINGS | options)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import chain
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.loop import StepGuard, count_pairs, split_pairs
 from odb_ref.torch.loop.splitting import split_batch
 from tests.helpers.options import nested
-from tests.torch.models import check_gradient, get_gradient
+from tests.torch.models import Update, check_updates, get_gradient, list_updates
 from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss, make_pair
 from tests.torch.ranks import get_values, run_ranks
 from tests.torch.test_step_guard import FIT, FailingBackward, limited_memory
@@ -54,41 +54,27 @@ class Faults:
         return FailingBackward.apply(loss) if place == "back" else loss
 
 
-def train(rank: int, kind: str, options: dict[str, Any], seed: int) -> tuple[list[dict[str, Any]], int, int]:
-    """By window, its pairs and gradient; and the failures, here and everywhere."""
+def train(rank: int, kind: str, options: dict[str, Any], seed: int) -> tuple[list[Update], int, int]:
+    """Its updates; and the failures, here and everywhere."""
     model: nn.Module = Preference()
     if kind == "fsdp2":
         model = fully_shard(model)
     elif dist.is_initialized():
         model = DistributedDataParallel(model)
     faults = Faults(seed + rank, 0.0 if kind == "fsdp2" else 0.6)
-    windows: list[dict[str, Any]] = []
-    numbers: list[int] = []
     with ODBDataLoader(make_data(rank), **nested(**(OPTIONS | options))) as loader:
         memory: dict[str, Any] = {"memory": FIT} if kind == "fsdp2" else {}
         guard = StepGuard(model, faults.compute_loss, lower_budget=loader.accept_budget, **PAIRS, **memory)
         choose = random.Random(rank)
         with limited_memory(lambda: choose.uniform(61, 150)):
-            for batch, info in loader.steps():
-                guard.backward(batch, info)
-                numbers += [] if info.is_idle else batch["numbers"].tolist()
-                if info.is_update_end:
-                    windows.append({"numbers": numbers, "gradient": get_gradient(model)})
-                    numbers = []
-    assert not numbers
-    return windows, guard.failures, guard.all_failures
+            updates = list_updates(loader, guard.backward, partial(get_gradient, model))
+    return updates, guard.failures, guard.all_failures
 
 
-def check(ranks: list[list[dict[str, Any]]]) -> None:
-    """Checks that each pair was trained on once, with the gradient of one process on the union."""
-    trained = [number for windows in ranks for window in windows for number in window["numbers"]]
-    assert sorted(trained) == list(range(sum(SIZES[: len(ranks)])))
-    for windows in zip(*ranks, strict=True):
-        model = Preference()
-        compute_loss(model, [*chain.from_iterable(window["numbers"] for window in windows)]).backward()
-        expected = torch.tensor(get_gradient(model), dtype=torch.float64)
-        for window in windows:
-            check_gradient(window["gradient"], expected)
+def compute_union_gradient(numbers: list[int]) -> torch.Tensor:
+    model = Preference()
+    compute_loss(model, numbers).backward()
+    return torch.tensor(get_gradient(model), dtype=torch.float64)
 
 
 VARIANTS: list[dict[str, Any]] = [{}, {"accumulation_steps": 3}]
@@ -103,8 +89,8 @@ def test_pairs_go_in_halves_of_whole_pairs_with_exact_gradients(kind: str, world
     """Checks: WEIGHT, ONCE, COVER. Sharded, batches are halved before the pass."""
     values = get_values(run_ranks(world_size, train_variants, kind, timeout_s=120))
     for variant in zip(*values, strict=True):
-        windows, own, everywhere = zip(*variant, strict=True)
-        check([*windows])
+        updates, own, everywhere = zip(*variant, strict=True)
+        check_updates(updates, sum(SIZES[:world_size]), compute_union_gradient)
         assert set(everywhere) == {sum(own)}
         assert sum(own) > 1
 

@@ -467,29 +467,6 @@ def test_a_rank_outside_of_the_process_group_is_told() -> None:
     assert second == "rank 1 is not a member of the loader's process_group"
 
 
-def read_a_bad_one(rank: int) -> None:
-    with make_loader(dataset=OneBad(), shard="shared", window=4, on_bad_sample="quarantine") as loader:
-        read(loader)
-
-
-class OneBad(Numbers):
-    def __init__(self) -> None:
-        super().__init__(0, 200)
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 0:
-            raise ValueError("bad")
-        return super().__getitem__(index)
-
-
-def test_a_window_without_a_good_sample_names_what_to_change() -> None:
-    """Spec: R14.5."""
-    for result in run_ranks(2, read_a_bad_one):
-        assert (result.error, result.rank) == ("JobError", 0)
-        for name in ("shard='shared'", "window=", "ramp_rounds=0"):
-            assert name in result.text
-
-
 def read_in_the_second_half(rank: int, fault: str) -> Any:
     group = dist.new_group([2, 3])
     if rank < 2:

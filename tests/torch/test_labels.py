@@ -12,7 +12,7 @@ import torch
 from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.reading.counting import count_supervised
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.data import Numbers, collate, make_sample, take_apart
 from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "timeout_s": 20}
@@ -32,14 +32,6 @@ def truncate(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def drop(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {"input_ids": collate(samples)["input_ids"]}
-
-
-def take_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A collate_fn that does not leave its samples as they were, and loses nothing."""
-    batch = collate(samples)
-    for sample in samples:
-        sample.clear()
-    return batch
 
 
 def read(collate_fn: Any, **options: Any) -> list[str]:

@@ -142,28 +142,29 @@ def test_an_end_wakes_who_waits_on_both_sides(pair: tuple[Links, Links]) -> None
         assert time.monotonic() - began < 0.3
 
 
-def make_stuck(timeout_s: float) -> tuple[Links, socket.socket, socket.socket]:
-    """The links of rank 0 to 1, which reads nothing and whose buffer is full, and to 2."""
+@contextlib.contextmanager
+def make_stuck(timeout_s: float) -> Iterator[tuple[Links, socket.socket]]:
+    """The links of rank 0 to 1, which reads nothing and whose buffer is full, and to 2, whose end is given too."""
     one, stuck = socket.socketpair()
     two, other = socket.socketpair()
     one.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while True:
             one.send(bytes(4096))
-    return Links(0, {1: Link(1, one, None), 2: Link(2, two, None)}, timeout_s), stuck, other
+    links = Links(0, {1: Link(1, one, None), 2: Link(2, two, None)}, timeout_s)
+    with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
+        yield links, other
 
 
 def test_one_that_does_not_read_delays_no_heartbeat_to_the_others() -> None:
-    links, stuck, other = make_stuck(5.0)
-    with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
+    with make_stuck(5.0) as (_, other):
         other.settimeout(3 * links_module.HEARTBEAT_S)
         for _ in range(3):
             assert other.recv(64)[0] == MessageKind.HEARTBEAT
 
 
 def test_an_end_ends_a_message_that_nobody_reads() -> None:
-    links, stuck, other = make_stuck(60.0)
-    with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
+    with make_stuck(60.0) as (links, _):
         sender = threading.Thread(target=links.send, args=(1, MessageKind.MAX, b"never"), daemon=True)
         sender.start()
         time.sleep(0.1)
@@ -174,8 +175,7 @@ def test_an_end_ends_a_message_that_nobody_reads() -> None:
 
 def test_a_message_that_is_not_read_in_time_ends_the_exchange() -> None:
     """Part of it may be under way: what came next would be misread."""
-    links, stuck, other = make_stuck(0.3)
-    with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
+    with make_stuck(0.3) as (links, _):
         links.send(1, MessageKind.MAX, b"never")
         end = find_end(links, 2)
         assert end.rank == 1
@@ -205,8 +205,7 @@ def test_links_that_close_while_an_end_is_told_wait_for_that(monkeypatch: pytest
 
 
 def test_one_that_reads_is_told_of_an_end_at_once() -> None:
-    links, stuck, other = make_stuck(60.0)
-    with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
+    with make_stuck(60.0) as (links, other):
         threading.Thread(target=links.end, args=(End(PeerLost(0, "over")),)).start()
         other.settimeout(links_module.NOTIFY_S / 2)
         while other.recv(1 << 16)[0] != MessageKind.END:

@@ -455,7 +455,7 @@ class KillOnce(Numbers):
     word: Path
 
     def __getitem__(self, index: int) -> Any:
-        if index == self.bad and self.word.exists():
+        if index in self.bad and self.word.exists():
             self.word.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)

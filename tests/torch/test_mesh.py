@@ -69,32 +69,36 @@ def check_complete(parts: list[Any], missing: int | None = None) -> None:
 PAIRS = [[0, 1], [2, 3]]
 
 
-def read_all(rank: int, shape: Any, names: Any, options: Any) -> Any:
+Shape = tuple[tuple[int, ...], tuple[str, ...], dict[str, Any], list[list[int]]]
+"""A mesh: its shape, its names, what the loader is told, and the peers of each rank."""
+OF_FOUR: list[Shape] = [
+    ((2, 2), ("dp", "tp"), {}, PAIRS),
+    ((2, 2), ("dp", "tp"), {"transport": "gather"}, PAIRS),
+    ((2, 2), ("tp", "dp"), {"num_workers": 1}, [[0, 2], [1, 3]]),
+    ((2, 2), ("pp", "data"), {"mesh_dims": "data", "shard": "shared"}, [[0, 2], [1, 3]]),
+    ((2, 2), ("dp_replicate", "dp_shard"), {}, [[0], [1], [2], [3]]),
+    ((2, 2), ("dp_replicate", "dp_shard"), {"mesh_dims": ("dp_shard",)}, [[0, 2], [1, 3]]),
+    ((1, 4), ("dp", "tp"), {}, [[0, 1, 2, 3]]),
+    ((4,), ("world",), {}, [[0], [1], [2], [3]]),
+]
+OF_EIGHT: list[Shape] = [((2, 2, 2), ("dp_shard", "cp", "tp"), {}, [[0, 1, 2, 3], [4, 5, 6, 7]])]
+
+
+def read_all(rank: int, shapes: list[Shape]) -> Any:
+    """What this process reads by each mesh, one after another."""
     del rank
-    with make_loader(make_mesh(shape, names), **options) as loader:
-        return read(loader)
+    found = []
+    for shape, names, options, _ in shapes:
+        with make_loader(make_mesh(shape, names), **options) as loader:
+            found.append(read(loader))
+    return found
 
 
-@pytest.mark.parametrize(
-    ("shape", "names", "options", "ranks"),
-    [
-        ((2, 2), ("dp", "tp"), {}, PAIRS),
-        ((2, 2), ("dp", "tp"), {"transport": "gather"}, PAIRS),
-        ((2, 2), ("tp", "dp"), {"num_workers": 1}, [[0, 2], [1, 3]]),
-        ((2, 2), ("pp", "data"), {"mesh_dims": "data", "shard": "shared"}, [[0, 2], [1, 3]]),
-        ((2, 2), ("dp_replicate", "dp_shard"), {}, [[0], [1], [2], [3]]),
-        ((2, 2), ("dp_replicate", "dp_shard"), {"mesh_dims": ("dp_shard",)}, [[0, 2], [1, 3]]),
-        ((1, 4), ("dp", "tp"), {}, [[0, 1, 2, 3]]),
-        ((4,), ("world",), {}, [[0], [1], [2], [3]]),
-    ],
-)
-def test_peers_read_the_same_and_ranks_share_the_data_set(shape: Any, names: Any, options: Any, ranks: Any) -> None:
-    check_complete(check_peers(run_ranks(4, read_all, shape, names, options), ranks))
-
-
-def test_three_dimensions_of_eight_processes() -> None:
-    results = run_ranks(8, read_all, (2, 2, 2), ("dp_shard", "cp", "tp"), {})
-    check_complete(check_peers(results, [[0, 1, 2, 3], [4, 5, 6, 7]]))
+@pytest.mark.parametrize(("processes", "shapes"), [(4, OF_FOUR), (8, OF_EIGHT)], ids=["4", "8"])
+def test_peers_read_the_same_and_ranks_share_the_data_set(processes: int, shapes: list[Shape]) -> None:
+    values = get_values(run_ranks(processes, read_all, shapes))
+    for found, (*_, ranks) in zip(zip(*values, strict=True), shapes, strict=True):
+        check_complete(check_peers([Result(value) for value in found], ranks))
 
 
 def accept_on(rank: int, told: int) -> Any:

@@ -1,9 +1,7 @@
-"""Traces that real ranks write: what there was to train on and what was trained on before stand in them, and lies are found."""
+"""Traces that real ranks write: what there was to train on and what was trained on before stand in them."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,9 @@ import pytest
 from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
-from tests.helpers.tamper import Tampered
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import get_values, run_ranks
-from tests.trace.test_lineage import (
-    change,
-    drop_the_tail,
-    give_one_sample_another_id,
-    go_on_after_another_step,
-    tell,
-)
+from tests.trace.test_lineage import change, tell
 
 SETTINGS: dict[str, Any] = {
     "token_budget": 40,
@@ -54,32 +45,6 @@ def train_and_resume(rank: int, folder: Path, options: dict[str, Any]) -> None:
 def write(folder: Path, **options: Any) -> list[Path]:
     get_values(run_ranks(2, train_and_resume, folder, options))
     return sorted(folder.glob("*.ndjson"))
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The files of two ranks: each of an epoch's beginning, of its rest, and of the next epoch."""
-    return write(tmp_path_factory.mktemp("recorded"))
-
-
-@pytest.fixture
-def paths(recorded: list[Path], tmp_path: Path) -> list[Path]:
-    return [Path(shutil.copy(path, tmp_path)) for path in recorded]
-
-
-def find(paths: list[Path], rank: int, *, is_rest: bool) -> Path:
-    """The file of a rank that is the rest of epoch 0, or that of epoch 1."""
-    for path in paths:
-        trace = Tampered(path)
-        is_wanted = bool(trace.header.get("before")) if is_rest else trace.header["epoch"] == 1
-        if is_wanted and trace.records[0]["rank"] == rank:
-            return path
-    raise AssertionError("no such file")
-
-
-def forget_what_was_set_aside(trace: Tampered) -> None:
-    for record in [record for record in trace.records if (record["event"] or {}).get("kind") == "set_aside"]:
-        trace.drop(record)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"shard": "shared"}, {"update_samples": 16}], ids=str)
@@ -129,42 +94,3 @@ def test_parts_of_an_epoch_by_other_numbers_of_ranks_are_linked(
     for path in tmp_path.glob("part1*"):
         change(path, lambda trace: trace.header["before"][-1].update(steps=2))
     assert tell(paths) == {"RESUME"}
-
-
-@pytest.mark.parametrize(
-    ("forge", "broken"),
-    [(drop_the_tail, "COVER"), (give_one_sample_another_id, "COVER"), (go_on_after_another_step, "RESUME")],
-)
-def test_a_forged_rest_is_refused(forge: Callable[[Tampered], None], broken: str, paths: list[Path]) -> None:
-    """Checks: COVER, RESUME."""
-    change(find(paths, 0, is_rest=True), forge)
-    assert broken in tell(paths)
-
-
-def test_ids_exchanged_between_ranks_are_found(paths: list[Path]) -> None:
-    """Checks: COVER."""
-    places = [find(paths, rank, is_rest=False) for rank in range(2)]
-    first, second = map(Tampered, places)
-    rows = [
-        next(event["samples"] for event in trace.events("samples_read") if event["samples"])
-        for trace in (first, second)
-    ]
-    rows[0][0][0], rows[1][0][0] = rows[1][0][0], rows[0][0][0]
-    first.write(places[0])
-    second.write(places[1])
-    assert tell(paths) == {"COVER"}
-
-
-def test_a_bad_sample_that_nobody_set_aside_is_missed(paths: list[Path]) -> None:
-    """Checks: COVER."""
-    for path in paths:
-        change(path, forget_what_was_set_aside)
-    assert tell(paths) == {"COVER"}
-
-
-def test_an_epoch_that_a_run_begins_again_is_found(paths: list[Path]) -> None:
-    """Checks: ONCE."""
-    whole = [find(paths, rank, is_rest=False) for rank in range(2)]
-    for path in whole:
-        shutil.copy(path, path.with_name(f"again-{path.name}"))
-    assert tell([*paths, *whole[0].parent.glob("again-*")]) == {"ONCE"}

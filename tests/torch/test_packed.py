@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from odb_ref.torch import FlattenSamples, JobError, ODBDataLoader, UsageError
+from odb_ref.torch import FlattenSamples, JobError, ODBDataLoader
 from odb_ref.torch.reading.tasks import SampleError
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
@@ -194,11 +194,6 @@ def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
         pytest.warns(RuntimeWarning, match="a row for each sample: its batches hold more than token_budget"),
     ):
         assert sum(info.local_samples for _, info in loader.steps()) == 12
-
-
-def test_an_unknown_layout_is_refused() -> None:
-    with pytest.raises(UsageError, match="layout must be one of padded, packed, got 'rows'"):
-        ODBDataLoader(Texts(0, 2), token_budget=8, layout="rows")
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -205,23 +205,6 @@ def test_a_trace_has_a_name_for_each_rank_and_epoch() -> None:
     assert compute_trace_path("run.ndjson", 1, 2, 0, 36) == Path("run-rank1-step36.ndjson")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda data: DataLoader(data, 4, collate_fn=collate),
-        lambda data: DataLoader(data, 4, shuffle=True, collate_fn=collate, num_workers=1, prefetch_factor=3),
-        lambda data: DataLoader(data, 4, collate_fn=collate, sampler=DistributedSampler(data, 2, 0)),
-    ],
-)
-def test_a_data_loader_is_taken_over_whole(make: Any) -> None:
-    loader = apply(make(Numbers(0, 31)), token_budget=60, batching=Batching(window=8))
-    numbers = []
-    with loader:
-        for batch, _ in loader.steps():
-            numbers += batch["numbers"]
-    assert sorted(numbers) == list(range(31))
-
-
 def read_in_order(loader: ODBDataLoader) -> list[list[int]]:
     with loader:
         return [batch["numbers"] for batch in loader]
@@ -248,17 +231,10 @@ def test_what_seeds_the_shuffling_is_taken_over_and_options_come_first() -> None
     assert read_in_order(apply(make(sampler=sampler), **nested(**options))) != read_in_order(seeded)
 
 
-def test_a_sampler_of_the_users_own_is_kept() -> None:
-    data = Numbers(0, 31)
-    subset = [3, 1, 4, 15, 9, 2, 6]
-    with apply(DataLoader(data, 4, sampler=SubsetRandomSampler(subset), collate_fn=collate), token_budget=60) as loader:
-        assert sorted(number for batch in loader for number in batch["numbers"]) == sorted(subset)
-    weighted = WeightedRandomSampler([0.0] * 30 + [1.0], 5)
-    with apply(DataLoader(data, 4, sampler=weighted, collate_fn=collate), token_budget=60) as loader:
-        assert [number for batch in loader for number in batch["numbers"]] == [30] * 5
-    repeated = RandomSampler(data, replacement=True, num_samples=9)
-    with apply(DataLoader(data, 4, sampler=repeated, collate_fn=collate), token_budget=60) as loader:
-        assert sum(len(batch["numbers"]) for batch in loader) == 9
+def test_a_sampler_that_repeats_samples_is_kept() -> None:
+    repeated = RandomSampler(Numbers(0, 31), replacement=True, num_samples=9)
+    found = read_in_order(apply(DataLoader(Numbers(0, 31), 4, sampler=repeated, collate_fn=collate), token_budget=60))
+    assert sum(map(len, found)) == 9
 
 
 class Odd(SequentialSampler):
@@ -281,19 +257,30 @@ class Few(DistributedSampler[int]):
         return 3
 
 
+DATA = Numbers(0, 31)
+
+
 @pytest.mark.parametrize(
-    ("sampler", "expected"),
+    ("options", "expected"),
     [
-        (SequentialSampler(range(5)), range(5)),
-        (RandomSampler(range(5)), range(5)),
-        (DistributedSampler(range(5), 1, 0), range(5)),
-        (Odd(Numbers(0, 31)), range(1, 31, 2)),
-        (Few(Numbers(0, 31), 1, 0), range(4, 7)),
+        ({}, range(31)),
+        ({"shuffle": True, "num_workers": 1, "prefetch_factor": 3}, range(31)),
+        ({"sampler": DistributedSampler(DATA, 2, 0)}, range(31)),
+        ({"dataset": Stream(0, 20)}, range(20)),
+        # Samplers of a part of the data set, and of the user's own, are kept.
+        ({"sampler": SequentialSampler(range(5))}, range(5)),
+        ({"sampler": RandomSampler(range(5))}, range(5)),
+        ({"sampler": DistributedSampler(range(5), 1, 0)}, range(5)),
+        ({"sampler": Odd(DATA)}, range(1, 31, 2)),
+        ({"sampler": Few(DATA, 1, 0)}, range(4, 7)),
+        ({"sampler": SubsetRandomSampler([3, 1, 4, 15, 9, 2, 6])}, [1, 2, 3, 4, 6, 9, 15]),
+        ({"sampler": WeightedRandomSampler([0.0] * 30 + [1.0], 5)}, [30] * 5),
     ],
 )
-def test_a_sampler_of_a_part_of_the_data_set_is_kept(sampler: Any, expected: range) -> None:
-    with apply(DataLoader(Numbers(0, 31), 4, sampler=sampler, collate_fn=collate), token_budget=60) as loader:
-        assert sorted(number for batch in loader for number in batch["numbers"]) == list(expected)
+def test_a_data_loader_is_taken_over_whole(options: dict[str, Any], expected: Sequence[int]) -> None:
+    plain = DataLoader(**({"dataset": DATA, "batch_size": 4, "collate_fn": collate} | options))
+    found = read_in_order(apply(plain, token_budget=60, batching=Batching(window=8)))
+    assert sorted(number for batch in found for number in batch) == list(expected)
 
 
 def test_a_samplers_own_generator_is_taken_over() -> None:
@@ -303,13 +290,6 @@ def test_a_samplers_own_generator_is_taken_over() -> None:
 
     first, second, again = (read_in_order(apply(make(seed), token_budget=60)) for seed in (1, 2, 1))
     assert first == again != second
-
-
-def test_an_iterable_data_set_is_taken_over() -> None:
-    with apply(
-        DataLoader(Stream(0, 20), 4, collate_fn=collate), token_budget=60, batching=Batching(window=8)
-    ) as loader:
-        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(20))
 
 
 def test_a_data_loader_that_does_not_batch_needs_a_collate_fn() -> None:

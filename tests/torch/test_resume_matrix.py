@@ -115,11 +115,13 @@ def test_any_number_of_ranks_goes_on_after_any_step_of_any_other(
 
 
 @pytest.mark.slow
-def test_states_saved_with_workers_and_prefetch_in_flight_are_as_good(shard: str) -> None:
+def test_states_saved_with_workers_and_prefetch_in_flight_are_as_good(
+    saved_by_world: dict[int, Saved], shard: str
+) -> None:
     """Checks: RESUME, REPLAY. Saved with workers and without them are the same states, and either goes on from them."""
     options = {"num_workers": 2, "prefetch_factor": 2, "shard": shard}
     saved = save(2, options)
-    assert saved == save(2, {"shard": shard})
+    assert saved == saved_by_world[2]
     limits = {2: [0, 3, len(saved[0][0]) - 1]}
     for world_size in (2, 3):
         check_continuations({2: saved}, limits, world_size, **options)

@@ -13,7 +13,7 @@ from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 from odb_ref.core.batching.grouping import compute_groups, compute_sized_groups
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.types import Sample
-from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
@@ -62,25 +62,6 @@ def test_every_batch_of_a_job_is_friendly(sizes: str, num_workers: int, tmp_path
     verdict = check_traces(sorted(map(str, tmp_path.glob("*.ndjson"))), is_replayed=True)
     assert not verdict.violations
     assert verdict.jobs[0].get_status(Property.SIZES) is Status.HOLDS
-
-
-def test_sizes_are_refused_where_there_are_none_and_unknown_ones_everywhere() -> None:
-    for options, message in (
-        ({"sizes": "odd"}, "any, even, threes, powers"),
-        ({"sizes": "even", "layout": "packed"}, "sizes='even' needs layout='padded'"),
-        ({"sizes": "even", "order": "sampler"}, "sizes='even' needs layout='padded'"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            list(ODBDataLoader(Numbers(0, 5), token_budget=50, **nested(collate_fn=collate, **options)))  # type: ignore[arg-type]
-
-
-def read_unlike(rank: int) -> None:
-    read(rank, {"sizes": ("even", "powers")[rank]})
-
-
-def test_ranks_with_other_sizes_refuse_to_start() -> None:
-    results = run_ranks(2, read_unlike, timeout_s=60)
-    assert all("sizes is" in result.text for result in results), results
 
 
 BUDGET = 12288

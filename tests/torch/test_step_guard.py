@@ -6,6 +6,7 @@ import gc
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,20 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch import ODBDataLoader
+from odb_ref.torch import ODBDataLoader, StepInfo
 from odb_ref.torch.loop import MemoryFit, StepGuard
 from odb_ref.torch.loop import guard as guard_module
 from odb_ref.torch.loop.splitting import split_batch
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
-from tests.torch.models import check_gradient, compute_loss, compute_union_gradient, get_gradient, make_model
+from tests.torch.data import Numbers, Prompts, collate
+from tests.torch.models import (
+    Update,
+    check_updates,
+    compute_loss,
+    get_gradient,
+    list_updates,
+    make_model,
+)
 from tests.torch.ranks import get_values, run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -95,8 +103,8 @@ class Faults:
 
 def train(
     rank: int, chance: float, seed: int, options: dict[str, Any], kind: str = "ddp", epochs: int = 1
-) -> tuple[list[dict[str, Any]], int, int | None]:
-    """By window, the samples and the gradient; and how often memory ran out here."""
+) -> tuple[list[list[Update]], int, int | None]:
+    """By epoch, its updates; and how often memory ran out here."""
     model = make_model()
     wrapped = DistributedDataParallel(model) if kind == "ddp" and dist.is_initialized() else model
     reduction = options.get("loss_reduction", "mean")
@@ -104,34 +112,15 @@ def train(
     guard = StepGuard(
         wrapped, lambda model, batch: faults.compute_loss(model, batch, reduction), loss_reduction=reduction
     )
-    windows: list[dict[str, Any]] = []
-    numbers: list[int] = []
     data = Numbers(sum(SIZES[:rank]), SIZES[rank])
     with ODBDataLoader(data, **nested(**(OPTIONS | options))) as loader:
-        for _ in range(epochs):
-            for batch, info in loader.steps():
-                guard.backward(batch, info)
-                numbers += [] if info.is_idle else batch["numbers"]
-                if info.is_update_end:
-                    windows.append({"epoch": info.epoch, "numbers": numbers, "gradient": get_gradient(wrapped)})
-                    numbers = []
-    assert not numbers
+        updates = [list_updates(loader, guard.backward, partial(get_gradient, wrapped)) for _ in range(epochs)]
     assert guard.failures == faults.count
     everywhere = torch.tensor(guard.failures)
     if dist.is_initialized():
         dist.all_reduce(everywhere)
     assert guard.all_failures == everywhere
-    return windows, guard.failures, guard.token_budget
-
-
-def check(ranks: list[list[dict[str, Any]]], sizes: list[int], epochs: int = 1) -> None:
-    for epoch in range(epochs):
-        trained = [n for windows in ranks for window in windows if window["epoch"] == epoch for n in window["numbers"]]
-        assert sorted(trained) == list(range(sum(sizes)))
-    for windows in zip(*ranks, strict=True):
-        expected = compute_union_gradient([number for window in windows for number in window["numbers"]])
-        for window in windows:
-            check_gradient(window["gradient"], expected)
+    return updates, guard.failures, guard.token_budget
 
 
 VARIANTS: list[dict[str, Any]] = [
@@ -148,8 +137,8 @@ def train_variants(rank: int) -> Any:
 
 def test_gradients_are_exact_on_one_process_whatever_fails() -> None:
     for seed, options in enumerate(VARIANTS[:3]):
-        windows, failures, token_budget = train(0, 0.5, seed, options)
-        check([windows], SIZES[:1])
+        epochs, failures, token_budget = train(0, 0.5, seed, options)
+        check_updates(epochs, SIZES[0])
         assert failures > 3
         assert token_budget is not None and token_budget < OPTIONS["token_budget"]
 
@@ -157,7 +146,7 @@ def test_gradients_are_exact_on_one_process_whatever_fails() -> None:
 def test_gradients_are_exact_on_two_processes_whatever_fails() -> None:
     values = get_values(run_ranks(2, train_variants, timeout_s=200))
     for variant in zip(*values, strict=True):
-        check([windows for windows, _, _ in variant], SIZES)
+        check_updates([updates for (updates,), _, _ in variant], sum(SIZES))
         assert sum(failures for _, failures, _ in variant) > 3
 
 
@@ -165,23 +154,16 @@ def test_gradients_are_exact_on_two_processes_whatever_fails() -> None:
 def test_a_thousand_failures_lose_no_sample_and_leave_nobody_waiting() -> None:
     epochs = 64
     values = get_values(run_ranks(2, train, 0.75, 100, {"accumulation_steps": 2}, "ddp", epochs, timeout_s=280))
-    check([value[0] for value in values], SIZES, epochs)
+    for ranks in zip(*(value[0] for value in values), strict=True):
+        check_updates(ranks, sum(SIZES))
     assert sum(value[1] for value in values) >= 1000
-
-
-class Prompts(Numbers):
-    """Samples of which no token carries loss."""
-
-    def __getitem__(self, index: int) -> Any:
-        sample = super().__getitem__(index)
-        return sample | {"labels": torch.full_like(sample["labels"], -100)}
 
 
 def test_a_batch_without_a_label_goes_in_halves_and_adds_nothing() -> None:
     model = make_model()
     faults = Faults(0, 1.0)
     guard = StepGuard(model, faults.compute_loss)
-    with ODBDataLoader(Prompts(0, 8), **nested(**(OPTIONS | {"loss_scaling": "none"}))) as loader:
+    with ODBDataLoader(Prompts(0, 8, "all"), **nested(**(OPTIONS | {"loss_scaling": "none"}))) as loader:
         for batch, info in loader.steps():
             assert guard.backward(batch, info) == 0.0
             assert not any(get_gradient(model))
@@ -357,22 +339,20 @@ def train_sharded(rank: int, kind: str, options: dict[str, Any], least: int = 31
 
     guard = StepGuard(wrapped, step, memory=FIT)
     choose = random.Random(rank)
-    windows: list[dict[str, Any]] = []
-    numbers: list[int] = []
     steps = 0
+
+    def run(batch: Any, info: StepInfo) -> None:
+        nonlocal steps
+        steps += 1
+        guard.backward(batch, info)
+
+    get = get_gradient if kind == "fsdp2" else get_whole_gradient
     with (
         ODBDataLoader(Numbers(sum(SIZES[:rank]), SIZES[rank]), **nested(**(OPTIONS | options))) as loader,
         limited_memory(lambda: choose.uniform(least, 90)),
     ):
-        for batch, info in loader.steps():
-            guard.backward(batch, info)
-            steps += 1
-            numbers += [] if info.is_idle else batch["numbers"]
-            if info.is_update_end:
-                gradient = get_gradient(wrapped) if kind == "fsdp2" else get_whole_gradient(wrapped)
-                windows.append({"epoch": 0, "numbers": numbers, "gradient": gradient})
-                numbers = []
-    return windows, guard.failures, passes - steps
+        updates = list_updates(loader, run, partial(get, wrapped))
+    return updates, guard.failures, passes - steps
 
 
 def get_whole_gradient(model: nn.Module) -> list[float]:
@@ -383,7 +363,7 @@ def get_whole_gradient(model: nn.Module) -> list[float]:
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
 def test_a_sharded_model_takes_more_passes_on_every_rank(kind: str) -> None:
     values = get_values(run_ranks(2, train_sharded, kind, {"accumulation_steps": 2}, timeout_s=120))
-    check([value[0] for value in values], SIZES)
+    check_updates([value[0] for value in values], sum(SIZES))
     (_, failures, more), (_, other_failures, others_more) = values
     assert failures + other_failures > 5
     assert more == others_more >= 3

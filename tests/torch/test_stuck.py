@@ -28,19 +28,6 @@ from tests.torch.ranks import Result, get_values, run_ranks
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "shard": "given", "timeout_s": 5}
 
 
-class Raising(Numbers):
-    """Does one of those at a sample."""
-
-    def __init__(self, count: int, at: int | None, kind: str) -> None:
-        super().__init__(0, count)
-        self.at, self.kind = at, kind
-
-    def __getitem__(self, index: int) -> Any:
-        if index == self.at:
-            go_wrong(self.kind)
-        return super().__getitem__(index)
-
-
 def read_raising(rank: int, where: str, kind: str, num_workers: int) -> None:
     def combine(samples: list[Any]) -> Any:
         if where == "collate" and rank == 1 and any(sample["number"] == 12 for sample in samples):
@@ -49,7 +36,7 @@ def read_raising(rank: int, where: str, kind: str, num_workers: int) -> None:
 
     at = 12 if where == "data set" and rank == 1 else None
     options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers}
-    with ODBDataLoader(Raising(40, at, kind), **nested(**options)) as loader:
+    with ODBDataLoader(Numbers(0, 40, bad=at, fault=kind), **nested(**options)) as loader:
         for _ in loader:
             if num_workers:  # else it is the trainer that is ended, wherever the others are
                 dist.all_reduce(torch.zeros(1))
@@ -108,7 +95,7 @@ class Blocking(Numbers):
 
 
 def read_blocking(rank: int, num_workers: int) -> None:
-    dataset: Numbers = Blocking(400, 12) if rank == 0 else Raising(400, 12, "Panic")
+    dataset: Numbers = Blocking(400, 12) if rank == 0 else Numbers(0, 400, bad=12, fault="Panic")
     with ODBDataLoader(
         dataset, **nested(num_workers=num_workers, collate_fn=collate, name="one", **SETTINGS)
     ) as loader:

@@ -13,15 +13,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.torch import ODBDataLoader, StepInfo
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.data import Numbers, Prompts, collate, make_sample
 from tests.torch.models import (
     check_gradient,
+    check_updates,
     compute_gradient,
     compute_loss,
-    compute_union_gradient,
     get_gradient,
+    list_updates,
     make_model,
 )
 from tests.torch.ranks import get_values, run_ranks
@@ -41,25 +42,22 @@ def wrap(model: nn.Module, kind: str) -> nn.Module:
 
 
 def train(rank: int, sizes: list[int], options: dict[str, Any], kind: str) -> Any:
-    loader = ODBDataLoader(make_shard(rank, sizes), **nested(**(SETTINGS | options)))
     wrapped = wrap(make_model(), kind)
-    updates: list[dict[str, Any]] = []
-    numbers: list[int] = []
-    numbers_of_step, steps = [], 0
     reduction = options.get("loss_reduction", "mean")
-    with loader:
-        for batch, info in loader.steps():
-            loss = compute_loss(wrapped, batch, reduction)
-            info.scale(loss).backward()
-            steps += 1
-            numbers += [] if info.is_idle else batch["numbers"]
-            if info.is_update_end:
-                updates.append({"numbers": numbers, "gradient": get_gradient(wrapped)})
-                numbers_of_step += numbers
-                numbers = []
-                wrapped.zero_grad()
-    assert not numbers
-    return steps, updates, numbers_of_step
+    steps = 0
+
+    def step(batch: Any, info: StepInfo) -> None:
+        nonlocal steps
+        steps += 1
+        info.scale(compute_loss(wrapped, batch, reduction)).backward()
+
+    def take() -> list[float]:
+        found = get_gradient(wrapped)
+        wrapped.zero_grad()
+        return found
+
+    with ODBDataLoader(make_shard(rank, sizes), **nested(**(SETTINGS | options))) as loader:
+        return list_updates(loader, step, take), steps
 
 
 VARIANTS = [
@@ -80,17 +78,9 @@ def test_the_gradient_of_uneven_shards_is_that_of_the_union(kind: str) -> None:
     sizes = [30, 9, 4]
     values = get_values(run_ranks(3, train_all, sizes, kind, timeout_s=120))
     for variant in zip(*values, strict=True):
-        check_gradients(sizes, variant)
-
-
-def check_gradients(sizes: list[int], ranks: tuple[Any, ...]) -> None:
-    assert len({steps for steps, _, _ in ranks}) == 1
-    emitted = [number for _, _, numbers in ranks for number in numbers]
-    assert sorted(emitted) == list(range(sum(sizes)))
-    for updates in zip(*(updates for _, updates, _ in ranks), strict=True):
-        expected = compute_union_gradient([number for update in updates for number in update["numbers"]])
-        for update in updates:
-            check_gradient(update["gradient"], expected)
+        updates, steps = zip(*variant, strict=True)
+        assert len(set(steps)) == 1
+        check_updates(updates, sum(sizes))
 
 
 RATE = 0.5
@@ -126,20 +116,6 @@ def test_zero_sharded_training_equals_one_process_on_the_union() -> None:
     for value in values:
         for found, expected in zip(value[1], model.parameters(), strict=True):
             torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected.data, rtol=1e-9, atol=1e-12)
-
-
-class Prompts(Numbers):
-    """Samples of which those that ``is_masked`` names hold no supervised token."""
-
-    def __init__(self, start: int, count: int, masked: str) -> None:
-        super().__init__(start, count)
-        self.masked = masked
-
-    def __getitem__(self, index: int) -> Any:
-        sample = super().__getitem__(index)
-        if self.masked == "all" or (self.masked == "odd" and sample["number"] % 2):
-            sample["labels"] = torch.full_like(sample["labels"], -100)
-        return sample
 
 
 def compute_own_mean(logits: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
@@ -251,12 +227,6 @@ def test_idle_steps_may_be_none_or_left_out(on_idle: str) -> None:
     busy, idle = run_ranks(2, read_on_idle, on_idle)
     assert all(scale == 2.0 for scale in busy.value)
     assert idle.value == ([None] * len(busy.value) if on_idle == "none" else [])
-
-
-def test_skipped_steps_and_an_accumulation_window_exclude_each_other() -> None:
-    """A rank that skips the step which ends an update would never synchronize what it has of it."""
-    with pytest.raises(UsageError, match="on_idle='skip' needs accumulation_steps=1"):
-        ODBDataLoader(Numbers(0, 9), **nested(**(SETTINGS | {"on_idle": "skip", "accumulation_steps": 2})))
 
 
 def read_with_generator(rank: int, seeds: list[int], options: dict[str, Any]) -> list[list[int]]:

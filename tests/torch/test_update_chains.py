@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from odb_ref.torch import ODBDataLoader
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, make_sample
+from tests.torch.data import Numbers, collate
 from tests.torch.ranks import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
@@ -47,19 +47,6 @@ class Chain:
     legs: tuple[Leg, ...]
     is_shuffled: bool = False
     workers: int = 0
-
-
-class Damaged(Numbers):
-    """Some of its samples cannot be read."""
-
-    def __init__(self, count: int, bad: frozenset[int]) -> None:
-        super().__init__(0, count)
-        self.bad_ones = bad
-
-    def __getitem__(self, index: int) -> Any:
-        if index in self.bad_ones:
-            raise ValueError("damaged")
-        return make_sample(index)
 
 
 def draw_chain(number: int) -> Chain:
@@ -106,7 +93,7 @@ def make_loader(chain: Chain, leg: Leg, group: Any) -> ODBDataLoader[Any]:
         "on_bad_sample": "quarantine", "max_bad_samples": 10**6, "timeout_s": 30,
         "process_group": group, "is_apart": group is not None,
     }  # fmt: skip
-    return ODBDataLoader(Damaged(chain.samples, chain.bad), **nested(**options))
+    return ODBDataLoader(Numbers(0, chain.samples, bad=chain.bad, fault="raise"), **nested(**options))
 
 
 def read_leg(loader: ODBDataLoader[Any], leg: Leg, state: Any, group: Any) -> Found:

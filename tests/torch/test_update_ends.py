@@ -125,34 +125,33 @@ def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
         return get_gradients_after(guard, model, loader), errors
 
 
-def test_an_update_that_failed_is_over() -> None:
+def test_an_update_that_failed_is_over(plain: list[list[float]]) -> None:
     """Preserves: WEIGHT. A caller that continues all the same does so with the update after it."""
     first, second = run_ranks(2, go_on_after_a_failure)
     assert (first.error, second.error) == ("", ""), (first, second)
     assert (first.value[1], second.value[1]) == (["JobError"], ["ValueError"])
-    assert first.value[0] == second.value[0] == run_ranks(2, train_plainly)[0].value
+    assert first.value[0] == second.value[0] == plain
 
 
-def train_plainly(rank: int) -> list[list[float]]:
+def train(rank: int, is_frozen: bool) -> list[list[float]]:
+    """By a guard that was made while layers were frozen, or not."""
     model = make_model()
-    guard = StepGuard(model, compute_loss)
-    with ODBDataLoader(Numbers(40 * rank, 40), **nested(**OPTIONS | {"num_workers": 0})) as loader:
-        return get_gradients_after(guard, model, loader)
-
-
-def unfreeze_later(rank: int) -> list[list[float]]:
-    model = make_model()
-    model[0].requires_grad_(False)
+    model[0].requires_grad_(not is_frozen)
     guard = StepGuard(model, compute_loss)
     model[0].requires_grad_(True)
     with ODBDataLoader(Numbers(40 * rank, 40), **nested(**OPTIONS | {"num_workers": 0})) as loader:
         return get_gradients_after(guard, model, loader)
 
 
-def test_what_is_trained_only_later_is_averaged_too() -> None:
+@pytest.fixture(scope="module")
+def plain() -> list[list[float]]:
+    """The gradients of two ranks whom nothing befalls."""
+    return get_values(run_ranks(2, train, False))[0]
+
+
+def test_what_is_trained_only_later_is_averaged_too(plain: list[list[float]]) -> None:
     """Preserves: WEIGHT. Layers that were frozen when the guard was made."""
-    values = get_values(run_ranks(2, unfreeze_later))
-    assert values[0] == values[1] == run_ranks(2, train_plainly)[0].value
+    assert get_values(run_ranks(2, train, True)) == [plain, plain]
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:

@@ -160,22 +160,6 @@ def test_samplers_that_differ_between_ranks_are_refused() -> None:
     assert all("sampler" in result.text for result in results), results
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"accumulation_steps": 4}, "update_samples and accumulation_steps=4 exclude each other"),
-        ({"window_bytes": 1000}, "window_bytes"),
-        ({"update_samples": 0}, "update_samples must be at least 1"),
-        ({"update_samples": None, "drop_last": True}, "drop_last needs update_samples"),
-        ({"shard": "given", "drop_last": True}, "drop_last needs one order"),
-        ({"on_idle": "skip"}, "on_idle"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(UsageError, match=text):
-        ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS | settings))
-
-
 class Counted(Numbers):
     """Counts how often it is read, in whichever process."""
 
@@ -345,6 +329,12 @@ def get_weights(model: Any) -> list[float]:
     return [float(value) for parameter in full for value in parameter.detach().flatten()]
 
 
+@pytest.fixture(scope="module")
+def plain() -> list[list[float]]:
+    (weights,) = get_values(run_ranks(1, train_plain))
+    return weights
+
+
 def train_plain(rank: int) -> list[list[float]]:
     """One process, fixed updates of the common order, mean over an update's supervised tokens."""
     data, model = Regression(TRAINED), make_model()
@@ -422,15 +412,13 @@ SHARDED = pytest.mark.skipif(not CAN_SHARD, reason="fully_shard of torch 2.6 doe
     ],
 )
 def test_the_weights_are_those_of_plain_training_after_every_update(
-    world_size: int, settings: dict[str, Any], fsdp: bool
+    world_size: int, settings: dict[str, Any], fsdp: bool, plain: list[list[float]]
 ) -> None:
     """Checks: UPDATE, WEIGHT, RESUME. Float64, three epochs of uneven updates, across a resume, 1e-9."""
-    (plain,) = run_ranks(1, train_plain)
-    assert not plain.error, plain
     for result in run_ranks(world_size, train_ours, settings, fsdp, timeout_s=120):
         assert not result.error, result
-        assert len(result.value) == len(plain.value) == EPOCHS * UPDATES
-        for ours, theirs in zip(result.value, plain.value, strict=True):
+        assert len(result.value) == len(plain) == EPOCHS * UPDATES
+        for ours, theirs in zip(result.value, plain, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-11)
 
 
@@ -461,14 +449,14 @@ def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tupl
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 @pytest.mark.parametrize("ranks", [(2, 3, 1), (1, 4, 2)], ids=str)
-def test_the_weights_are_those_of_plain_training_whatever_ranks_go_on(shard: str, ranks: tuple[int, ...]) -> None:
+def test_the_weights_are_those_of_plain_training_whatever_ranks_go_on(
+    shard: str, ranks: tuple[int, ...], plain: list[list[float]]
+) -> None:
     """Saved twice between two updates, by one rank, for all ranks of any number. Checks: UPDATE, WEIGHT, RESUME."""
-    (plain,) = run_ranks(1, train_plain)
-    assert not plain.error, plain
     saved, done = None, 0
     for world_size, end in zip(ranks, (RESUMED - 3, RESUMED, EPOCHS * UPDATES), strict=True):
         values = get_values(run_ranks(world_size, train_part, saved, end - done, shard, timeout_s=120))
         for value in values:
-            for ours, theirs in zip(value[0], plain.value[done:end], strict=True):
+            for ours, theirs in zip(value[0], plain[done:end], strict=True):
                 assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-11)
         saved, done = values[-1][1], end

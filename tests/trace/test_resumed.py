@@ -15,9 +15,8 @@ from odb_ref.core.events import Agreed, Reported, SamplesRead
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import reduce_offers
 from odb_ref.core.resume import Checkpoint, Resumed, RoundStart
-from odb_ref.core.types import Mode, Sample
+from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
-from odb_ref.trace.format import TraceError, decode_resumed, encode_event
 from odb_ref.trace.writing import TraceWriter
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import AnyOrder, Shard, World, make_config, make_shards
@@ -103,27 +102,6 @@ def test_the_rest_of_an_epoch_is_accepted_after_any_step(name: str, tmp_path: Pa
         assert job.steps == total - start["planned_steps"]
         rounds.add(start["round"])
     assert max(rounds) > 0
-
-
-def test_the_machine_tells_its_observer_where_it_goes_on() -> None:
-    """Spec: R9.4."""
-    told: list[object] = []
-    machine = Machine(make_config(world_size=1), lambda rank, event, effects: told.append((rank, event, effects)))
-    start = RoundStart(round=1, read_samples=2, carried=(1,), marks=(2,), planned_steps=1, global_samples=1)
-    carried = (Sample(5, 1, 3, 2),)
-    effects = machine.begin(start, carried)
-    assert told == [(0, Resumed(start, carried), effects)]
-    assert decode_resumed(json.loads(json.dumps(encode_event(Resumed(start, carried))))) == Resumed(start, carried)
-
-
-def test_a_malformed_start_is_refused() -> None:
-    good = json.loads(json.dumps(encode_event(Resumed(RoundStart(), ()))))
-    for key in good["start"]:
-        bad = {**good, "start": {**good["start"], key: "x"}}
-        with pytest.raises(TraceError):
-            decode_resumed(bad)
-    with pytest.raises(TraceError):
-        decode_resumed({"kind": "resumed"})
 
 
 def change_start(field: str, by: int) -> Callable[[Tampered], None]:
@@ -214,12 +192,3 @@ def test_a_rank_that_goes_on_from_another_round_is_a_mismatch(tmp_path: Path) ->
     job = check_traces([tmp_path / "t"], is_replayed=True).jobs[0]
     assert job.outcome == "mismatch by rank 1: round 0, rank 0 is in 1"
     assert job.violations == ()
-
-
-def test_the_header_is_on_disk_before_the_first_record(tmp_path: Path) -> None:
-    """A process that is killed leaves a header, not an empty file."""
-    writer = TraceWriter(tmp_path / "t", make_config(), driver="test")
-    try:
-        assert json.loads((tmp_path / "t").read_text())["format"] == "odb-trace"
-    finally:
-        writer.close()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
-from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind
-from odb_ref.core.events import StepTaken
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import RoundStart
 from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport
@@ -25,7 +21,6 @@ from odb_ref.trace.check.own.output import Output
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import Findings, Property
 from odb_ref.trace.format import TraceError
-from odb_ref.trace.writing import TraceWriter
 
 STOP = Offer(
     round_min=1, round_max=1, fingerprint_min=1, fingerprint_max=1, ready_min=1, failed_rank=NONE, stop_step=4,
@@ -175,15 +170,6 @@ def test_an_answer_before_the_last_rank_has_posted_is_refused() -> None:
     exchanges.answer_offer(0, 0, {"agreement": {name: getattr(STOP, name) for name in STOP.__slots__}})
     (found,) = findings.get_violations(frozenset())
     assert found.property is Property.RELEASE and "before rank 2 has posted" in found.what
-
-
-def test_a_time_is_written_to_the_microsecond(tmp_path: Path) -> None:
-    """Spec: R9."""
-    config = Config(rank=0, world_size=1, budget_tokens=1, window_samples=1)
-    with TraceWriter(tmp_path / "t", config, driver="test") as writer:
-        writer.record(0, StepTaken(), (), 1.23456789)
-    *_, line = (tmp_path / "t").read_text().splitlines()
-    assert json.loads(line)["time_s"] == 1.234568
 
 
 @pytest.mark.parametrize(

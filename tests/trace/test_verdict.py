@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -190,6 +189,7 @@ def test_the_fingerprint_is_that_of_the_core() -> None:
     ("changes", "message"),
     [
         ({"mode": "other"}, "the header's config has the mode 'other'"),
+        ({"layout": "stacked"}, "the header's config has the layout 'stacked'"),
         ({"limits": 5}, "the header's config has the limits 5"),
         ({"limits": [0]}, "the header's config has the limits [0]"),
         ({"limits": ["5"]}, "the header's config has the limits ['5']"),
@@ -322,21 +322,6 @@ def test_what_is_wrong_in_a_file_is_said_with_its_line(tmp_path: Path) -> None:
     assert refuse(lambda it: it.records[4].update(rank=-1)) == ":6: rank -1 in a world of 3"
     assert refuse(lambda it: it.header["config"].update(mode="x")) == ":1: the header's config has the mode 'x'"
     assert refuse(lambda it: it.records[0]["effects"].append({})) == ":2: expected a kind, got None"
-
-
-def test_only_the_end_of_a_file_can_be_cut_off(tmp_path: Path) -> None:
-    (path,) = write(tmp_path / "t")
-    lines = path.read_bytes().splitlines(keepends=True)
-    cut = tmp_path / "cut"
-    cut.write_bytes(b"".join(lines[:9]) + lines[9][:20])
-    assert f"({cut} ends inside a line)" in check_traces([cut]).violations[0].what
-    cut.write_bytes(b"".join(lines[:9]) + lines[9][:20] + b"\n")
-    with pytest.raises(TraceError, match="not JSON, or cut off"):
-        check_traces([cut])
-    packed = tmp_path / "cut.gz"
-    packed.write_bytes(gzip.compress(b"".join(lines[:9]) + lines[9][:20]))
-    with pytest.raises(TraceError, match="not JSON, or cut off"):
-        check_traces([packed])
 
 
 def test_files_of_one_job_agree_in_driver_epoch_and_world_size(tmp_path: Path) -> None:
