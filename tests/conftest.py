@@ -95,11 +95,12 @@ def list_slice(items: list[pytest.Item]) -> list[pytest.Item]:
     """Returns all but what is marked deep; of a test marked slow, about the cube root of its cases, evenly spread."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        is_slow = item.get_closest_marker("slow") is not None
-        cases.setdefault(item.nodeid.partition("[")[0] if is_slow else item.nodeid, []).append(item)
+        if item.get_closest_marker("deep") is None:
+            is_slow = item.get_closest_marker("slow") is not None
+            cases.setdefault(item.nodeid.partition("[")[0] if is_slow else item.nodeid, []).append(item)
     # Every so many, an odd number: to meet both values of a last parameter that has two.
     kept = {item for same in cases.values() for item in same[:: len(same) // round(len(same) ** (1 / 3)) | 1]}
-    return [item for item in items if item in kept and item.get_closest_marker("deep") is None]
+    return [item for item in items if item in kept]
 
 
 def is_cut_by_a_slice(item: pytest.Item) -> bool:

@@ -186,6 +186,7 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
     return found, own.evaluate()["eval_numbers"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_trainer_evaluates_each_sample_once(tmp_path: Path, world_size: int) -> None:
     """Checks: COVER, ONCE. Given shards of 23 and 8, and one data set shared out."""
@@ -284,6 +285,7 @@ def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_lightning_evaluates_each_sample_once(tmp_path: Path, world_size: int) -> None:
     """Checks: COVER, ONCE. Validation, also within training, tests, predictions."""

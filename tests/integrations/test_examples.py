@@ -53,6 +53,7 @@ def run_titan(folder: Path, kind: str, *arguments: str) -> list[list[tuple[str, 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "torchtitan"])
 def test_a_hand_written_loop_trains_as_with_fixed_batches_and_goes_on_where_it_was_saved(
     tmp_path: Path, kind: str

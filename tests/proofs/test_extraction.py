@@ -206,6 +206,7 @@ def test_a_changed_configuration_is_noticed(model: Model) -> None:
     assert differing > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "most_events", "said"),
     [

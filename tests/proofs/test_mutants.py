@@ -25,7 +25,7 @@ def test_an_attack_is_refused(model: Model, mutant: Mutant) -> None:
 def test_an_attack_can_be_made(mutant: Mutant, tmp_path: Path) -> None:
     """The text that it changes is there: the slow ones do not go stale."""
     folder = tmp_path / "proofs"
-    shutil.copytree(PROOFS, folder, ignore=shutil.ignore_patterns("*.vo*", "*.glob", ".*", "extracted"))
+    shutil.copytree(PROOFS, folder, ignore=shutil.ignore_patterns("*.vo*", "*.glob", ".*", "__*", "extracted"))
     before = {path.name: path.read_text() for path in folder.iterdir()}
     apply_edits(mutant, folder)
     assert {path.name: path.read_text() for path in folder.iterdir()} != before

@@ -133,6 +133,7 @@ def find_shared_difference(model: Model, worlds: Sequence[SharedWorld]) -> str |
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, WORLDS, AT_ONCE))
 def test_ranks_that_draw_make_the_same_transitions_as_the_model(model: Model, first: int) -> None:
     """Spec: R14.2 to R14.5. Checks: DEAL, ALIGN, CONSERVE, ABORT, STOP, QUOTA (the link from proof to code)."""
@@ -169,6 +170,7 @@ MUTANTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_rank_that_draws_otherwise_is_noticed(model: Model, mutant: Mutant) -> None:
     with load(mutant, has_invariants=False) as (core, bounds):

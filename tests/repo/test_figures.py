@@ -59,6 +59,7 @@ def test_the_speed_up_of_the_free_mode(folder: Path) -> None:
     assert f"bmt {bmt}, gmt {gmt} and packing {packing}" in read_words(README)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trace", ["mm_mix_real", "llamafactory_demos", "gsm8k"])
 def test_a_row_of_the_figures(trace: str, folder: Path) -> None:
     found = find_speedups(f"compare {trace}", folder)

@@ -102,6 +102,7 @@ def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
     assert compute_digest("nothing:of_that_name") == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "maps"), [("simulate", 2), ("uneven", 1), ("compare", 2), ("sweep", 2), ("replay", 2), ("plan", 2)]
 )

@@ -38,6 +38,7 @@ def simulate(name: str, sharding: Sharding, *, ranks: int, window: int, layout: 
     return run(what).summary.efficiency
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ranks", "window"),
     [("azure_llm_2023_conv", 16, 512), ("azure_llm_2023_conv", 64, 1024), ("mm_mix_real", 64, 1024)],

@@ -83,6 +83,7 @@ WIDE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*COMMANDS, *(f"{name} wide" for name in WIDE)])
 def test_no_command_s_table_is_cut_at_80_columns(
     name: str, tables: list[tuple[Table, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,7 +34,7 @@ class Numbers(Dataset[Any]):
         self, start: int, count: int, *, bad: int | Collection[int] | None = None, fault: str = "", delay_s: float = 0.0
     ) -> None:
         self.start, self.count = start, count
-        self.bad = {bad} if isinstance(bad, int) else {*(bad or ())}
+        self.bad = (bad,) if isinstance(bad, int) else tuple(bad or ())
         self.fault, self.delay_s = fault, delay_s
 
     def __len__(self) -> int:

@@ -242,7 +242,6 @@ def list_seeds(world_size: int) -> list[int]:
     return [seed for seed in SEEDS if make_setting(seed)["world_size"] == world_size]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
 @pytest.mark.parametrize(
     ("world_size", "part"),

@@ -65,6 +65,7 @@ ENDINGS = 30
 fourteenth with its `all_reduce`."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", LAST)
 def test_a_process_may_end_right_after_it(last: str) -> None:
     assert [result.value for result in run_ranks(2, end_often, last)] == [0, 1]

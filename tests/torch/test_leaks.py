@@ -89,7 +89,7 @@ SPAWN = {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_worke
         (2, PERSISTENT, True, 5),
         (2, PERSISTENT, False, 5),
         # Fewer, for each of its processes takes seconds to import torch; what an epoch leaves behind shows after one.
-        pytest.param(1, SPAWN, False, 2, marks=pytest.mark.slow),
+        pytest.param(1, SPAWN, False, 2, marks=pytest.mark.deep),
     ],
 )
 def test_fast_epochs_with_early_breaks_leave_nothing_behind(

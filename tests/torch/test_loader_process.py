@@ -202,7 +202,7 @@ def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) 
         (1, 0, "fork", "DataLoader worker"),
         (2, 1, "fork", "DataLoader worker"),
         (2, 2, "fork", "the process that collates"),
-        pytest.param(1, -1, "spawn", "(DataLoader worker|the process that collates)", marks=pytest.mark.slow),
+        pytest.param(1, -1, "spawn", "(DataLoader worker|the process that collates)", marks=pytest.mark.deep),
     ],
 )
 def test_a_worker_that_is_stopped_ends_every_rank(num_workers: int, which: int, method: str, what: str) -> None:

@@ -58,9 +58,9 @@ def get_descendants(pid: int) -> set[int]:
         (signal.SIGINT, "fork"),
         (signal.SIGTERM, "fork"),
         (signal.SIGKILL, "fork"),
-        pytest.param(signal.SIGKILL, "spawn", marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, "forkserver", marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, "forkserver", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, "spawn", marks=pytest.mark.deep),
+        pytest.param(signal.SIGINT, "forkserver", marks=pytest.mark.deep),
+        pytest.param(signal.SIGKILL, "forkserver", marks=pytest.mark.deep),
     ],
 )
 def test_no_process_outlives_the_training_process(how: signal.Signals, method: str) -> None:

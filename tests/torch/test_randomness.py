@@ -77,10 +77,10 @@ def expected() -> list[list[Row]]:
         {"num_workers": 0},
         {"num_workers": 1},
         {"num_workers": 3},
-        pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.deep),
         {"num_workers": 1, "persistent_workers": True},
         {"num_workers": 2, "on_bad_sample": "quarantine"},
-        pytest.param({"num_workers": 2, "multiprocessing_context": "forkserver"}, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 2, "multiprocessing_context": "forkserver"}, marks=pytest.mark.deep),
     ],
 )
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -58,7 +58,13 @@ def test_all_ranks_take_the_same_steps_and_every_epoch_has_its_own(without_worke
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "num_workers", "is_persistent"),
-    [("fork", 1, True), ("fork", 2, False), ("fork", 3, False), ("spawn", 2, True), ("forkserver", 1, True)],
+    [
+        ("fork", 1, True),
+        ("fork", 2, False),
+        ("fork", 3, False),
+        ("forkserver", 1, True),
+        pytest.param("spawn", 2, True, marks=pytest.mark.deep),
+    ],
 )
 def test_the_batches_are_those_of_the_seed_whatever_the_workers(
     texts: list[Text],

@@ -114,7 +114,7 @@ def test_any_number_of_ranks_goes_on_after_any_step_of_any_other(
     check_continuations(saved_by_world, limits, world_size, shard=shard)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_states_saved_with_workers_and_prefetch_in_flight_are_as_good(
     saved_by_world: dict[int, Saved], shard: str
 ) -> None:

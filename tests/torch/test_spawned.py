@@ -68,6 +68,7 @@ class Counted(Where):
         return super().__getitem__(index)
 
 
+@pytest.mark.deep
 def test_what_cannot_be_compared_is_sent_anew() -> None:
     data: Any = Counted()
     options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}

@@ -251,6 +251,7 @@ class Sorted(Dataset[Any]):
         return make_sample((index + self.shift) % COUNT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_samples_that_lie_under_other_keys_are_noticed(num_workers: int) -> None:
     """Spec: R10.4. Checks: RESUME. The order of the keys is the same; what the machine knows of the samples is not."""

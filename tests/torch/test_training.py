@@ -71,6 +71,7 @@ def train_all(rank: int, sizes: list[int], kind: str) -> Any:
     return [train(rank, sizes, options, kind) for options in variants]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_the_gradient_of_uneven_shards_is_that_of_the_union(kind: str) -> None:

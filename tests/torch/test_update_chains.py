@@ -201,6 +201,7 @@ def check_chains(chains: list[Chain]) -> None:
 NO_BAD: frozenset[int] = frozenset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chain",
     [

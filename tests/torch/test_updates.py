@@ -83,6 +83,7 @@ def read_dropping(rank: int, shard: str) -> tuple[int, list[dict[int, list[int]]
     return count, read(rank, {"shard": shard, "drop_last": True})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 def test_the_last_update_may_be_dropped(shard: str) -> None:
     results = run_ranks(2, read_dropping, shard)
@@ -91,6 +92,7 @@ def test_the_last_update_may_be_dropped(shard: str) -> None:
     assert joined == list_expected()[:-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_sample_set_aside_leaves_its_update_smaller(shard: str, num_workers: int) -> None:
@@ -110,6 +112,7 @@ def read_sampler(rank: int, kind: str) -> list[dict[int, list[int]]]:
     return read(rank, {"sampler": sampler, "shard": "auto" if kind == "unsaid" else "shared", "shuffle": False})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "unsaid"])
 def test_the_order_may_be_that_of_a_sampler(kind: str) -> None:
     """Each sample once, whether or not the ranks are told to share the order that each of them lists."""
@@ -172,6 +175,7 @@ class Counted(Numbers):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shard", "ahead"), [("auto", UPDATE // 2), ("shared", -(-2 * UPDATE // 3))])
 def test_a_part_of_an_update_is_read_ahead_while_two_are_held(shard: str, ahead: int) -> None:
     """Spec: R16.4. Its first portion, where samples are dealt; so no worker idles while a step takes long. And no more."""

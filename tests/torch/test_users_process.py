@@ -184,6 +184,7 @@ def find_loader_process() -> int:
     return process.pid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}], ids=str)
 def test_handlers_of_signals_run_in_the_users_process_only(
     tmp_path: Path, signals: None, options: dict[str, Any]

@@ -178,6 +178,7 @@ def test_a_compressed_bomb_takes_no_memory(tmp_path: Path) -> None:
     assert run_limited(path).returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endless", [b"x" * 4096, b"[" * 4096])
 def test_an_endless_line_takes_no_memory(endless: bytes, tmp_path: Path) -> None:
     """Spec: R9.5."""
