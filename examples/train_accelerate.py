@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from odb_ref.integrations.accelerate import accumulate
-from odb_ref.torch import Batching, Loss, ODBDataLoader
+from odb_ref.torch import Batching, Loss, ODBDataLoader, gather_objects
 
 VOCABULARY = 128
 SAMPLES = 61
@@ -76,14 +76,15 @@ def main() -> None:
             numbers += batch["numbers"]
     loader.close()
 
-    seen = accelerator.gather_for_metrics([(steps, numbers)], use_gather_object=True)
-    weights = accelerator.gather(torch.cat([p.detach().flatten() for p in model.parameters()]).sum().reshape(1))
+    checksum = sum(parameter.detach().sum().item() for parameter in model.parameters())
+    # Not `accelerator.gather`: after it, a process that ends at once may hang (docs/howto/diagnose.md).
+    results = gather_objects((steps, numbers, checksum))
     if accelerator.is_main_process:
-        for rank, (count, own) in enumerate(seen):
+        for rank, (count, own, _) in enumerate(results):
             print(f"rank {rank}: {count} steps, {len(own)} samples")
-        emitted = sorted(number for _, own in seen for number in own)
+        emitted = sorted(number for _, own, _ in results for number in own)
         print(f"{len(emitted)} samples trained on, each exactly once: {emitted == list(range(SAMPLES))}")
-        print(f"the same weights on every rank: {bool((weights == weights[0]).all())}")
+        print(f"the same weights on every rank: {len({weights for *_, weights in results}) == 1}")
     accelerator.end_training()
 
 

@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import multiprocessing
 import os
+import re
 import runpy
 import socket
 import sys
@@ -52,7 +53,10 @@ def run_program(script: Path, *arguments: str, folder: Path, ranks: int = 0, tim
                     process.join()
         out, err = ((Path(kept) / name).read_text() for name in ("out", "err"))
     codes = [process.exitcode for process in processes]
-    assert not any(codes), f"exit codes {codes}: {err[-3000:]}"
+    # What this process did when it forked them stands below what they did.
+    lines = [line for line in err.splitlines() if not re.search(r"/(_pytest|pluggy|xdist|execnet)/", line)]
+    said = "\n".join(lines)
+    assert not any(codes), f"exit codes {codes}: {said[-6000:]}"
     return out
 
 
