@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
+from odb_ref import gather_objects
 from odb_ref.integrations.hf import ODBOptions, ODBTrainer
 
 VOCABULARY = 128
@@ -75,12 +76,11 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=options.resume)
 
-    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()]).sum().reshape(1)
-    weights = trainer.accelerator.gather(weights)
+    checksums = gather_objects(sum(parameter.detach().sum().item() for parameter in trainer.model.parameters()))
     if trainer.is_world_process_zero():
         print(f"{trainer.state.global_step} updates, {trainer.state.epoch} epochs")
         print(f"the last epoch trained on {round(trainer.progress.coverage * SAMPLES)} of {SAMPLES} samples")
-        print(f"the same weights on every rank: {bool((weights == weights[0]).all())}")
+        print(f"the same weights on every rank: {len(set(checksums)) == 1}")
     trainer.end()
 
 
