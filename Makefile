@@ -40,7 +40,7 @@ demo: $(DEMO_READY) ## Simulate a real trace, train two ranks on real text, chec
 quick test: export OMP_NUM_THREADS = 1
 # Modules are compiled once, not by each process that a test starts.
 quick test: export PYTHONDONTWRITEBYTECODE =
-quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in under a minute
+quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in a minute or two
 	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal --slice -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
 
 test: $(READY) ## The tests, of slow ones a slice: those that can on all cores, those that wait four by four, the others one by one

@@ -13,7 +13,6 @@ IS_MUTATED: Final = "MUTANT_UNDER_TEST" in os.environ
 
 def few(count: int) -> int:
     """How many of ``count`` random cases to run: all; a quarter in a slice; one in ten, at least one, inside mutmut."""
-    is_slice = (
-        settings.get_current_profile_name() == "slice"
-    )  # which conftest.py loads before any module of tests is imported
+    # Loaded by conftest.py before any module of tests is imported.
+    is_slice = settings.get_current_profile_name() == "slice"
     return max(1, count // (10 if IS_MUTATED else 4 if is_slice else 1))

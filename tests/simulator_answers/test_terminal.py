@@ -136,6 +136,15 @@ def test_verify_s_words_fit_the_terminal(capsys: pytest.CaptureFixture[str], mon
         assert widest - 5 <= max(map(len, lines)) <= widest
 
 
+def test_every_command_that_prints_a_table_is_tried_here() -> None:
+    names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo", "verify"}
+    assert {
+        module.__name__.split(".")[-1].replace("_batches", "-batches")
+        for module in MODULES
+        if hasattr(module, "print_table")
+    } <= names
+
+
 @settings(max_examples=few(150), deadline=None)
 @given(
     columns=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 40)), min_size=1, max_size=9),
