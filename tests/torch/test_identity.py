@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
-from odb_ref.torch.exchange.identity import list_facts
+from odb_ref.torch.exchange.identity import is_same, list_facts
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, make_sample
 from tests.torch.ranks import Result, get_values, run_ranks
@@ -255,12 +258,17 @@ def test_two_loaders_of_one_name_are_refused() -> None:
         assert (result.error, "two loaders called 'train'" in result.text) == ("UsageError", True), result
 
 
+class Kept(Numbers):
+    def __init__(self) -> None:
+        super().__init__(0, 24)
+        self.kept = {"of one line": {1, 2}}
+
+
 def begin_one_after_another(rank: int, kind: str) -> list[list[int]]:
     """None waits while another begins, or both read the same."""
     found = [read(make_of_one_line(kind, start, rank, None)) for start in (0, 100)]
     if kind == "common":
-        data = Numbers(0, 24)
-        pair = [ODBDataLoader(data, **nested(**SETTINGS)) for _ in range(2)]
+        pair = [ODBDataLoader(Kept(), **nested(**SETTINGS)) for _ in range(2)]
         found += map(read, pair[:: 1 if rank else -1])
         if rank == 0:
             make_of_one_line(kind, 0, rank, None)  # for its length, say
@@ -338,14 +346,60 @@ def test_facts_tell_data_sets_apart_and_nothing_of_them() -> None:
     own: Any = Held(None)
     own.rows = own  # a circle ends
     assert list_facts(own) == list_facts(own)
-    odd = Held([object()])  # type: ignore[list-item]
-    assert list_facts(odd) == list_facts(Held([object()]))  # type: ignore[list-item]
-    assert list_facts(odd, is_own=True)
+    assert list_facts(Held([object()])) == list_facts(Held([object()]))
 
 
 class Held(Dataset[Any]):
     def __init__(self, rows: Any) -> None:
         self.rows = rows
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class Labelled(list[int]):
+    def __init__(self, label: str) -> None:
+        super().__init__([1, 2])
+        self.label = label
+
+
+def add(number: int) -> Any:
+    return lambda value: value + number
+
+
+def replace_middle(number: int) -> list[int]:
+    return [*range(500), number, *range(501, 1000)]
+
+
+KINDS: list[tuple[Any, Any, Any]] = [  # what is held, by what is given, and two things that differ
+    (lambda given: {1, given}, 2, 3),
+    (lambda given: {"kept": Slotted(given)}, "a", "b"),
+    (replace_middle, 500, -1),
+    (lambda given: torch.full((1000,), given), 2.0, 3.0),
+    (lambda given: np.arange(1000) + given, 0, 1),
+    (np.float32, 2, 3),
+    (Labelled, "a", "b"),
+    (lambda given: Subset(Held([given]), [0]), 2, 3),
+]
+
+
+@pytest.mark.parametrize(("make", "one", "other"), KINDS)
+def test_data_sets_of_one_process_are_the_same_where_all_that_they_hold_is(make: Any, one: Any, other: Any) -> None:
+    assert is_same(Held(make(one)), Held(make(one)))
+    assert not is_same(Held(make(one)), Held(make(other)))
+
+
+def test_what_cannot_be_compared_to_the_last_is_not_the_same() -> None:
+    circle: Any = Held(None)
+    circle.rows = circle
+    other: Any = Held(None)
+    other.rows = other
+    held = [Held(add(1)), Held(add(2)), Held(threading.Lock()), Held(threading.Lock()), circle, other]
+    assert not any(is_same(*pair) for pair in itertools.combinations(held, 2))
 
 
 # Ranks in the same loaders -----------------------------------------------------------------------------------------------

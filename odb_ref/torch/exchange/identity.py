@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from types import BuiltinFunctionType, FunctionType
@@ -34,6 +34,9 @@ SIZE: Final = "len()"
 """By what names these two facts are told, which nothing else can have."""
 _MOST: Final = 32
 """So many attributes are looked at, and so many numbers of an array."""
+_MOST_BYTES: Final = 2**28
+"""An array that is larger is not compared with another: it may be a file's."""
+_OF_PICKLE: Final = ("__reduce_ex__", "__reduce__", "__getstate__")
 
 _NAME_IT: Final = "pass Protocol(name=...), the same on all ranks"
 
@@ -182,9 +185,7 @@ class LoaderOrigin:
 
     def _is_like(self, other: LoaderOrigin) -> bool:
         """Returns True of another loader of the same name, unless it reads the same: then any order will do."""
-        if other is self or other.name != self.name or other._data is self._data:
-            return False
-        return list_facts(other._data, is_own=True) != list_facts(self._data, is_own=True)
+        return other is not self and other.name == self.name and not is_same(self._data, other._data)
 
     def retire(self) -> None:
         """Notes that the loader will not begin."""
@@ -199,28 +200,22 @@ def _find_line() -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def list_facts(data: object, *, is_sized: bool = False, is_own: bool = False, depth: int = 3) -> dict[str, str]:
+def list_facts(data: object, *, is_sized: bool = False, depth: int = 3) -> dict[str, str]:
     """Returns what tells one data set from another without reading a sample: its type, and digests of what it holds, by name,
     where that is plain, or data in turn, and public. Nothing can be read off a digest, so it may be sent. Spec: R18.1.
 
-    ``is_sized`` adds how many samples it has; ``is_own`` what has a meaning in this process only: which objects the rest of it
-    is.
+    ``is_sized`` adds how many samples it has.
     """
     items = [("its items", data)] if isinstance(data, list | tuple | np.ndarray | torch.Tensor) else []
     found = {TYPE: type(data).__name__}
     with contextlib.suppress(Exception):  # one that raises is found out when the epoch begins, on all ranks
         found |= {SIZE: str(len(data))} if is_sized and isinstance(data, Sized) else {}
     for name, value in [*items, *getattr(data, "__dict__", {}).items()][:_MOST]:
-        text = None
-        if not isinstance(value, dict):  # what was read before, often
-            with contextlib.suppress(Exception):  # an array of another kind
-                text = _describe(value, depth)
-        if is_own:
-            text = text or f"object {id(value)}"
-        elif name.startswith("_") or name in _OF_RANK:
+        if name.startswith("_") or name in _OF_RANK or isinstance(value, dict):  # a dict is what was read before, often
             continue
-        if text is not None:
-            found[name] = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+        with contextlib.suppress(Exception):  # an array of another kind
+            if (text := _describe(value, depth)) is not None:
+                found[name] = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     return found
 
 
@@ -249,3 +244,43 @@ def _describe(value: object, depth: int) -> str | None:
             return f"{type(value).__name__} {list_facts(value, depth=depth - 1)}"
         case _:
             return None
+
+
+def is_same(one: object, other: object) -> bool:
+    """Returns True when two data sets of this process hold the same, private or not, to the last number. Spec: R18.1."""
+    with contextlib.suppress(Exception):  # what cannot be taken apart, or compared
+        return _is_same(one, other, 12)
+    return False
+
+
+def _is_same(one: object, other: object, depth: int) -> bool:
+    kind = type(one)
+    if one is other or kind is not type(other) or not depth:
+        return one is other
+    match one, other:
+        case np.ndarray(), np.ndarray():
+            return (
+                max(one.nbytes, other.nbytes) <= _MOST_BYTES and one.dtype == other.dtype and np.array_equal(one, other)
+            )
+        case torch.Tensor(), torch.Tensor():
+            return max(one.nbytes, other.nbytes) <= _MOST_BYTES and one.dtype == other.dtype and torch.equal(one, other)
+        case list() | tuple(), list() | tuple() if kind in (list, tuple):
+            pairs = zip(one, other, strict=False)
+            return len(one) == len(other) and all(_is_same(mine, its, depth - 1) for mine, its in pairs)
+        case dict(), dict() if kind is dict:
+            return one.keys() == other.keys() and all(_is_same(one[key], other[key], depth - 1) for key in one)
+        case bool() | int() | float() | complex() | str() | bytes() | range() | PurePath() | np.generic(), _:
+            return bool(one == other)
+        case set() | frozenset(), _:
+            return bool(one == other)
+        case _ if all(getattr(kind, name) is getattr(object, name) for name in _OF_PICKLE):
+            return _is_same(_list_parts(one), _list_parts(other), depth - 1)
+    return False
+
+
+def _list_parts(value: object) -> list[object]:
+    """Returns what pickle would keep, of an object whose class leaves that to it.
+
+    Raises: TypeError where the object holds more, as a lock or an open file does.
+    """
+    return [list(part) if isinstance(part, Iterator) else part for part in object.__reduce_ex__(value, 2)[1:]]
