@@ -10,8 +10,8 @@ import pytest
 
 from tests.bench.cases import CASES, get_case, has_peer
 
+SHORT = "unequal_join"
 OURS = (
-    "unequal_join",
     "unequal_exact_3",
     "empty_shard",
     "masked_gradient",
@@ -25,8 +25,7 @@ BESIDE = ("masked_gradient", "unequal_join", "unequal_exact_3")
 PEER_LIMIT_S = 20.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [SHORT, *(pytest.param(name, marks=pytest.mark.deep) for name in OURS)])
 def test_ours_is_right(name: str) -> None:
     outcome = get_case(name).run("ours")
     print(f"ours: {outcome.text}")
