@@ -50,7 +50,7 @@ test: $(READY) ## The tests, of slow ones a slice: those that wait beside those 
 
 # What waits for limits of seconds comes first on a core.
 together:
-	nice $(BIN)/pytest --slice --part together -n logical --maxprocesses 8 --dist worksteal --durations 15
+	nice -n 5 $(BIN)/pytest --slice --part together -n logical --maxprocesses 8 --dist worksteal --durations 15
 
 waiting:
 	@$(BIN)/pytest --slice --part waiting -n 4 --dist worksteal --durations 15 >.make/waiting.txt 2>&1
