@@ -206,9 +206,10 @@ def test_a_question_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> N
 def test_the_command(tmp_path: Path, shards: str, capsys: pytest.CaptureFixture[str]) -> None:
     out, page = tmp_path / "t.json", tmp_path / "t.html"
     arguments = ["tune", "gsm8k", "--samples", "100", "--ranks", "2", "--memory-tokens", "2048", "--window-max", "32"]
-    arguments += ["--shards", shards, "--processes", "1"]
+    arguments += ["--shards", shards, "--processes", "1", "--no-beside"]
     assert main([*arguments, "--json", str(out), "--html", str(page)]) == 0
     data = json.loads(out.read_text())
+    assert data["beside"] == []
     assert data["recommended"]["shards"] == shards
     text = capsys.readouterr().out
     assert f"--window {data['window']} --token-budget {data['token_budget']} --depth {data['depth']}" in data["options"]

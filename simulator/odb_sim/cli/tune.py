@@ -24,6 +24,7 @@ from odb_sim.studies.tune import LARGEST_WINDOW, NAMES, Question, Tuning, list_c
 HOST_BYTES_PER_TOKEN: Final = 24
 """Ids, labels and attention mask of 8 bytes each."""
 _USUAL_SIMULATIONS: Final = 600
+_USUAL_ALONE: Final = 100
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,6 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_data_options(parser, has_quota=False)
     text = "of a sample in host memory: ids, labels and mask are 24; images cost more"
     add_number(parser, "--host-bytes-per-token", "B", text, HOST_BYTES_PER_TOKEN)
+    text = "the answer alone, sooner: not what packed rows, shared shards or another order would gain"
+    parser.add_argument("--no-beside", action="store_true", help=text)
     parser.add_argument("--json", metavar="FILE", help="write the recommendation and everything tried")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
@@ -64,8 +67,10 @@ def run_command(options: argparse.Namespace) -> int:
     )
     check_writable(options.json, options.html, reads=[options.lengths, options.cost_model])
     label = f"tune {question.study.lengths.name}"
-    with open_study(options, label, _USUAL_SIMULATIONS, is_estimate=True) as (on_done, store, executor):
-        tuning = tune(question, executor, on_done, store=store, choices=list_choices(question))
+    choices = () if options.no_beside else tuple(list_choices(question))
+    usual = _USUAL_SIMULATIONS if choices else _USUAL_ALONE
+    with open_study(options, label, usual, is_estimate=True) as (on_done, store, executor):
+        tuning = tune(question, executor, on_done, store=store, choices=choices)
     title = f"{question.study.lengths.name}, {question.ranks:,} ranks, memory for {question.memory_tokens:,} tokens"
     mebibytes = compute_host_tokens(tuning.recommended) * options.host_bytes_per_token / 2**20
     lead = _describe(tuning, question, mebibytes)
