@@ -3,9 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 DEMO_READY := .venv/.ready-demo
+# Modules are compiled when they are first imported, and kept: most of what is installed never is.
+export PYTHONDONTWRITEBYTECODE =
 INSTALL := $(BIN)/pip install --no-compile --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable
-# Compiled by all cores at once, not by pip on one: that is a minute.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 DEMO_OUT ?= demo-out
 SOAK_SEED ?= 0
 SOAK_RUNS ?= 200
@@ -25,12 +25,10 @@ setup: $(READY) ## The virtual environment, with every extra the tests need
 
 $(READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
 	$(INSTALL) '.[torch,sim,accelerate,transformers,lightning,tensorboard,data,dask,ray,bench,docs,dev]'
-	$(COMPILE)
 	@touch $(DEMO_READY) $@
 
 $(DEMO_READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
 	$(INSTALL) '.[torch,sim]'
-	$(COMPILE)
 	@touch $@
 
 demo: $(DEMO_READY) ## Simulate a real trace, train two ranks on real text, check both, write demo-out/report.html
@@ -38,8 +36,6 @@ demo: $(DEMO_READY) ## Simulate a real trace, train two ranks on real text, chec
 
 # As many processes as cores run already.
 quick together waiting test: export OMP_NUM_THREADS = 1
-# Modules are compiled once, not by each process that a test starts.
-quick together waiting test: export PYTHONDONTWRITEBYTECODE =
 quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in a minute or two
 	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal --slice -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
 
