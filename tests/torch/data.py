@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -63,6 +64,19 @@ class Numbers(Dataset[Any]):
             case fault if fault:
                 go_wrong(fault)
         return sample
+
+
+class Blocking(Numbers):
+    """As on a network mount that is gone: from one sample on nothing comes back."""
+
+    def __init__(self, count: int, at: int | None) -> None:
+        super().__init__(0, count)
+        self.at = at
+
+    def __getitem__(self, index: int) -> Any:
+        if self.at is not None and index >= self.at:
+            threading.Event().wait()
+        return super().__getitem__(index)
 
 
 class Prompts(Numbers):
