@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import multiprocessing
 import os
 import re
@@ -33,6 +34,7 @@ def run_program(script: Path, *arguments: str, folder: Path, ranks: int = 0, tim
 
     Raises: AssertionError with what they complain of when one of them fails, or takes too long.
     """
+    importlib.import_module("torch._dynamo")  # for seconds: once here rather than in each process that uses optimizers
     context = multiprocessing.get_context("fork")
     port = find_port()
     with tempfile.TemporaryDirectory() as kept:

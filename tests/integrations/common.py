@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -139,6 +140,7 @@ def find_due(infos: Iterable[StepInfo], *, samples: int, tokens: int) -> tuple[l
     ]
 
 
+@functools.cache
 def restore_on_processors() -> None:
     """Makes torch load what Accelerate means for the processor of a rank, "cpu:0", which no release of torch does by itself."""
     torch.serialization.register_package(

@@ -38,7 +38,7 @@ from tests.integrations.common import (
 )
 from tests.integrations.test_hf import make_llama, make_trainer
 from tests.integrations.test_sharded import get_whole, make_sharded_trainer, pretend
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values, run_each, run_ranks
 from tests.torch.test_step_guard import FailingBackward, limited_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -266,62 +266,49 @@ def grow(step: int, current: int) -> int:
     return min(BUDGET_TOKENS, 20 + 4 * step)
 
 
-def adapt(rank: int, folder: Path, workers: int) -> Any:
+def adapt(rank: int, folder: Path, workers: int, is_by_metric: bool) -> Any:
     set_environment(rank, len(SIZES))
-    found = []
-    for name in ("metrics", "steps"):
-        choose = Halving(rank)
-        loader: dict[str, Any] = OPTIONS | {"ramp_rounds": 0, "window": 8, "trace": str(folder / name / "t.ndjson")}
-        (folder / name).mkdir(exist_ok=True)
-        settings: dict[str, Any] = {"eval_dataset": Samples([1, 2, 3]), "num_train_epochs": 5}
-        if name == "metrics":
-            odb = ODBOptions(
-                update_samples=None,
-                token_budget=BUDGET_TOKENS,
-                intervals=Intervals(evaluate_samples=25),
-                budget_from_metrics=choose,
-                loader=nested(**loader),
-            )
-        else:
-            odb = ODBOptions(
-                update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**(loader | {"budget_schedule": grow}))
-            )
-        trainer = make_trainer(rank, folder, kind=Adapting, odb=odb, dataloader_num_workers=workers, **settings)
-        trainer.train()
-        assert trainer.updates.pop() == []
-        found.append(((trainer.updates, get_weights(trainer.model)), trainer.sizes, choose.seen))
-    return found
+    choose = Halving(rank)
+    loader: dict[str, Any] = OPTIONS | {"ramp_rounds": 0, "window": 8, "trace": str(folder / "t.ndjson")}
+    more: dict[str, Any] = {}
+    if is_by_metric:
+        more = {"intervals": Intervals(evaluate_samples=25), "budget_from_metrics": choose}
+    else:
+        loader["budget_schedule"] = grow
+    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**loader), **more)
+    settings: dict[str, Any] = {"eval_dataset": Samples([1, 2, 3]), "num_train_epochs": 5 if is_by_metric else 2}
+    trainer = make_trainer(rank, folder, kind=Adapting, odb=odb, dataloader_num_workers=workers, **settings)
+    trainer.train()
+    assert trainer.updates.pop() == []
+    return (trainer.updates, get_weights(trainer.model)), trainer.sizes, choose.seen
 
 
 def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: Path) -> None:
-    """Spec: R15.2, R15.3, R15.4. Checks: BUDGET, COVER, WEIGHT, REPLAY. With and without workers; what one rank's metric asks
-    for holds on both."""
-    by_step = []
-    for workers in (0, 2):
-        folder = tmp_path / str(workers)
+    """Spec: R15.2, R15.3, R15.4. Checks: BUDGET, COVER, WEIGHT, REPLAY. By the step, with and without workers; what one rank's
+    metric asks for holds on both."""
+    cases = [(tmp_path / str(number), *case) for number, case in enumerate(((0, True), (0, False), (2, False)))]
+    for folder, *_ in cases:
         folder.mkdir()
-        values = get_values(run_ranks(len(SIZES), adapt, folder, workers, timeout_s=200))
-        by_metrics, scheduled = zip(*values, strict=True)
-        for found, name in ((by_metrics, "metrics"), (scheduled, "steps")):
-            runs = [run for run, _, _ in found]
-            check_coverage(runs, 5)
-            check_weights(runs, Model())
-            # The checker sees to it that all ranks form the same rounds under the same budget.
-            verdict = check_traces(sorted((folder / name).glob("*.ndjson")))
-            assert verdict.is_ok, verdict
-        seen = [calls for _, _, calls in by_metrics]
-        assert [loss for loss, _ in seen[0]] == [loss for loss, _ in seen[1]]
-        assert len(seen[0]) == 5 * sum(SIZES) // 25
-        assert [current for _, current in seen[0]] == [BUDGET_TOKENS] * len(seen[0])
-        assert [current for _, current in seen[1]][:5] == [BUDGET_TOKENS, *[BUDGET_TOKENS // 2] * 3, 10 * BUDGET_TOKENS]
-        for rank, (_, sizes, _) in enumerate(by_metrics):
-            # Asked for within the first epoch, and given up in the fourth.
-            assert get_largest(sizes, epoch=2, rounds=rank == 0) <= BUDGET_TOKENS // 2
-            assert max(get_largest(sizes, epoch=0), get_largest(sizes, epoch=4)) > BUDGET_TOKENS // 2
-        by_step.append([(run, sizes) for run, sizes, _ in scheduled])
-        first = scheduled[0][1]
-        assert all(tokens <= grow(step, 0) for step, (*_, tokens) in enumerate(first))
-        assert max(tokens for *_, tokens in first) > BUDGET_TOKENS // 2
+    by_metric, *by_step = map(get_values, run_each(len(SIZES), adapt, cases, timeout_s=200))
+    for (folder, _, is_by_metric), found in zip(cases, (by_metric, *by_step), strict=True):
+        runs = [run for run, _, _ in found]
+        check_coverage(runs, 5 if is_by_metric else 2)
+        check_weights(runs, Model())
+        # The checker sees to it that all ranks form the same rounds under the same budget.
+        verdict = check_traces(sorted(folder.glob("*.ndjson")))
+        assert verdict.is_ok, verdict
+    seen = [calls for _, _, calls in by_metric]
+    assert [loss for loss, _ in seen[0]] == [loss for loss, _ in seen[1]]
+    assert len(seen[0]) == 5 * sum(SIZES) // 25
+    assert [current for _, current in seen[0]] == [BUDGET_TOKENS] * len(seen[0])
+    assert [current for _, current in seen[1]][:5] == [BUDGET_TOKENS, *[BUDGET_TOKENS // 2] * 3, 10 * BUDGET_TOKENS]
+    for rank, (_, sizes, _) in enumerate(by_metric):
+        # Asked for within the first epoch, and given up in the fourth.
+        assert get_largest(sizes, epoch=2, rounds=rank == 0) <= BUDGET_TOKENS // 2
+        assert max(get_largest(sizes, epoch=0), get_largest(sizes, epoch=4)) > BUDGET_TOKENS // 2
+    (_, sizes, _), _ = by_step[0]
+    assert all(tokens <= grow(step, 0) for step, (*_, tokens) in enumerate(sizes))
+    assert max(tokens for *_, tokens in sizes) > BUDGET_TOKENS // 2
     assert by_step[0] == by_step[1]
 
 

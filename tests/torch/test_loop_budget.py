@@ -195,7 +195,9 @@ def fit_fake_on_rank(rank: int) -> Any:
         return fit_token_budget(Step(), [30 + 20 * rank], limit_bytes=20 * MIB).token_budget
 
 
+@pytest.mark.deep
 def test_ranks_may_probe_with_fake_tensors() -> None:
+    """As examples/train_from_memory.py does in make test."""
     alone = fit_token_budget(Step(), [50, 30], limit_bytes=20 * MIB).token_budget
     results = run_ranks(2, fit_fake_on_rank)
     assert [result.error for result in results] == ["", ""], results

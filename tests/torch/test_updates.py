@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import random
 import time
 from collections import defaultdict
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset, DistributedSampler, RandomSampler
+from torch.utils.data import DistributedSampler, RandomSampler
 
 from odb_ref.torch import ODBDataLoader, UsageError
 from odb_ref.torch.reading.source import CHUNK_SAMPLES
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
+from tests.torch.models import compute_loss, make_model
 from tests.torch.ranks import CAN_SHARD, get_values, run_each, run_ranks
 
 SAMPLES = 103
@@ -215,58 +215,13 @@ def test_another_size_of_updates_cannot_go_on() -> None:
 # Training -----------------------------------------------------------------------------------------------------------------
 
 
-class Regression(Dataset[Any]):
-    """Sequences of features with a target for each supervised position."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        choose = random.Random(index)
-        length = choose.randint(1, 20)
-        ids = torch.tensor([choose.randint(1, 31) for _ in range(length)])
-        labels = ids.clone()
-        labels[: choose.randint(0, length - 1)] = -100
-        return {"input_ids": ids, "labels": labels, "number": index}
-
-
-def make_model() -> Any:
-    torch.manual_seed(3)
-    layers = torch.nn.Sequential(
-        torch.nn.Embedding(32, 8), torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 32)
-    )
-    return layers.double()
-
-
-def compute_losses(model: Any, batch: Any) -> Any:
-    """The sum over supervised tokens, and how many there are; causal."""
-    if isinstance(batch, dict) and "labels" in batch:
-        ids, labels = batch["input_ids"], batch["labels"]
-    logits = model(ids)[:, :-1]
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction="sum"
-    )
-
-
-def pad(samples: list[Any]) -> Any:
-    make = torch.nn.utils.rnn.pad_sequence
-    return {
-        "input_ids": make([s["input_ids"] for s in samples], batch_first=True),
-        "labels": make([s["labels"] for s in samples], batch_first=True, padding_value=-100),
-        "numbers": [s["number"] for s in samples],
-    }
-
-
 def pack(samples: list[Any]) -> Any:
     """One row without padding; the first label of a sample is nobody's to predict."""
     labels = [torch.cat([torch.tensor([-100]), s["labels"][1:]]) for s in samples]
     return {"input_ids": torch.cat([s["input_ids"] for s in samples])[None], "labels": torch.cat(labels)[None]}
 
 
-TRAINED, EPOCHS = 90, 3
+TRAINED, EPOCHS = 58, 3
 UPDATES = -(-TRAINED // UPDATE)
 RESUMED = UPDATES + 2
 
@@ -283,7 +238,7 @@ def plain() -> list[list[float]]:
 
 def train_plain() -> list[list[float]]:
     """One process, fixed updates of the common order, mean over an update's supervised tokens."""
-    data, model = Regression(TRAINED), make_model()
+    data, model = Numbers(0, TRAINED), make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     weights = []
     for epoch in range(EPOCHS):
@@ -294,7 +249,7 @@ def train_plain() -> list[list[float]]:
             samples = [data[i] for i in order[first : first + UPDATE]]
             count = sum(int((s["labels"][1:] != -100).sum()) for s in samples)
             for start in range(0, len(samples), 4):  # gradient accumulation
-                (compute_losses(model, pad(samples[start : start + 4])) / count).backward()
+                (compute_loss(model, collate(samples[start : start + 4]), "sum") / count).backward()
             optimizer.step()
             optimizer.zero_grad()
             weights.append(get_weights(model))
@@ -309,7 +264,7 @@ class SeededOrder(DistributedSampler[Any]):
 
 
 def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[list[float]]:
-    data, model = Regression(TRAINED), make_model()
+    data, model = Numbers(0, TRAINED), make_model()
     wrapped: Any
     if fsdp:
         from torch.distributed.fsdp import fully_shard
@@ -319,7 +274,7 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
     else:
         wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
-    options: dict[str, Any] = {"token_budget": 64, "collate_fn": pad, "loss_reduction": "sum"} | settings
+    options: dict[str, Any] = {"token_budget": 64, "collate_fn": collate, "loss_reduction": "sum"} | settings
     weights: list[list[float]] = []
     state: Any = None
     for updates in (RESUMED, EPOCHS * UPDATES):  # saved in the second epoch; another loader goes on
@@ -330,7 +285,7 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
                 loader.load_state_dict(state)
             while len(weights) < updates:
                 for batch, info in loader.steps():
-                    info.scale(compute_losses(wrapped, batch)).backward()
+                    info.scale(compute_loss(wrapped, batch, "sum")).backward()
                     if info.is_update_end:
                         optimizer.step()
                         optimizer.zero_grad()
@@ -370,10 +325,16 @@ def test_the_weights_are_those_of_plain_training_after_every_update(
 
 def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tuple[list[list[float]], bytes]:
     """So many updates from what was saved on, with a `DistributedSampler` of one replica; their weights, and what is saved."""
-    data, model = Regression(TRAINED), make_model()
+    data, model = Numbers(0, TRAINED), make_model()
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
-    options = {"token_budget": 64, "collate_fn": pad, "loss_reduction": "sum", "update_samples": UPDATE, "shard": shard}
+    options = {
+        "token_budget": 64,
+        "collate_fn": collate,
+        "loss_reduction": "sum",
+        "update_samples": UPDATE,
+        "shard": shard,
+    }
     weights: list[list[float]] = []
     sampler: Any = DistributedSampler(data, 1, 0, seed=7)
     with ODBDataLoader(data, **nested(sampler=sampler, **options)) as loader:
@@ -382,7 +343,7 @@ def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tupl
                 part.load_state_dict(state)
         while True:
             for batch, info in loader.steps():
-                info.scale(compute_losses(wrapped, batch)).backward()
+                info.scale(compute_loss(wrapped, batch, "sum")).backward()
                 if info.is_update_end:
                     optimizer.step()
                     optimizer.zero_grad()
