@@ -65,6 +65,7 @@ BAD: list[tuple[str, str, int]] = [
     ("empty", "the length of a sample is 0", 1),
     ("no_ids", "has no input_ids", 0),
     ("no_ids", "has no input_ids", 1),
+    ("StopIteration", "StopIteration for the sample 15", 0),
     ("kill", "exited unexpectedly", 1),
     ("collate", "RuntimeError: no memory", 0),
     ("collate", "RuntimeError: no memory", 2),
@@ -72,6 +73,7 @@ BAD: list[tuple[str, str, int]] = [
 
 
 def test_a_failure_on_one_rank_is_the_same_error_on_all_before_any_waits(tmp_path: Path) -> None:
+    """Spec: R7.2, R11.4. Checks: ABORT, COVER."""
     cases = [(fault, num_workers, tmp_path / str(n) / "run.ndjson") for n, (fault, _, num_workers) in enumerate(BAD)]
     for _, _, path in cases:
         path.parent.mkdir()

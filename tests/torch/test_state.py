@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Sampler
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, collate, make_sample, read
+from tests.torch.data import Numbers, collate, make_sample, read
 from tests.torch.ranks import get_values, run_ranks
 from tests.torch.states import change
 
@@ -57,19 +57,6 @@ def test_the_same_ranks_go_on_identically_to_a_quota_and_in_the_next_epoch() -> 
     for value in values:
         whole, _, *rows = value
         assert all(before + after == whole for before, after in rows)
-
-
-def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
-    options = SETTINGS | {"shuffle": False}
-    with ODBDataLoader(Stream(0, COUNT), **nested(**options)) as loader:
-        whole = read(loader)
-    for limit in range(1, len(whole)):
-        with ODBDataLoader(Stream(0, COUNT), **nested(**options)) as loader:
-            before = read(loader, limit)
-            state = loader.state_dict()
-        with ODBDataLoader(Stream(0, COUNT), **nested(**options)) as loader:
-            loader.load_state_dict(state)
-            assert before + read(loader) == whole
 
 
 def test_a_state_is_small() -> None:
