@@ -14,7 +14,7 @@ from odb_ref.torch.reading.tasks import SampleError
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values, run_each
 
 SETTINGS: dict[str, Any] = {"token_budget": 120, "window": 16, "collate_fn": collate, "timeout_s": 20}
 COUNT = 60
@@ -116,10 +116,8 @@ def read(rank: int, options: dict[str, Any]) -> tuple[list[list[int]], int, Used
 
 def test_several_limits_hold_on_every_rank_with_and_without_workers(tmp_path: Path) -> None:
     """Checks: BUDGET, COVER, REPLAY. The traces, which hold the costs, pass the checker."""
-    found = []
-    for options in ({"trace": tmp_path / "run.ndjson"}, {"num_workers": 2}):
-        values = get_values(run_ranks(2, read, options, timeout_s=120))
-        found.append(values)
+    variants: list[dict[str, Any]] = [{"trace": tmp_path / "run.ndjson"}, {"num_workers": 2}]
+    found = [get_values(results) for results in run_each(2, read, [(options,) for options in variants])]
     assert found[0] == found[1]
     batches = [batch for rows, _, _ in found[0] for batch in rows]
     assert sorted(number for batch in batches for number in batch) == list(range(COUNT))
