@@ -39,7 +39,7 @@ from tests.integrations.common import (
     make_shard,
     set_environment,
 )
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values, run_each, run_ranks
 
 
 def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = False) -> Any:
@@ -166,12 +166,9 @@ def schedule(rank: int, world_size: int, settings: dict[str, Any]) -> Any:
 def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
     """A rate that falls too fast by the number of ranks, and below 0 where it is linear."""
     shared_out = {"dataloader_config": DataLoaderConfiguration(split_batches=True)}
-    for settings, is_said in (
-        ({}, world_size > 1),
-        (shared_out, False),
-        ({"step_scheduler_with_optimizer": False}, False),
-    ):
-        values = get_values(run_ranks(world_size, schedule, world_size, settings, timeout_s=60))
+    cases = [(world_size, settings) for settings in ({}, shared_out, {"step_scheduler_with_optimizer": False})]
+    found = [get_values(results) for results in run_each(world_size, schedule, cases, timeout_s=60)]
+    for is_said, values in zip((world_size > 1, False, False), found, strict=True):
         for said, steps, updates in values:
             assert steps == updates * (world_size if is_said else 1)
             assert [text for text in said if "DataLoaderConfiguration(split_batches=True)" in text] == said
@@ -212,7 +209,8 @@ def save_state(rank: int, folder: Path) -> Any:
         steps = loader.steps()
         before = list(read(itertools.islice(steps, 4)))
         accelerator.save_state(str(folder))
-        return before, list(read(steps))
+        after = list(read(steps))
+    return before, after, load_state(rank, len(SIZES), folder)
 
 
 def read(steps: Any) -> Iterator[list[int]]:
@@ -230,14 +228,11 @@ def load_state(rank: int, world_size: int, folder: Path) -> list[list[int]]:
 
 def test_its_checkpoints_hold_the_loaders_of_all_ranks(tmp_path: Path) -> None:
     """Checks: RESUME, ONCE, COVER. Saved on two ranks, resumed on two, three and one."""
-    saved = run_ranks(len(SIZES), save_state, tmp_path, timeout_s=60)
-    assert not any(result.error for result in saved), saved
-    before = [number for result in saved for row in result.value[0] for number in row]
-    for world_size in (2, 3, 1):
+    saved = get_values(run_ranks(len(SIZES), save_state, tmp_path, timeout_s=60))
+    assert all(after == loaded for _, after, loaded in saved)
+    before = [number for rows, _, _ in saved for row in rows for number in row]
+    for world_size in (3, 1):
         (tmp_path / "random_states_2.pkl").write_bytes((tmp_path / "random_states_0.pkl").read_bytes())
-        results = run_ranks(world_size, load_state, world_size, tmp_path, timeout_s=60)
-        assert not any(result.error for result in results), results
-        if world_size == len(SIZES):
-            assert [result.value for result in results] == [result.value[1] for result in saved]
-        after = [number for result in results for row in result.value for number in row]
+        results = get_values(run_ranks(world_size, load_state, world_size, tmp_path, timeout_s=60))
+        after = [number for rows in results for row in rows for number in row]
         assert sorted(before + after) == list(range(sum(SIZES)))
