@@ -29,8 +29,8 @@ from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.data import choose_layout
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT
 from odb_ref.torch import UsageError
-from tests.integrations.common import set_environment
-from tests.torch.ranks import get_values, run_each
+from tests.integrations.common import run_each
+from tests.torch.ranks import get_values
 
 TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "eval_runtime"}
 TIMES |= {"eval_samples_per_second", "eval_steps_per_second", "total_flos"}
@@ -114,7 +114,6 @@ class Banner(logging.Handler):
 def train(
     rank: int, world_size: int, folder: Path, odb: ODBOptions | None, resume: str, settings: dict[str, Any]
 ) -> Any:
-    set_environment(rank, world_size)
     settings = dict(settings)
     data = Texts(settings.pop("samples", 45))
     collator = settings.pop("collator", collate)
@@ -182,7 +181,7 @@ def compare(
         if resume:
             cases.append((world_size, tmp_path / name, options, "", first))
         cases.append((world_size, tmp_path / name, options, resume, given))
-    trained = [get_values(results) for results in run_each(world_size, train, cases, timeout_s=200)]
+    trained = [get_values(results) for results in run_each(world_size, train, cases)]
     found = [trained[-1 - len(cases) // 2], trained[-1]]
     (plain, *_), (ours, *_) = found
     assert len(ours["log"]) == len(plain["log"])
@@ -247,7 +246,7 @@ SAID: list[tuple[dict[str, Any], str]] = [
 
 def test_what_differs_from_the_plain_trainer_is_said_or_refused(tmp_path: Path) -> None:
     cases = [(2, tmp_path, ODBOptions(token_budget=80), "", settings) for settings, _ in SAID]
-    for (_, text), results in zip(SAID, run_each(2, train, cases, timeout_s=120), strict=True):
+    for (_, text), results in zip(SAID, run_each(2, train, cases), strict=True):
         for result in results:
             assert text in (result.text if result.error else " ".join(result.value["said"])), result
 

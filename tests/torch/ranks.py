@@ -25,6 +25,10 @@ LINGER_S = 8.0
 """How long what a rank has started may outlive it: torch's workers look every five seconds whether their parent is there."""
 
 
+Prepare = Callable[[int, int], None]
+"""Is told the rank and how many there are."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What one rank returned, or the exception it raised; how long it took."""
@@ -88,6 +92,15 @@ def report(pipe: Any, join: Callable[[], None], function: Callable[..., Any], ra
     pipe.close()
 
 
+def _prepare(prepare: Prepare | None, world_size: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(rank: int, *args: Any) -> Any:
+        assert prepare is not None
+        prepare(rank, world_size)
+        return function(rank, *args)
+
+    return function if prepare is None else run
+
+
 def _call(function: Callable[..., Any], *args: Any) -> Result:
     began = time.monotonic()
     try:
@@ -107,10 +120,17 @@ def _call_each(rank: int, function: Callable[..., Any], cases: Sequence[tuple[An
 
 
 def run_each(
-    world_size: int, function: Callable[..., Any], cases: Iterable[tuple[Any, ...]], **options: Any
+    world_size: int,
+    function: Callable[..., Any],
+    cases: Iterable[tuple[Any, ...]],
+    *,
+    prepare: Prepare | None = None,
+    **options: Any,
 ) -> list[list[Result]]:
     """By case, the results of all ranks, which call the function with one case after another, and need not start for each."""
-    ranks = get_values(run_ranks(world_size, _call_each, function, list(cases), **options))
+    ranks = get_values(
+        run_ranks(world_size, _call_each, _prepare(prepare, world_size, function), list(cases), **options)
+    )
     return [list(results) for results in zip(*ranks, strict=True)]
 
 
@@ -150,13 +170,15 @@ def run_ranks(
     timeout_s: float = 60.0,
     method: str = "fork",
     backend: str = "gloo",
+    prepare: Prepare | None = None,
 ) -> list[Result]:
-    """Each rank's result, by rank; one that died without a word is ``is_gone``.
+    """Each rank's result, by rank; one that died without a word is ``is_gone``. What is to ``prepare`` it is called before.
 
     Raises: AssertionError when a rank has not ended in time, or a process that it started outlives it.
     """
     # DDP's first backward imports it, for seconds: once here rather than in every process, and in none that is not forked.
     importlib.import_module("torch._dynamo")
+    function = _prepare(prepare, world_size, function)
     context: Any = multiprocessing.get_context(method)
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
