@@ -136,7 +136,7 @@ def test_a_guard_runs_its_passes_and_progress_says_when_to_save(tmp_path: Path) 
         assert own[-1][0] == 2.0
 
 
-def schedule(rank: int, world_size: int, settings: dict[str, Any]) -> Any:
+def schedule(rank: int, settings: dict[str, Any]) -> Any:
     """What is warned of, and the scheduler's steps beside the updates."""
     accelerator, model = Accelerator(cpu=True, **settings), Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -164,7 +164,7 @@ def schedule(rank: int, world_size: int, settings: dict[str, Any]) -> Any:
 def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
     """A rate that falls too fast by the number of ranks, and below 0 where it is linear."""
     shared_out = {"dataloader_config": DataLoaderConfiguration(split_batches=True)}
-    cases = [(world_size, settings) for settings in ({}, shared_out, {"step_scheduler_with_optimizer": False})]
+    cases = [(settings,) for settings in ({}, shared_out, {"step_scheduler_with_optimizer": False})]
     found = [get_values(results) for results in run_each(world_size, schedule, cases)]
     for is_said, values in zip((world_size > 1, False, False), found, strict=True):
         for said, steps, updates in values:
@@ -206,7 +206,7 @@ def save_state(rank: int, folder: Path) -> Any:
         before = list(read(itertools.islice(steps, 4)))
         accelerator.save_state(str(folder))
         after = list(read(steps))
-    return before, after, load_state(rank, len(SIZES), folder)
+    return before, after, load_state(rank, folder)
 
 
 def read(steps: Any) -> Iterator[list[int]]:
@@ -214,7 +214,7 @@ def read(steps: Any) -> Iterator[list[int]]:
         yield [] if info.is_idle else batch["numbers"].tolist()
 
 
-def load_state(rank: int, world_size: int, folder: Path) -> list[list[int]]:
+def load_state(rank: int, folder: Path) -> list[list[int]]:
     accelerator = Accelerator(cpu=True)
     with make_registered(accelerator) as loader:
         accelerator.load_state(str(folder))
@@ -228,6 +228,6 @@ def test_its_checkpoints_hold_the_loaders_of_all_ranks(tmp_path: Path) -> None:
     before = [number for rows, _, _ in saved for row in rows for number in row]
     for world_size in (3, 1):
         (tmp_path / "random_states_2.pkl").write_bytes((tmp_path / "random_states_0.pkl").read_bytes())
-        results = get_values(run_ranks(world_size, load_state, world_size, tmp_path))
+        results = get_values(run_ranks(world_size, load_state, tmp_path))
         after = [number for rows in results for row in rows for number in row]
         assert sorted(before + after) == list(range(sum(SIZES)))

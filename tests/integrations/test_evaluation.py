@@ -97,7 +97,7 @@ def refuse_rows(rank: int) -> str:
     return str(caught.value)
 
 
-def evaluate_loops(rank: int, world_size: int) -> Any:
+def evaluate_loops(rank: int) -> Any:
     sharded = Model()
     fully_shard(sharded)
     accelerator = Accelerator(cpu=True)
@@ -112,7 +112,7 @@ def evaluate_loops(rank: int, world_size: int) -> Any:
 def test_a_loop_of_ones_own_gathers_each_sample_once() -> None:
     """Checks: COVER, ONCE, ALIGN. Plain torch, a sharded model, Accelerate."""
     # https://github.com/pytorch/torchtitan/issues/1618
-    values = get_values(run_ranks(len(SIZES), evaluate_loops, len(SIZES)))
+    values = get_values(run_ranks(len(SIZES), evaluate_loops))
     for runs in zip(*(value[0] for value in values), strict=True):
         check(list(runs))
     assert len({value[1] for value in values}) == 1

@@ -142,7 +142,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def train_all(rank: int, folder: Path, world_size: int) -> Any:
+def train_all(rank: int, folder: Path) -> Any:
     llama = {"model": make_llama(), "kind": Unlucky, "max_steps": 8}
     return [train(rank, folder, **settings) for settings in (*VARIANTS, llama)]
 
@@ -151,7 +151,7 @@ def train_all(rank: int, folder: Path, world_size: int) -> Any:
 @pytest.mark.parametrize("world_size", [2, 1])
 def test_batches_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Path, world_size: int) -> None:
     """Checks: WEIGHT, ONCE, COVER. What one rank cannot hold becomes the budget of all, and then fails no more."""
-    values = get_values(run_ranks(world_size, train_all, tmp_path, world_size))
+    values = get_values(run_ranks(world_size, train_all, tmp_path))
     for number, variant in enumerate(zip(*values, strict=True)):
         runs, injected, counts, sizes = zip(*variant, strict=True)
         total = sum(injected)

@@ -57,7 +57,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def train_all(rank: int, folder: Path, world_size: int) -> Any:
+def train_all(rank: int, folder: Path) -> Any:
     found = []
     for settings in VARIANTS:
         numbers = range(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
@@ -74,7 +74,7 @@ def train_all(rank: int, folder: Path, world_size: int) -> Any:
 @pytest.mark.parametrize("world_size", [2, 1])
 def test_pairs_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Path, world_size: int) -> None:
     """Checks: WEIGHT, ONCE, COVER. What one rank cannot hold becomes the budget of all."""
-    values = get_values(run_ranks(world_size, train_all, tmp_path, world_size))
+    values = get_values(run_ranks(world_size, train_all, tmp_path))
     for number, variant in enumerate(zip(*values, strict=True)):
         updates, weights, injected, counts, sizes = zip(*variant, strict=True)
         assert sorted(join(map(join, updates))) == sorted([*range(sum(SIZES[:world_size]))] * 2)

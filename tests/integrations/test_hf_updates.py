@@ -111,9 +111,7 @@ class Banner(logging.Handler):
             self.lines.append(line)
 
 
-def train(
-    rank: int, world_size: int, folder: Path, odb: ODBOptions | None, resume: str, settings: dict[str, Any]
-) -> Any:
+def train(rank: int, folder: Path, odb: ODBOptions | None, resume: str, settings: dict[str, Any]) -> Any:
     settings = dict(settings)
     data = Texts(settings.pop("samples", 45))
     collator = settings.pop("collator", collate)
@@ -179,8 +177,8 @@ def compare(
     cases: list[Any] = []
     for name, options in (("plain", None), ("ours", odb or ODBOptions(token_budget=80))):
         if resume:
-            cases.append((world_size, tmp_path / name, options, "", first))
-        cases.append((world_size, tmp_path / name, options, resume, given))
+            cases.append((tmp_path / name, options, "", first))
+        cases.append((tmp_path / name, options, resume, given))
     trained = [get_values(results) for results in run_each(world_size, train, cases)]
     found = [trained[-1 - len(cases) // 2], trained[-1]]
     (plain, *_), (ours, *_) = found
@@ -245,7 +243,7 @@ SAID: list[tuple[dict[str, Any], str]] = [
 
 
 def test_what_differs_from_the_plain_trainer_is_said_or_refused(tmp_path: Path) -> None:
-    cases = [(2, tmp_path, ODBOptions(token_budget=80), "", settings) for settings, _ in SAID]
+    cases = [(tmp_path, ODBOptions(token_budget=80), "", settings) for settings, _ in SAID]
     for (_, text), results in zip(SAID, run_each(2, train, cases), strict=True):
         for result in results:
             assert text in (result.text if result.error else " ".join(result.value["said"])), result
