@@ -61,7 +61,7 @@ def test_a_slow_collate_fn_runs_in_several_processes_and_makes_the_same_batches(
     one = read(num_workers=1)
     assert len({pid for pid, *_ in one}) == 1
     assert len({tuple(drawn) for *_, drawn in one}) == len(one)
-    for count in (2, 3, 5):
+    for count in (2, 5):
         several = read(num_workers=count)
         assert len({pid for pid, *_ in several}) == count
         assert [(ids, drawn) for _, ids, _, drawn in several] == [(ids, drawn) for _, ids, _, drawn in one]
@@ -129,6 +129,9 @@ def test_what_a_collate_fn_opens_is_used_by_the_process_that_opened_it(tmp_path:
     assert all(user == opener for user, opener in users)
 
 
+FATAL = 80
+
+
 class FailsLate:
     """Collates slowly, and fails at one sample, in whatever way it is told to."""
 
@@ -138,7 +141,7 @@ class FailsLate:
     def __call__(self, samples: list[Any]) -> list[int]:
         time.sleep(2 * SLOW_S)
         ids = [sample["number"] for sample in samples]
-        if SAMPLES - 20 in ids:
+        if FATAL in ids:
             self.fail()
         return ids
 
@@ -166,7 +169,7 @@ def die() -> None:
 def test_a_failure_of_one_of_them_is_a_failure_of_the_rank(fail: Callable[[], None], cause: str) -> None:
     """Preserves: ABORT."""
     options = SETTINGS | {"collate_fn": FailsLate(fail), "num_workers": 2}
-    with ODBDataLoader(Numbers(0, SAMPLES), **nested(**options)) as loader:
+    with ODBDataLoader(Numbers(0, FATAL + 20), **nested(**options)) as loader:
         with pytest.raises(JobError, match=cause):
             list(loader)
         with pytest.raises(JobError, match=cause):  # and again: what is left of the epoch before does not disturb

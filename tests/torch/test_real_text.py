@@ -14,7 +14,7 @@ from tests.helpers.options import nested
 from tests.torch.ranks import get_values, run_each
 
 SHARES = (61, 23, 40, 8)
-EPOCHS = 3
+EPOCHS = 2
 
 
 def read_epochs(rank: int, texts: list[Text], options: dict[str, Any]) -> list[list[str]]:
@@ -52,7 +52,7 @@ def texts() -> list[Text]:
 def test_the_batches_are_those_of_the_seed_whatever_the_workers(
     texts: list[Text], variants: list[tuple[str, int, bool]]
 ) -> None:
-    """Checks: REPLAY, ALIGN. 4 ranks with very different amounts of text, 3 epochs: batch by batch, idle ones included, what
+    """Checks: REPLAY, ALIGN. 4 ranks with very different amounts of text, two epochs: batch by batch, idle ones included, what
     they are without workers.
     """
     options = [

@@ -240,16 +240,15 @@ def test_other_numbers_of_ranks_finish_an_epoch_of_the_free_mode(shard: str) -> 
 
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 def test_an_epoch_goes_on_with_another_number_of_ranks(shard: str) -> None:
-    """Saved after any step. Checks: UPDATE, WEIGHT, RESUME."""
-    check_chains(
-        [
-            Chain(
-                103, 16, shard, NO_BAD, (Leg(before, steps, 60), Leg(after, END, 60 if before == after else 45)), True
-            )
-            for before, after, moments in ((2, 3, (1, 4, 9, 14)), (3, 1, (4, 9)), (1, 3, (4,)), (2, 2, (1, 14)))
-            for steps in moments
-        ]
-    )
+    """Saved after any step, and twice within an update. Checks: UPDATE, WEIGHT, RESUME."""
+    once = [
+        (Leg(before, steps, 60), Leg(after, END, 60 if before == after else 45))
+        for before, after, moments in ((2, 3, (1, 4, 9, 14)), (3, 1, (4, 9)), (1, 3, (4,)), (2, 2, (1, 14)))
+        for steps in moments
+    ]
+    twice = [(Leg(a, 1, 30), Leg(b, 1, 30), Leg(c, END, 30)) for a, b, c in ((2, 3, 1), (1, 2, 2), (3, 1, 2))]
+    chains = [Chain(103, 16, shard, NO_BAD, legs, True) for legs in once]
+    check_chains([*chains, *(Chain(47, 25, shard, NO_BAD, legs, True) for legs in twice)])
 
 
 @pytest.mark.deep
