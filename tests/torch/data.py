@@ -175,7 +175,7 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, lis
 def check_goes_on(
     make: Callable[[], ODBDataLoader], limits: Iterable[int], read: Callable[..., list[Any]] = read
 ) -> list[Any]:
-    """Checks that an epoch that is saved after so many steps goes on with those it would have had; returns all of them."""
+    """Checks that an epoch that is saved after so many steps continues as it would have; returns all of them."""
     with make() as loader:
         whole = read(loader)
     for limit in limits:

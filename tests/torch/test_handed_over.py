@@ -366,7 +366,7 @@ def test_batches_of_the_users_own_are_not_taken_for_an_order() -> None:
     "batching",
     [
         {"batch_size": 3, "drop_last": True},
-        # Of which the DataLoader itself says that it drops nothing.
+        # The DataLoader itself says that it drops nothing of this one.
         {"batch_sampler": BatchSampler(SequentialSampler(range(20)), 3, drop_last=True)},
     ],
     ids="-".join,

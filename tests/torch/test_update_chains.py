@@ -42,7 +42,7 @@ class Chain:
 
     samples: int
     size: int
-    """Of its updates; 0 in the free mode."""
+    """How many samples an update has; 0 in the free mode."""
     shard: str
     bad: frozenset[int]
     legs: tuple[Leg, ...]
