@@ -11,7 +11,7 @@ SOAK_SEED ?= 0
 SOAK_RUNS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test soak lint audit proofs conformance bench mutants docs reach release clean
+.PHONY: help setup demo quick test together waiting soak lint audit proofs conformance bench mutants docs reach release clean
 
 help: ## What can be made
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -37,16 +37,23 @@ demo: $(DEMO_READY) ## Simulate a real trace, train two ranks on real text, chec
 	$(BIN)/odb-ref demo --out $(DEMO_OUT)
 
 # As many processes as cores run already.
-quick test: export OMP_NUM_THREADS = 1
+quick together waiting test: export OMP_NUM_THREADS = 1
 # Modules are compiled once, not by each process that a test starts.
-quick test: export PYTHONDONTWRITEBYTECODE =
+quick together waiting test: export PYTHONDONTWRITEBYTECODE =
 quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in a minute or two
 	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal --slice -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
 
-test: $(READY) ## The tests, of slow ones a slice: those that can on all cores, those that wait four by four, the others one by one
-	$(BIN)/pytest --slice --part together -n logical --maxprocesses 8 --dist worksteal --durations 15; together=$$?; \
-	  $(BIN)/pytest --slice --part waiting -n 4 --dist worksteal --durations 15; waiting=$$?; \
-	  $(BIN)/pytest --slice --part alone --durations 15 && exit $$((together + waiting))
+test: $(READY) ## The tests, of slow ones a slice: those that wait beside those that compute, then the others one by one
+	@mkdir -p .make
+	$(MAKE) -j2 --no-print-directory together waiting; both=$$?; cat .make/waiting.txt; \
+	  $(BIN)/pytest --slice --part alone --durations 15 && exit $$both
+
+# What waits for limits of seconds comes first on a core.
+together:
+	nice -n 5 $(BIN)/pytest --slice --part together -n logical --maxprocesses 8 --dist worksteal --durations 15
+
+waiting:
+	@$(BIN)/pytest --slice --part waiting -n 4 --dist worksteal --durations 15 >.make/waiting.txt 2>&1
 
 soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, wrong rules, proof mutants, tuning (SOAK_SEED=0 SOAK_RUNS=200)
 	$(BIN)/pytest --sliced -n logical --maxprocesses 8 --dist worksteal

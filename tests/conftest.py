@@ -1,4 +1,4 @@
-"""What is run: all tests, or one of three parts, which ``make test`` runs one after the other.
+"""What is run: all tests, or one of three parts. ``make test`` runs two of them side by side, and the third alone.
 
 A slice, which ``make test`` runs, has fewer cases of what is slow or random: see `list_slice` and `few`. ``make soak`` and
 a plain ``pytest`` run all.

@@ -87,9 +87,16 @@ def _list_edges() -> dict[str, Edge]:
         collate_s=0.015,
         repetitions=3,
     )
-    edges["half a second"] = Edge(
-        title=f"epochs of {EPOCH_S:g} s, 2 workers", samples=1000, goal=0.95, workers=2, read_s=1e-3, repetitions=9
-    )
+    for name, updates in (("free mode", None), ("updates of 32", 32)):
+        edges[f"half a second {name}"] = Edge(
+            title=f"epochs of {EPOCH_S:g} s, {name}, 2 workers",
+            samples=1000,
+            goal=0.95,
+            workers=2,
+            updates=updates,
+            read_s=1e-3,
+            repetitions=9,
+        )
     return edges
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from tests.bench.cases import CASES, get_case, has_peer
 
-OURS = (
-    "unequal_join",
+IN_DEPTH = (
     "unequal_exact_3",
     "empty_shard",
     "masked_gradient",
@@ -21,12 +20,12 @@ OURS = (
     "getitem_raises",
     "collate_raises",
 )
+MORE = [pytest.param(name, marks=pytest.mark.deep) for name in IN_DEPTH]
 BESIDE = ("masked_gradient", "unequal_join", "unequal_exact_3")
 PEER_LIMIT_S = 20.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", ["unequal_join", *MORE])
 def test_ours_is_right(name: str) -> None:
     outcome = get_case(name).run("ours")
     print(f"ours: {outcome.text}")

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests.repo.test_docs import PAGES, ROOT
 
 BLOCK: Final = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -33,6 +35,7 @@ sys.exit(" ".join(failed) or None)
 """Runs scripts one by one, each in a process of its own that has imported what takes the most time."""
 
 
+@pytest.mark.slow
 def test_the_blocks_of_each_page_run_as_pasted(tmp_path: Path) -> None:
     for page in PAGES:
         if blocks := [block for block in BLOCK.findall(page.read_text()) if not OTHERS.search(block)]:

@@ -51,6 +51,7 @@ def test_the_speed_up_at_the_same_updates(folder: Path) -> None:
     assert (cells[1], cells[3]) == (padded, packed)
 
 
+@pytest.mark.slow
 def test_the_speed_up_of_the_free_mode(folder: Path) -> None:
     found = find_speedups("compare mm_mix_real", folder)
     odb, bmt, gmt, packing = (f"{found[name]:.2f}" for name in ("odb", "bmt", "gmt", "packing"))

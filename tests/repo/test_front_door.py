@@ -68,6 +68,7 @@ for module, package, _ in {rows!r}:
 """
 
 
+@pytest.mark.slow
 def test_a_module_without_its_package_names_the_command_that_installs_it() -> None:
     pytest.importorskip("torch")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

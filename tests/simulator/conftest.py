@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from odb_sim.studies import bands
 
 from tests.helpers.browser import Tab, find_browser, open_browser
 
@@ -16,3 +17,11 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
         pytest.skip("there is no Chromium here")
     with open_browser(tmp_path_factory.mktemp("browser")) as browser:
         yield browser.make_tab()
+
+
+@pytest.fixture(autouse=True)
+def brief_bands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How sure a time is follows from a small part of an epoch: it takes some twenty simulations, of most commands."""
+    if request.path.name != "test_bands.py":
+        monkeypatch.setattr(bands, "LARGEST_BANDED", 100)
+        monkeypatch.setattr(bands, "LARGEST_EVENTS", 100)

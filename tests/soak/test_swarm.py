@@ -15,6 +15,7 @@ from tests.soak import swarm
 FIRST_SEED = int(os.environ.get("ODB_SEED", "6"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + 8))
 def test_a_seed_of_the_swarm_is_as_it_must_be(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert swarm.swarm(seed), capsys.readouterr().out

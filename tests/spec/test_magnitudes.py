@@ -240,7 +240,7 @@ def run_both(plan: Plan, folder: Path, draw: random.Random) -> list[str]:
     return found
 
 
-WORLDS, PARTS = 80, 8
+WORLDS, PARTS = 80, 20
 MET = {
     "more than 40 ranks": 5, "more than 4 limits": 5, "more than 8 rounds of age": 15, "beyond round 4,096": 8,
     "beyond 1,000,000 samples": 12, "beyond 1,000 steps": 12, "windows of 300": 8, "tokens of 40 bits": 8,

@@ -35,7 +35,8 @@ SIZE: Final = "len()"
 _MOST: Final = 32
 """So many attributes are looked at, and so many numbers of an array."""
 _MOST_BYTES: Final = 2**28
-"""An array that is larger is not compared with another: it may be a file's."""
+_MOST_ITEMS: Final = 2**20
+"""An array of more bytes is not compared with another, as it may be a file's, nor a list of more: that takes seconds."""
 _OF_PICKLE: Final = ("__reduce_ex__", "__reduce__", "__getstate__")
 
 _NAME_IT: Final = "pass Protocol(name=...), the same on all ranks"
@@ -266,7 +267,7 @@ def _is_same(one: object, other: object, depth: int) -> bool:
             return max(one.nbytes, other.nbytes) <= _MOST_BYTES and one.dtype == other.dtype and torch.equal(one, other)
         case list() | tuple(), list() | tuple() if kind in (list, tuple):
             pairs = zip(one, other, strict=False)
-            return len(one) == len(other) and all(_is_same(mine, its, depth - 1) for mine, its in pairs)
+            return len(one) == len(other) <= _MOST_ITEMS and all(_is_same(mine, its, depth - 1) for mine, its in pairs)
         case dict(), dict() if kind is dict:
             return one.keys() == other.keys() and all(_is_same(one[key], other[key], depth - 1) for key in one)
         case bool() | int() | float() | complex() | str() | bytes() | range() | PurePath() | np.generic(), _:

@@ -35,7 +35,7 @@ from odb_sim.studies.runs import Run, run
 LENGTHS: Final = "azure_llm_2023_conv"
 BUDGET_TOKENS: Final = 16_384
 WINDOW_SAMPLES: Final = 512
-SAMPLES_PER_RANK: Final = 3_000
+SAMPLES_PER_RANK: Final = 1_500
 RANKS: Final = (8, 64)
 POLICIES: Final = ("standard", "paper", "odb")
 TRAINING_RANKS: Final = 2

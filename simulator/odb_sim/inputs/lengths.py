@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import IO, Final
@@ -68,10 +69,7 @@ def load_lengths(source: str, further: Sequence[str] = ()) -> Lengths:
     Raises: UsageError, in one line with file and line, when there is no such trace or it holds anything but lengths.
     """
     if source in list_bundled_names():
-        with (resources.files("odb_sim") / "data" / (source + _SUFFIX)).open("rb") as packed:
-            return _parse_csv(
-                io.TextIOWrapper(gzip.GzipFile(fileobj=packed), encoding="utf-8"), source, source, further
-            )
+        return _load_bundled(source, tuple(further))
     if source == "-":
         raise UsageError("-: lengths are not read from standard input; of a file of that name, say ./-")
     path = Path(source)
@@ -94,6 +92,16 @@ def load_lengths(source: str, further: Sequence[str] = ()) -> Lengths:
         raise UsageError(f"{source}: cannot be read: {_describe_error(error)}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{source}: not UTF-8 text (byte {error.start})") from error
+
+
+@cache
+def _load_bundled(name: str, further: tuple[str, ...]) -> Lengths:
+    with (resources.files("odb_sim") / "data" / (name + _SUFFIX)).open("rb") as packed:
+        lengths = _parse_csv(io.TextIOWrapper(gzip.GzipFile(fileobj=packed), encoding="utf-8"), name, name, further)
+    for column in (lengths.tokens, lengths.supervised_tokens, lengths.resources):
+        if column is not None:
+            column.flags.writeable = False  # all callers have the same
+    return lengths
 
 
 def describe_remedy(source: str) -> str:

@@ -102,6 +102,8 @@ def explore_small_worlds(rule: TargetRule | None, name: str, limit_s: float = _U
         finding = describe_scenario(compute_scenario(bounds, found, name if rule is not None else None))
         if smallest is None or _length(finding) < _length(smallest):
             smallest = finding
+        if rule is None:
+            break  # enough to refute a core; of a rule's cases the smallest is looked for
     ranges = (
         f"every interleaving of {walked} worlds of 1 to {max(bounds.ranks for bounds in suite)} ranks, at most "
         f"{max(bounds.longest_shard for bounds in suite)} samples a rank and {max(b.window_samples for b in suite)} a window, "
@@ -144,7 +146,7 @@ def run_random_worlds(
         draw = random.Random(seed * worlds + number)
         sampled.append(run_random_schedule(make_random_bounds(draw, lambda draw: draw.choice(rules)), draw))
         if sampled[-1].counterexample is not None and limit_s < _UNLIMITED:
-            break  # enough to refute a core; of a rule's cases the smallest is looked for
+            break  # as above
     found = min((one for one in sampled if one.counterexample), key=lambda one: one.transitions, default=None)
     smallest: Finding | None = None
     if found is not None:
