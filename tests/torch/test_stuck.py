@@ -303,7 +303,7 @@ from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=2)
-options = {"token_budget": 60, "window": 8, "shard": "given", "collate_fn": collate, "timeout_s": 60, "name": "one"}
+options = {"token_budget": 60, "window": 8, "shard": "given", "collate_fn": collate, "timeout_s": 600, "name": "one"}
 loader = ODBDataLoader(Numbers(0, 400), **nested(**options))
 for step, batch in enumerate(loader):
     if step == 3:
@@ -314,7 +314,7 @@ for step, batch in enumerate(loader):
 
 def read_and_stop(store: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
-    options = SETTINGS | {"timeout_s": 60, "collate_fn": collate, "name": "one"}
+    options = SETTINGS | {"timeout_s": 600, "collate_fn": collate, "name": "one"}
     for step, _ in enumerate(ODBDataLoader(Numbers(0, 400), **nested(**options))):
         if step == 3:
             os.kill(os.getpid(), signal.SIGSTOP)
