@@ -198,6 +198,8 @@ def test_a_stream_draws_the_same_in_the_same_epoch_of_as_many_workers(options: d
         loader.set_epoch(0)
         again = read(loader)
     assert epochs[0] == again != epochs[1]
+    drawn = [numbers for epoch in epochs for _, of_samples, _ in epoch for numbers in of_samples]
+    assert len(set(drawn)) == len(drawn)  # whichever worker they are from
     assert len({row[2] for epoch in epochs for row in epoch}) == sum(map(len, epochs))
 
 
