@@ -16,9 +16,8 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 import odb_ref.compat as ours
-from tests.integrations.common import set_environment
+from tests.integrations.common import run_ranks
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import run_ranks
 
 COUNT = 24
 SETTINGS: dict[str, Any] = {"batch_size": 1, "num_workers": 1, "prefetch_factor": 16}
@@ -40,14 +39,13 @@ def read_all(rank: int, name: str) -> list[int]:
 def prepare(rank: int, name: str) -> list[int]:
     """The sizes of the batches that `Accelerator.prepare` leaves."""
     odb: Any = {"released": released, "ours": ours}[name]
-    set_environment(rank, 2)
     dataloader = DataLoader(Numbers(0, COUNT), collate_fn=collate_numbers, **SETTINGS)
     odb.apply(dataloader, token_budget=200, loss_scaling="approx")
     return [len(batch["numbers"]) for batch in Accelerator(cpu=True).prepare(dataloader)]
 
 
 def run(function: Any, name: str) -> list[Any]:
-    results = run_ranks(2, function, name, timeout_s=60)
+    results = run_ranks(2, function, name)
     if name == "released" and any(result.error or result.is_gone for result in results):
         pytest.skip(f"the release failed: {results}")
     assert not any(result.error for result in results), results

@@ -44,9 +44,9 @@ from tests.integrations.common import (
     collate,
     get_weights,
     make_shard,
-    set_environment,
+    run_ranks,
 )
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 
 ALL = Samples(range(sum(SIZES)))
 
@@ -164,7 +164,6 @@ def accelerate(rank: int) -> Any:
 
 
 def train_all(rank: int, folder: Path) -> Any:
-    set_environment(rank, len(SIZES))
     enabled = make_trainer(folder)
     loader = enabled.get_train_dataloader()
     bridge = enable_odb(enabled, train_dataloader=loader, token_budget=BUDGET_TOKENS, window=12)
@@ -183,7 +182,7 @@ def train_all(rank: int, folder: Path) -> Any:
 
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. What the release's guides set up, over two ranks and a batch without a label."""
-    values = get_values(run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200))
+    values = get_values(run_ranks(len(SIZES), train_all, tmp_path))
     enabled, native, handed, accelerated, looped = zip(*(value[0] for value in values), strict=True)
     for runs in (enabled, handed, accelerated, looped):
         check_coverage(runs)
@@ -279,10 +278,9 @@ needs_release = pytest.mark.skipif(
 def test_the_readme_of_the_release_runs_with_the_import_changed(tmp_path: Path) -> None:
     blocks = [block for block in list_blocks() if "=..." not in block]  # a list of signatures
     assert len(blocks) == 7, "another release: see what its README says"
-    (result,) = run_ranks(1, run_readme, blocks, tmp_path, timeout_s=200)
-    assert not result.error, result
+    (value,) = get_values(run_ranks(1, run_readme, blocks, tmp_path))
     every = len(ALL)
-    assert result.value == [every, -1, -1, every, every, -1, every]
+    assert value == [every, -1, -1, every, every, -1, every]
 
 
 @pytest.mark.deep
@@ -297,7 +295,6 @@ def test_what_the_release_makes_of_its_own_loops(tmp_path: Path) -> None:
 
 
 def run_readme(rank: int, blocks: list[str], folder: Path) -> list[int]:
-    set_environment(rank, 1)
     return run_blocks("ours", blocks, folder)
 
 
@@ -305,12 +302,10 @@ def run_readme(rank: int, blocks: list[str], folder: Path) -> list[int]:
 
 
 def test_budgets_and_arguments_of_llamafactory(tmp_path: Path) -> None:
-    (result,) = run_ranks(1, set_budgets, tmp_path, timeout_s=100)
-    assert not result.error, result
+    get_values(run_ranks(1, set_budgets, tmp_path))
 
 
 def set_budgets(rank: int, folder: Path) -> None:
-    set_environment(rank, 1)
     trainer = make_trainer(folder, max_steps=3)
     with pytest.raises(UsageError, match="max_steps=3"):
         configure_trainer(trainer, token_budget=60, sample_budget=10)
@@ -332,9 +327,8 @@ def set_budgets(rank: int, folder: Path) -> None:
 def test_lightning_trains_with_the_weights_of_the_batches(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER. A wrapped module, one with the mixin, and a sample budget."""
     require("lightning")
-    (result,) = run_ranks(1, train_lightning, tmp_path, timeout_s=100)
-    assert not result.error, result
-    whole, mixed, stopped = result.value
+    (value,) = get_values(run_ranks(1, train_lightning, tmp_path))
+    whole, mixed, stopped = value
     for runs in (whole, mixed):
         check_coverage([runs])
         check_weights([runs], Model())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import multiprocessing
 import os
+import random
 import re
 import runpy
 import socket
@@ -21,11 +23,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def find_port() -> int:
-    """Returns a port of this machine that nobody listens at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    """Returns a port of this machine that nobody listens at, and that the system gives to nobody who connects meanwhile."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def run_program(script: Path, *arguments: str, folder: Path, ranks: int = 0, timeout_s: float = 180) -> str:
@@ -33,6 +36,7 @@ def run_program(script: Path, *arguments: str, folder: Path, ranks: int = 0, tim
 
     Raises: AssertionError with what they complain of when one of them fails, or takes too long.
     """
+    importlib.import_module("torch._dynamo")  # for seconds: once here rather than in each process that uses optimizers
     context = multiprocessing.get_context("fork")
     port = find_port()
     with tempfile.TemporaryDirectory() as kept:
@@ -76,6 +80,8 @@ def _run(
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
     # What the tests before have left behind has threads that are not in this process: to collect a group of theirs ends it.
     gc.freeze()
+    if "accelerate" in sys.modules:  # what a test before has made of this process
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
     # Who is killed for taking too long has said before where it waits.
     faulthandler.dump_traceback_later(0.9 * timeout_s, file=2)
     os.chdir(folder)

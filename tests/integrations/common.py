@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -14,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from odb_ref.torch import StepInfo
+from tests.torch import ranks
 from tests.torch.data import make_sample
 
 SIZES = (23, 8)
@@ -139,6 +141,7 @@ def find_due(infos: Iterable[StepInfo], *, samples: int, tokens: int) -> tuple[l
     ]
 
 
+@functools.cache
 def restore_on_processors() -> None:
     """Makes torch load what Accelerate means for the processor of a rank, "cpu:0", which no release of torch does by itself."""
     torch.serialization.register_package(
@@ -160,3 +163,7 @@ def set_environment(rank: int, world_size: int) -> None:
         "MASTER_PORT": "29555",
         "TORCHELASTIC_RUN_ID": "test",
     }
+
+
+run_ranks = functools.partial(ranks.run_ranks, prepare=set_environment, timeout_s=200)
+run_each = functools.partial(ranks.run_each, prepare=set_environment, timeout_s=200)

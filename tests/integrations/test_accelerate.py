@@ -37,9 +37,10 @@ from tests.integrations.common import (
     collate,
     get_weights,
     make_shard,
-    set_environment,
+    run_each,
+    run_ranks,
 )
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 
 
 def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = False) -> Any:
@@ -70,14 +71,13 @@ def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = Fal
 
 
 def train_all(rank: int) -> Any:
-    set_environment(rank, len(SIZES))
     accelerator = Accelerator(cpu=True)
     return [train(accelerator, rank, 1), train(accelerator, rank, 2), train(accelerator, rank, 2, is_told_always=True)]
 
 
 def test_the_weights_are_those_of_one_process_on_the_union() -> None:
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
-    values = get_values(run_ranks(len(SIZES), train_all, timeout_s=60))
+    values = get_values(run_ranks(len(SIZES), train_all))
     for steps, runs in zip((1, 2, 2), zip(*values, strict=True), strict=True):
         assert [len(updates) for updates, _ in runs] == [2 * -(-STEPS // steps)] * len(SIZES)
         check_coverage(runs, epochs=2)
@@ -86,7 +86,6 @@ def test_the_weights_are_those_of_one_process_on_the_union() -> None:
 
 def train_guarded(rank: int, folder: Path) -> Any:
     """Rank 1 runs out of memory wherever it has several samples; saved by samples."""
-    set_environment(rank, len(SIZES))
     accelerator = Accelerator(cpu=True)
     options = OPTIONS | {"accumulation_steps": 2, "collate_fn": collate}
     model, updates = Model(), [[]]
@@ -123,7 +122,7 @@ def train_guarded(rank: int, folder: Path) -> Any:
 
 def test_a_guard_runs_its_passes_and_progress_says_when_to_save(tmp_path: Path) -> None:
     """Checks: WEIGHT, ONCE, COVER. The share of the epoch is that of the samples trained on."""
-    values = get_values(run_ranks(len(SIZES), train_guarded, tmp_path, timeout_s=60))
+    values = get_values(run_ranks(len(SIZES), train_guarded, tmp_path))
     runs, failures, saved, seen = zip(*values, strict=True)
     check_coverage(runs, epochs=2)
     check_weights(runs, Model())
@@ -137,9 +136,8 @@ def test_a_guard_runs_its_passes_and_progress_says_when_to_save(tmp_path: Path) 
         assert own[-1][0] == 2.0
 
 
-def schedule(rank: int, world_size: int, settings: dict[str, Any]) -> Any:
+def schedule(rank: int, settings: dict[str, Any]) -> Any:
     """What is warned of, and the scheduler's steps beside the updates."""
-    set_environment(rank, world_size)
     accelerator, model = Accelerator(cpu=True, **settings), Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
@@ -166,12 +164,9 @@ def schedule(rank: int, world_size: int, settings: dict[str, Any]) -> Any:
 def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
     """A rate that falls too fast by the number of ranks, and below 0 where it is linear."""
     shared_out = {"dataloader_config": DataLoaderConfiguration(split_batches=True)}
-    for settings, is_said in (
-        ({}, world_size > 1),
-        (shared_out, False),
-        ({"step_scheduler_with_optimizer": False}, False),
-    ):
-        values = get_values(run_ranks(world_size, schedule, world_size, settings, timeout_s=60))
+    cases = [(settings,) for settings in ({}, shared_out, {"step_scheduler_with_optimizer": False})]
+    found = [get_values(results) for results in run_each(world_size, schedule, cases)]
+    for is_said, values in zip((world_size > 1, False, False), found, strict=True):
         for said, steps, updates in values:
             assert steps == updates * (world_size if is_said else 1)
             assert [text for text in said if "DataLoaderConfiguration(split_batches=True)" in text] == said
@@ -179,7 +174,6 @@ def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
 
 
 def divide(rank: int) -> list[str]:
-    set_environment(rank, 1)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     with ODBDataLoader(make_shard(0), token_budget=BUDGET_TOKENS, collate_fn=collate) as loader:
         _, info = next(loader.steps())
@@ -193,7 +187,7 @@ def divide(rank: int) -> list[str]:
 
 
 def test_an_accelerator_that_divides_as_well_or_is_expected_to_is_refused() -> None:
-    (result,) = run_ranks(1, divide, timeout_s=30)
+    (result,) = run_ranks(1, divide)
     assert "normalised twice: leave it at 1" in result.value[0], result
     assert "Loss(is_divided_by_trainer=True) is not for Accelerate" in result.value[1], result
 
@@ -206,13 +200,13 @@ def make_registered(accelerator: Any) -> ODBDataLoader:
 
 
 def save_state(rank: int, folder: Path) -> Any:
-    set_environment(rank, len(SIZES))
     accelerator = Accelerator(cpu=True)
     with make_registered(accelerator) as loader:
         steps = loader.steps()
         before = list(read(itertools.islice(steps, 4)))
         accelerator.save_state(str(folder))
-        return before, list(read(steps))
+        after = list(read(steps))
+    return before, after, load_state(rank, folder)
 
 
 def read(steps: Any) -> Iterator[list[int]]:
@@ -220,8 +214,7 @@ def read(steps: Any) -> Iterator[list[int]]:
         yield [] if info.is_idle else batch["numbers"].tolist()
 
 
-def load_state(rank: int, world_size: int, folder: Path) -> list[list[int]]:
-    set_environment(rank, world_size)
+def load_state(rank: int, folder: Path) -> list[list[int]]:
     accelerator = Accelerator(cpu=True)
     with make_registered(accelerator) as loader:
         accelerator.load_state(str(folder))
@@ -230,14 +223,11 @@ def load_state(rank: int, world_size: int, folder: Path) -> list[list[int]]:
 
 def test_its_checkpoints_hold_the_loaders_of_all_ranks(tmp_path: Path) -> None:
     """Checks: RESUME, ONCE, COVER. Saved on two ranks, resumed on two, three and one."""
-    saved = run_ranks(len(SIZES), save_state, tmp_path, timeout_s=60)
-    assert not any(result.error for result in saved), saved
-    before = [number for result in saved for row in result.value[0] for number in row]
-    for world_size in (2, 3, 1):
+    saved = get_values(run_ranks(len(SIZES), save_state, tmp_path))
+    assert all(after == loaded for _, after, loaded in saved)
+    before = [number for rows, _, _ in saved for row in rows for number in row]
+    for world_size in (3, 1):
         (tmp_path / "random_states_2.pkl").write_bytes((tmp_path / "random_states_0.pkl").read_bytes())
-        results = run_ranks(world_size, load_state, world_size, tmp_path, timeout_s=60)
-        assert not any(result.error for result in results), results
-        if world_size == len(SIZES):
-            assert [result.value for result in results] == [result.value[1] for result in saved]
-        after = [number for result in results for row in result.value for number in row]
+        results = get_values(run_ranks(world_size, load_state, tmp_path))
+        after = [number for rows in results for row in rows for number in row]
         assert sorted(before + after) == list(range(sum(SIZES)))

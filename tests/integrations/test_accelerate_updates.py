@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 from odb_ref.integrations.accelerate import accumulate, find_order
 from odb_ref.torch import JobState, ODBDataLoader, UsageError
 from tests.helpers.options import nested
-from tests.integrations.common import Model, get_weights, set_environment
+from tests.integrations.common import Model, get_weights, run_ranks
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 
 RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 40, 4, 2, 3
 UPDATE = RANKS * PER_RANK * ACCUMULATED
@@ -100,7 +100,6 @@ def train_ours(folder: Path, *, save_at: int = 0, resume: bool = False, **option
 
 
 def train_both(rank: int, folder: Path) -> Any:
-    set_environment(rank, RANKS)
     ours = train_ours(folder, save_at=4)
     return train_plain(), ours, train_ours(folder, resume=True, token_budget=45, num_workers=1)
 
@@ -108,7 +107,7 @@ def train_both(rank: int, folder: Path) -> Any:
 def test_weights_and_rates_are_those_of_plain_accelerate(tmp_path: Path) -> None:
     """Checks: UPDATE, WEIGHT, RESUME. After every update, to 1e-9; the last of an epoch is smaller; from a checkpoint inside
     an epoch, under another budget."""
-    values = get_values(run_ranks(RANKS, train_both, tmp_path, timeout_s=200))
+    values = get_values(run_ranks(RANKS, train_both, tmp_path))
     for plain, ours, resumed in values:
         assert len(plain) == UPDATES
         for found, expected in ((ours, plain), (resumed, plain[4:])):

@@ -38,12 +38,12 @@ from tests.integrations.common import (
     collate,
     get_sample,
     make_shard,
-    set_environment,
+    run_ranks,
 )
 from tests.integrations.test_hf import make_trainer
 from tests.integrations.test_lightning import be_quiet
 from tests.integrations.test_lightning import make_trainer as make_lightning
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
@@ -97,8 +97,7 @@ def refuse_rows(rank: int) -> str:
     return str(caught.value)
 
 
-def evaluate_loops(rank: int, world_size: int) -> Any:
-    set_environment(rank, world_size)
+def evaluate_loops(rank: int) -> Any:
     sharded = Model()
     fully_shard(sharded)
     accelerator = Accelerator(cpu=True)
@@ -113,7 +112,7 @@ def evaluate_loops(rank: int, world_size: int) -> Any:
 def test_a_loop_of_ones_own_gathers_each_sample_once() -> None:
     """Checks: COVER, ONCE, ALIGN. Plain torch, a sharded model, Accelerate."""
     # https://github.com/pytorch/torchtitan/issues/1618
-    values = get_values(run_ranks(len(SIZES), evaluate_loops, len(SIZES), timeout_s=120))
+    values = get_values(run_ranks(len(SIZES), evaluate_loops))
     for runs in zip(*(value[0] for value in values), strict=True):
         check(list(runs))
     assert len({value[1] for value in values}) == 1
@@ -154,7 +153,6 @@ def judge(prediction: Any) -> dict[str, Any]:
 
 
 def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
-    set_environment(rank, world_size)
     given = {"shard": "given", "token_budget": 2 * BUDGET_TOKENS}
     found = []
     for evaluation, dataset in ((given, make_shard(rank) if world_size > 1 else Samples(ALL)), ({}, Samples(ALL))):
@@ -190,7 +188,7 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_trainer_evaluates_each_sample_once(tmp_path: Path, world_size: int) -> None:
     """Checks: COVER, ONCE. Given shards of 23 and 8, and one data set shared out."""
-    values = get_values(run_ranks(world_size, evaluate_trainer, world_size, tmp_path, timeout_s=200))
+    values = get_values(run_ranks(world_size, evaluate_trainer, world_size, tmp_path))
     for runs in zip(*(value[0] for value in values), strict=True):
         check(list(runs))
     assert all(value[1] == ALL for value in values)
@@ -261,7 +259,6 @@ class Judged(pl.LightningModule):
 
 def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
     be_quiet()
-    set_environment(rank, world_size)
     module = Judged()
     dataset = make_shard(rank) if world_size > 1 else Samples(ALL)
     with (
@@ -290,7 +287,7 @@ def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
 def test_lightning_evaluates_each_sample_once(tmp_path: Path, world_size: int) -> None:
     """Checks: COVER, ONCE. Validation, also within training, tests, predictions."""
     # https://github.com/Lightning-AI/pytorch-lightning/issues/20404
-    values = get_values(run_ranks(world_size, evaluate_lightning, world_size, tmp_path, timeout_s=120))
+    values = get_values(run_ranks(world_size, evaluate_lightning, world_size, tmp_path))
     for runs in zip(*values, strict=True):
         check(list(runs))
 
@@ -309,7 +306,6 @@ class Careless(Judged):
 
 def evaluate_carelessly(rank: int, world_size: int, folder: Path) -> dict[str, str]:
     be_quiet()
-    set_environment(rank, world_size)
     found = {}
     for kind in (ODBDataLoader, EvaluationLoader, LightningLoader):
         for entry in ("validate", "test", "predict", "fit"):
@@ -332,7 +328,7 @@ def test_lightning_evaluates_on_an_evaluation_loader_that_is_asked_and_on_nothin
     tmp_path: Path, world_size: int
 ) -> None:
     """On every rank alike, before anything is counted twice; by whatever entry."""
-    values = get_values(run_ranks(world_size, evaluate_carelessly, world_size, tmp_path, timeout_s=120))
+    values = get_values(run_ranks(world_size, evaluate_carelessly, world_size, tmp_path))
     for value in values:
         for case, said in value.items():
             kind = case.split()[0]

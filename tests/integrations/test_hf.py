@@ -31,9 +31,9 @@ from tests.integrations.common import (
     collate,
     get_weights,
     make_shard,
-    set_environment,
+    run_ranks,
 )
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 
 GIVEN = ODBOptions(
     update_samples=None,
@@ -103,7 +103,6 @@ def make_llama() -> Any:
 
 
 def train_all(rank: int, folder: Path) -> Any:
-    set_environment(rank, len(SIZES))
     return [
         train(rank, folder, eval_dataset=Samples([1, 2, 3, 4]), eval_strategy="steps", eval_steps=5),
         # The first epoch ends within a window: 11 steps.
@@ -117,7 +116,7 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs,
     evaluation on the way."""
     # https://github.com/huggingface/transformers/pull/34242
-    values = get_values(run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200))
+    values = get_values(run_ranks(len(SIZES), train_all, tmp_path))
     whole, windows, llama = zip(*values, strict=True)
     for epochs, variant in ((1, whole), (2, windows)):
         runs = [run for run, *_ in variant]
@@ -134,7 +133,6 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
 
 
 def train_unlogged(rank: int, folder: Path) -> Any:
-    set_environment(rank, len(SIZES))
     found = []
     for settings in ({"logging_steps": 1}, {"logging_steps": 1000}, {"logging_steps": 1000, "max_steps": 7}):
         trainer = make_trainer(rank, folder, **settings)
@@ -146,7 +144,7 @@ def train_unlogged(rank: int, folder: Path) -> Any:
 
 def test_the_loss_of_the_whole_training_is_that_of_all_ranks(tmp_path: Path) -> None:
     """However seldom it is logged."""
-    values = get_values(run_ranks(len(SIZES), train_unlogged, tmp_path, timeout_s=120))
+    values = get_values(run_ranks(len(SIZES), train_unlogged, tmp_path))
     for each, seldom, bounded in values:
         assert [steps for *_, steps in (each, seldom, bounded)] == [STEPS, STEPS, 7]
         # Before 5 the Trainer rounds what it logs, and only that.
@@ -157,7 +155,6 @@ def test_the_loss_of_the_whole_training_is_that_of_all_ranks(tmp_path: Path) -> 
 
 
 def save_and_resume(rank: int, folder: Path) -> Any:
-    set_environment(rank, len(SIZES))
     settings = {"gradient_accumulation_steps": 2, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 4}
     shared = {"odb": AUTO, "save_strategy": "steps", "save_steps": 2, "max_steps": 2}
     return [
@@ -177,13 +174,12 @@ def resume_within_a_window(rank: int, folder: Path) -> str:
 
 
 def resume_alone(rank: int, folder: Path) -> Any:
-    set_environment(rank, 1)
     return train(rank, folder / "auto", resume="checkpoint-2", odb=AUTO)
 
 
 def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     """Checks: RESUME, ONCE, COVER, REPLAY. In the first and the second epoch, after its end, and on one rank instead of two."""
-    values = get_values(run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=200))
+    values = get_values(run_ranks(len(SIZES), save_and_resume, tmp_path))
     for whole, from_4, from_8, from_12, refusal, _ in values:
         (updates, weights), *rest = whole
         assert len(updates) == 2 * -(-STEPS // 2) == 12
@@ -192,7 +188,7 @@ def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
         assert from_12[0] == ([], weights)
         assert "8 steps into its epoch, which is not a multiple of gradient_accumulation_steps=3" in refusal
     first = [value[-1][0] for value in values]
-    (alone,) = run_ranks(1, resume_alone, tmp_path, timeout_s=120)
+    (alone,) = run_ranks(1, resume_alone, tmp_path)
     assert not alone.error, alone
     check_coverage([*first, alone.value[0]])
 
@@ -230,7 +226,6 @@ MISTAKES: dict[str, dict[str, Any]] = {
 
 
 def make_mistakes(rank: int, folder: Path) -> list[str]:
-    set_environment(rank, 1)
     messages = []
     for mistake in MISTAKES.values():
         settings = dict(mistake)
@@ -247,7 +242,6 @@ def make_mistakes(rank: int, folder: Path) -> list[str]:
 def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="normalise twice"):
         ODBOptions(update_samples=None, token_budget=1, loader=nested(**{"trainer_divides_loss": True}))
-    (result,) = run_ranks(1, make_mistakes, tmp_path, timeout_s=120)
-    assert not result.error, result
-    for expected, message in zip(MISTAKES, result.value, strict=True):
+    (value,) = get_values(run_ranks(1, make_mistakes, tmp_path))
+    for expected, message in zip(MISTAKES, value, strict=True):
         assert expected in message

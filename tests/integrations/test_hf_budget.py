@@ -34,11 +34,12 @@ from tests.integrations.common import (
     check_coverage,
     check_weights,
     get_weights,
-    set_environment,
+    run_each,
+    run_ranks,
 )
 from tests.integrations.test_hf import make_llama, make_trainer
 from tests.integrations.test_sharded import get_whole, make_sharded_trainer, pretend
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 from tests.torch.test_step_guard import FailingBackward, limited_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -141,8 +142,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def train_all(rank: int, folder: Path, world_size: int) -> Any:
-    set_environment(rank, world_size)
+def train_all(rank: int, folder: Path) -> Any:
     llama = {"model": make_llama(), "kind": Unlucky, "max_steps": 8}
     return [train(rank, folder, **settings) for settings in (*VARIANTS, llama)]
 
@@ -151,7 +151,7 @@ def train_all(rank: int, folder: Path, world_size: int) -> Any:
 @pytest.mark.parametrize("world_size", [2, 1])
 def test_batches_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Path, world_size: int) -> None:
     """Checks: WEIGHT, ONCE, COVER. What one rank cannot hold becomes the budget of all, and then fails no more."""
-    values = get_values(run_ranks(world_size, train_all, tmp_path, world_size, timeout_s=250))
+    values = get_values(run_ranks(world_size, train_all, tmp_path))
     for number, variant in enumerate(zip(*values, strict=True)):
         runs, injected, counts, sizes = zip(*variant, strict=True)
         total = sum(injected)
@@ -173,7 +173,6 @@ def test_batches_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Pat
 
 
 def fail_alone(rank: int, folder: Path) -> Any:
-    set_environment(rank, len(SIZES))
 
     class Hopeless(Failing):
         def has_too_little(self, samples: int, tokens: int) -> bool:
@@ -183,7 +182,7 @@ def fail_alone(rank: int, folder: Path) -> Any:
 
 
 def test_a_sample_that_does_not_fit_alone_ends_training_on_every_rank(tmp_path: Path) -> None:
-    results = run_ranks(len(SIZES), fail_alone, tmp_path, timeout_s=100)
+    results = run_ranks(len(SIZES), fail_alone, tmp_path)
     assert [result.error for result in results] == ["JobError", "OutOfMemoryError"], results
     assert "does not fit alone" in results[1].text
 
@@ -192,7 +191,6 @@ def test_a_sample_that_does_not_fit_alone_ends_training_on_every_rank(tmp_path: 
 
 
 def train_sharded(rank: int, folder: Path) -> Any:
-    set_environment(rank, len(SIZES))
     said = []
     for version in (1, 2):
         with pytest.raises(UsageError) as caught:
@@ -215,7 +213,7 @@ def train_sharded(rank: int, folder: Path) -> Any:
 
 def test_a_sharded_model_is_refused_by_name_or_tries_beforehand(tmp_path: Path) -> None:
     # https://github.com/pytorch/torchtitan/issues/1329
-    values = get_values(run_ranks(len(SIZES), train_sharded, tmp_path, timeout_s=200))
+    values = get_values(run_ranks(len(SIZES), train_sharded, tmp_path))
     said, runs = zip(*values, strict=True)
     for first, second in said:
         assert "sharded by FSDP, whose collectives stand inside the forward pass" in first
@@ -226,14 +224,13 @@ def test_a_sharded_model_is_refused_by_name_or_tries_beforehand(tmp_path: Path) 
 
 
 def refuse(rank: int, folder: Path) -> str:
-    set_environment(rank, 1)
     with pytest.raises(UsageError) as caught:
         train(rank, folder, odb=replace(ALONE, loader=nested(**(OPTIONS | {"layout": "packed"}))))
     return str(caught.value)
 
 
 def test_what_cannot_be_halved_is_refused_before_it_fails(tmp_path: Path) -> None:
-    (result,) = run_ranks(1, refuse, tmp_path, timeout_s=100)
+    (result,) = run_ranks(1, refuse, tmp_path)
     assert "a packed row cannot be halved" in result.value, result
 
 
@@ -266,62 +263,48 @@ def grow(step: int, current: int) -> int:
     return min(BUDGET_TOKENS, 20 + 4 * step)
 
 
-def adapt(rank: int, folder: Path, workers: int) -> Any:
-    set_environment(rank, len(SIZES))
-    found = []
-    for name in ("metrics", "steps"):
-        choose = Halving(rank)
-        loader: dict[str, Any] = OPTIONS | {"ramp_rounds": 0, "window": 8, "trace": str(folder / name / "t.ndjson")}
-        (folder / name).mkdir(exist_ok=True)
-        settings: dict[str, Any] = {"eval_dataset": Samples([1, 2, 3]), "num_train_epochs": 5}
-        if name == "metrics":
-            odb = ODBOptions(
-                update_samples=None,
-                token_budget=BUDGET_TOKENS,
-                intervals=Intervals(evaluate_samples=25),
-                budget_from_metrics=choose,
-                loader=nested(**loader),
-            )
-        else:
-            odb = ODBOptions(
-                update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**(loader | {"budget_schedule": grow}))
-            )
-        trainer = make_trainer(rank, folder, kind=Adapting, odb=odb, dataloader_num_workers=workers, **settings)
-        trainer.train()
-        assert trainer.updates.pop() == []
-        found.append(((trainer.updates, get_weights(trainer.model)), trainer.sizes, choose.seen))
-    return found
+def adapt(rank: int, folder: Path, workers: int, is_by_metric: bool) -> Any:
+    choose = Halving(rank)
+    loader: dict[str, Any] = OPTIONS | {"ramp_rounds": 0, "window": 8, "trace": str(folder / "t.ndjson")}
+    more: dict[str, Any] = {}
+    if is_by_metric:
+        more = {"intervals": Intervals(evaluate_samples=25), "budget_from_metrics": choose}
+    else:
+        loader["budget_schedule"] = grow
+    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**loader), **more)
+    settings: dict[str, Any] = {"eval_dataset": Samples([1, 2, 3]), "num_train_epochs": 5 if is_by_metric else 2}
+    trainer = make_trainer(rank, folder, kind=Adapting, odb=odb, dataloader_num_workers=workers, **settings)
+    trainer.train()
+    assert trainer.updates.pop() == []
+    return (trainer.updates, get_weights(trainer.model)), trainer.sizes, choose.seen
 
 
 def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: Path) -> None:
-    """Spec: R15.2, R15.3, R15.4. Checks: BUDGET, COVER, WEIGHT, REPLAY. With and without workers; what one rank's metric asks
-    for holds on both."""
-    by_step = []
-    for workers in (0, 2):
-        folder = tmp_path / str(workers)
+    """Spec: R15.2, R15.3, R15.4. Checks: BUDGET, COVER, WEIGHT, REPLAY. By the step, with and without workers; what one rank's
+    metric asks for holds on both."""
+    cases = [(tmp_path / str(number), *case) for number, case in enumerate(((0, True), (0, False), (2, False)))]
+    for folder, *_ in cases:
         folder.mkdir()
-        values = get_values(run_ranks(len(SIZES), adapt, folder, workers, timeout_s=200))
-        by_metrics, scheduled = zip(*values, strict=True)
-        for found, name in ((by_metrics, "metrics"), (scheduled, "steps")):
-            runs = [run for run, _, _ in found]
-            check_coverage(runs, 5)
-            check_weights(runs, Model())
-            # The checker sees to it that all ranks form the same rounds under the same budget.
-            verdict = check_traces(sorted((folder / name).glob("*.ndjson")))
-            assert verdict.is_ok, verdict
-        seen = [calls for _, _, calls in by_metrics]
-        assert [loss for loss, _ in seen[0]] == [loss for loss, _ in seen[1]]
-        assert len(seen[0]) == 5 * sum(SIZES) // 25
-        assert [current for _, current in seen[0]] == [BUDGET_TOKENS] * len(seen[0])
-        assert [current for _, current in seen[1]][:5] == [BUDGET_TOKENS, *[BUDGET_TOKENS // 2] * 3, 10 * BUDGET_TOKENS]
-        for rank, (_, sizes, _) in enumerate(by_metrics):
-            # Asked for within the first epoch, and given up in the fourth.
-            assert get_largest(sizes, epoch=2, rounds=rank == 0) <= BUDGET_TOKENS // 2
-            assert max(get_largest(sizes, epoch=0), get_largest(sizes, epoch=4)) > BUDGET_TOKENS // 2
-        by_step.append([(run, sizes) for run, sizes, _ in scheduled])
-        first = scheduled[0][1]
-        assert all(tokens <= grow(step, 0) for step, (*_, tokens) in enumerate(first))
-        assert max(tokens for *_, tokens in first) > BUDGET_TOKENS // 2
+    by_metric, *by_step = map(get_values, run_each(len(SIZES), adapt, cases))
+    for (folder, _, is_by_metric), found in zip(cases, (by_metric, *by_step), strict=True):
+        runs = [run for run, _, _ in found]
+        check_coverage(runs, 5 if is_by_metric else 2)
+        check_weights(runs, Model())
+        # The checker sees to it that all ranks form the same rounds under the same budget.
+        verdict = check_traces(sorted(folder.glob("*.ndjson")))
+        assert verdict.is_ok, verdict
+    seen = [calls for _, _, calls in by_metric]
+    assert [loss for loss, _ in seen[0]] == [loss for loss, _ in seen[1]]
+    assert len(seen[0]) == 5 * sum(SIZES) // 25
+    assert [current for _, current in seen[0]] == [BUDGET_TOKENS] * len(seen[0])
+    assert [current for _, current in seen[1]][:5] == [BUDGET_TOKENS, *[BUDGET_TOKENS // 2] * 3, 10 * BUDGET_TOKENS]
+    for rank, (_, sizes, _) in enumerate(by_metric):
+        # Asked for within the first epoch, and given up in the fourth.
+        assert get_largest(sizes, epoch=2, rounds=rank == 0) <= BUDGET_TOKENS // 2
+        assert max(get_largest(sizes, epoch=0), get_largest(sizes, epoch=4)) > BUDGET_TOKENS // 2
+    (_, sizes, _), _ = by_step[0]
+    assert all(tokens <= grow(step, 0) for step, (*_, tokens) in enumerate(sizes))
+    assert max(tokens for *_, tokens in sizes) > BUDGET_TOKENS // 2
     assert by_step[0] == by_step[1]
 
 
@@ -331,7 +314,6 @@ def lower_once(metrics: dict[str, float], current: int) -> int:
 
 
 def resume_lowered(rank: int, folder: Path) -> Any:
-    set_environment(rank, 1)
     odb = ODBOptions(
         update_samples=None,
         token_budget=BUDGET_TOKENS,
@@ -355,9 +337,8 @@ def resume_lowered(rank: int, folder: Path) -> Any:
 
 def test_a_budget_that_was_lowered_is_lowered_after_a_checkpoint(tmp_path: Path) -> None:
     """Spec: R15.5. Checks: RESUME, REPLAY."""
-    (result,) = run_ranks(1, resume_lowered, tmp_path, timeout_s=100)
-    assert not result.error, result
-    ((updates, weights), (rest, again)), accepted = result.value
+    (value,) = get_values(run_ranks(1, resume_lowered, tmp_path))
+    ((updates, weights), (rest, again)), accepted = value
     assert accepted == {"metrics": BUDGET_TOKENS // 2}
     assert 0 < len(rest) < len(updates) - 2
     assert (rest, again) == (updates[-len(rest) :], weights)

@@ -17,11 +17,11 @@ require("accelerate")
 from odb_ref.integrations.hf import ODBOptions
 from odb_ref.torch.loop import count_pairs, split_pairs
 from tests.helpers.options import nested
-from tests.integrations.common import OPTIONS, SIZES, check_weights, get_weights, join, set_environment
+from tests.integrations.common import OPTIONS, SIZES, check_weights, get_weights, join, run_ranks
 from tests.integrations.test_hf import make_trainer
 from tests.integrations.test_hf_budget import Failing, Unlucky, get_largest
 from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 
 PAIRED = ODBOptions(
     update_samples=None,
@@ -57,8 +57,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def train_all(rank: int, folder: Path, world_size: int) -> Any:
-    set_environment(rank, world_size)
+def train_all(rank: int, folder: Path) -> Any:
     found = []
     for settings in VARIANTS:
         numbers = range(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
@@ -75,7 +74,7 @@ def train_all(rank: int, folder: Path, world_size: int) -> Any:
 @pytest.mark.parametrize("world_size", [2, 1])
 def test_pairs_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Path, world_size: int) -> None:
     """Checks: WEIGHT, ONCE, COVER. What one rank cannot hold becomes the budget of all."""
-    values = get_values(run_ranks(world_size, train_all, tmp_path, world_size, timeout_s=250))
+    values = get_values(run_ranks(world_size, train_all, tmp_path))
     for number, variant in enumerate(zip(*values, strict=True)):
         updates, weights, injected, counts, sizes = zip(*variant, strict=True)
         assert sorted(join(map(join, updates))) == sorted([*range(sum(SIZES[:world_size]))] * 2)
@@ -91,13 +90,12 @@ def test_pairs_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Path,
 
 
 def leave_unsaid(rank: int, folder: Path) -> Any:
-    set_environment(rank, 1)
     settings = {"model": Preference(), "train_dataset": Pairs(range(9)), "data_collator": collate}
     odb = replace(PAIRED, split=None, count=None)
     make_trainer(rank, folder, **settings, kind=CheckedFailing, odb=odb).train()
 
 
 def test_pairs_whose_layout_nobody_has_said_are_refused_in_the_first_step(tmp_path: Path) -> None:
-    (result,) = run_ranks(1, leave_unsaid, tmp_path, timeout_s=100)
+    (result,) = run_ranks(1, leave_unsaid, tmp_path)
     assert result.error == "UsageError", result
     assert "pass split_pairs and count_pairs of odb_ref.torch.loop" in result.text

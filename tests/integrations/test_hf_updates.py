@@ -29,8 +29,8 @@ from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.data import choose_layout
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT
 from odb_ref.torch import UsageError
-from tests.integrations.common import set_environment
-from tests.torch.ranks import get_values, run_ranks
+from tests.integrations.common import run_each
+from tests.torch.ranks import get_values
 
 TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "eval_runtime"}
 TIMES |= {"eval_samples_per_second", "eval_steps_per_second", "total_flos"}
@@ -111,10 +111,7 @@ class Banner(logging.Handler):
             self.lines.append(line)
 
 
-def train(
-    rank: int, world_size: int, folder: Path, odb: ODBOptions | None, resume: str, settings: dict[str, Any]
-) -> Any:
-    set_environment(rank, world_size)
+def train(rank: int, folder: Path, odb: ODBOptions | None, resume: str, settings: dict[str, Any]) -> Any:
     settings = dict(settings)
     data = Texts(settings.pop("samples", 45))
     collator = settings.pop("collator", collate)
@@ -143,6 +140,7 @@ def train(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train(resume_from_checkpoint=str(folder / resume) if resume else None)
+    logging.getLogger("transformers.trainer").removeHandler(banner)
     weights = [float(value) for p in trainer.model.parameters() for value in p.detach().flatten()]
     return {
         "log": trainer.state.log_history,
@@ -168,24 +166,21 @@ class Failing:
         return found
 
 
-def run(world_size: int, folder: Path, odb: ODBOptions | None, resume: str, settings: dict[str, Any]) -> list[Any]:
-    return get_values(run_ranks(world_size, train, world_size, folder, odb, resume, settings, timeout_s=120))
-
-
 def compare(
     tmp_path: Path, world_size: int, resume: str = "", before: int = 0, odb: ODBOptions | None = None, **settings: Any
 ) -> list[Any]:
     """Trains twice, plainly and with ours, and compares what is logged and said but for times, what callbacks see, and the
     weights. What ours has found, by rank.
     """
-    found = []
+    given = settings | ({"lr_scheduler_type": "constant"} if resume else {})
+    first = given | {"save_strategy": "steps", "save_steps": before, "max_steps": before}
+    cases: list[Any] = []
     for name, options in (("plain", None), ("ours", odb or ODBOptions(token_budget=80))):
-        folder = tmp_path / name
         if resume:
-            first = settings | {"save_strategy": "steps", "save_steps": before, "max_steps": before}
-            run(world_size, folder, options, "", first | {"lr_scheduler_type": "constant"})
-        given = settings | ({"lr_scheduler_type": "constant"} if resume else {})
-        found.append(run(world_size, folder, options, resume, given))
+            cases.append((tmp_path / name, options, "", first))
+        cases.append((tmp_path / name, options, resume, given))
+    trained = [get_values(results) for results in run_each(world_size, train, cases)]
+    found = [trained[-1 - len(cases) // 2], trained[-1]]
     (plain, *_), (ours, *_) = found
     assert len(ours["log"]) == len(plain["log"])
     for mine, entry in zip(ours["log"], plain["log"], strict=True):
@@ -247,13 +242,11 @@ SAID: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "text"), SAID, ids=[text for _, text in SAID])
-def test_what_differs_from_the_plain_trainer_is_said_or_refused(
-    tmp_path: Path, settings: dict[str, Any], text: str
-) -> None:
-    results = run_ranks(2, train, 2, tmp_path, ODBOptions(token_budget=80), "", settings, timeout_s=120)
-    for result in results:
-        assert text in (result.text if result.error else " ".join(result.value["said"]))
+def test_what_differs_from_the_plain_trainer_is_said_or_refused(tmp_path: Path) -> None:
+    cases = [(tmp_path, ODBOptions(token_budget=80), "", settings) for settings, _ in SAID]
+    for (_, text), results in zip(SAID, run_each(2, train, cases), strict=True):
+        for result in results:
+            assert text in (result.text if result.error else " ".join(result.value["said"])), result
 
 
 def test_input_tokens_without_padding_are_counted_as_by_the_plain_trainer(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ from tests.integrations.common import (
     find_due,
     get_weights,
     make_shard,
-    set_environment,
+    run_ranks,
 )
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 
 
 class Module(pl.LightningModule):
@@ -114,14 +114,13 @@ def be_quiet() -> None:
 
 def train_all(rank: int, folder: Path) -> Any:
     be_quiet()
-    set_environment(rank, len(SIZES))
     return [train(rank, folder, 1, max_epochs=1), train(rank, folder, 2, max_epochs=2)]
 
 
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
     # https://github.com/Lightning-AI/pytorch-lightning/issues/20404
-    values = get_values(run_ranks(len(SIZES), train_all, tmp_path, timeout_s=120))
+    values = get_values(run_ranks(len(SIZES), train_all, tmp_path))
     for epochs, variant in zip((1, 2), zip(*values, strict=True), strict=True):
         runs = [run for run, _ in variant]
         check_coverage(runs, epochs)
@@ -145,7 +144,6 @@ def make_checkpoints(folder: Path, every: int) -> Any:
 
 def save_and_resume(rank: int, folder: Path) -> Any:
     be_quiet()
-    set_environment(rank, len(SIZES))
     at_end = ModelCheckpoint(dirpath=folder, filename="end-{step}", save_on_train_epoch_end=True, save_top_k=-1)
     whole = train(rank, folder, 2, max_epochs=2, callbacks=[make_checkpoints(folder, 2), at_end])
     parts = [train(rank, folder, 2, max_epochs=2, resume=f"{name}.ckpt") for name in SAVED]
@@ -156,19 +154,18 @@ def save_and_resume(rank: int, folder: Path) -> Any:
 
 def resume_alone(rank: int, folder: Path) -> Any:
     be_quiet()
-    set_environment(rank, 1)
     loader = make_loader(None, 1)
     return train(rank, folder / "auto", 1, world_size=1, loader=loader, max_epochs=1, resume="step=3.ckpt")
 
 
 def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     """Checks: RESUME, ONCE, COVER, REPLAY. Though Lightning has read ahead; and on one rank instead of two."""
-    values = get_values(run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=120))
+    values = get_values(run_ranks(len(SIZES), save_and_resume, tmp_path))
     for ((updates, weights), steps), parts, _ in values:
         for saved, part in zip(SAVED.values(), parts, strict=True):
             assert part == ((updates[saved:], weights), steps)
     first = [value[-1][0] for value in values]
-    (alone,) = run_ranks(1, resume_alone, tmp_path, timeout_s=60)
+    (alone,) = run_ranks(1, resume_alone, tmp_path)
     assert not alone.error, alone
     check_coverage([*first, alone.value[0]])
 
@@ -207,7 +204,6 @@ class Watched(Module):
 
 def watch(rank: int, folder: Path) -> Any:
     be_quiet()
-    set_environment(rank, len(SIZES))
     found = []
     for bar, resume in ((TQDMProgressBar(), ""), (RichProgressBar(), "first")):
         module, evaluation = Watched(), torch.utils.data.DataLoader([0])
@@ -223,7 +219,7 @@ def watch(rank: int, folder: Path) -> Any:
 
 def test_it_evaluates_and_saves_by_samples_and_shows_how_far_it_is(tmp_path: Path) -> None:
     """On all ranks with the same update, after a checkpoint, too; the bar's end is the epoch's in the end."""
-    values = get_values(run_ranks(len(SIZES), watch, tmp_path, timeout_s=120))
+    values = get_values(run_ranks(len(SIZES), watch, tmp_path))
     for rank, ((infos, evaluated, shown, samples, _), (rest, again, shown_again, *ends)) in enumerate(values):
         wanted, kept = find_due(infos, samples=10, tokens=150)
         per_epoch = -(-sum(info.epoch == 0 for info in infos) // 2)
@@ -256,7 +252,6 @@ class Twice(Module):
 
 def make_mistakes(rank: int, folder: Path) -> list[str]:
     be_quiet()
-    set_environment(rank, 1)
     plain = ODBDataLoader(make_shard(0), token_budget=BUDGET_TOKENS, collate_fn=collate)
     messages = []
     for module, loader, is_followed in (
@@ -280,9 +275,8 @@ def make_mistakes(rank: int, folder: Path) -> list[str]:
 def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Lightning always divides"):
         make_loader(0, 1, trainer_divides_loss=True)
-    (result,) = run_ranks(1, make_mistakes, tmp_path, timeout_s=60)
-    assert not result.error, result
-    mismatch, unfollowed, plain, forgotten, unknown, twice = result.value
+    (value,) = get_values(run_ranks(1, make_mistakes, tmp_path))
+    mismatch, unfollowed, plain, forgotten, unknown, twice = value
     assert "accumulate_grad_batches=1" in mismatch and "accumulation_steps=2" in mismatch
     assert "callbacks=[loader.callback]" in unfollowed
     assert "not a LightningLoader" in plain

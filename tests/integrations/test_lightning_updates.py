@@ -18,10 +18,10 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelChec
 
 from odb_ref.integrations.lightning import LightningLoader, scale_loss
 from odb_ref.torch import UsageError
-from tests.integrations.common import set_environment
+from tests.integrations.common import run_ranks
 from tests.integrations.test_lightning import be_quiet, make_trainer
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 
 RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 48, 4, 2, 3
 UPDATE = RANKS * PER_RANK * ACCUMULATED
@@ -74,7 +74,6 @@ def fit(folder: Path, loader: Any, *, resume: str = "", callbacks: Any = (), **s
 
 def train_both(rank: int, folder: Path) -> Any:
     be_quiet()
-    set_environment(rank, RANKS)
     data = Numbers(0, SAMPLES)
     sampler: Any = torch.utils.data.DistributedSampler(data, RANKS, rank, shuffle=False)
     plain = torch.utils.data.DataLoader(data, batch_size=PER_RANK, collate_fn=collate, sampler=sampler)
@@ -91,7 +90,7 @@ def train_both(rank: int, folder: Path) -> Any:
 
 def test_weights_rates_and_counts_are_those_of_plain_lightning(tmp_path: Path) -> None:
     """Checks: UPDATE, WEIGHT, RESUME. After every update, to 1e-9; from a checkpoint inside an epoch; up to ``max_steps``."""
-    values = get_values(run_ranks(RANKS, train_both, tmp_path, timeout_s=200))
+    values = get_values(run_ranks(RANKS, train_both, tmp_path))
     for value in values:
         (plain, steps), ours, resumed, bounded = value
         assert steps == len(plain) == EPOCHS * SAMPLES // UPDATE
@@ -107,7 +106,6 @@ def test_weights_rates_and_counts_are_those_of_plain_lightning(tmp_path: Path) -
 
 def misuse(rank: int, folder: Path) -> list[str]:
     be_quiet()
-    set_environment(rank, 1)
     said = []
     for settings in ({"accumulate_grad_batches": 2}, {"callbacks": [GradientAccumulationScheduler({1: 4})]}):
         with make_loader() as loader, pytest.raises(UsageError) as caught:
@@ -119,6 +117,5 @@ def misuse(rank: int, folder: Path) -> list[str]:
 
 
 def test_an_accumulation_of_the_users_own_is_refused(tmp_path: Path) -> None:
-    (result,) = run_ranks(1, misuse, tmp_path, timeout_s=100)
-    assert not result.error, result
-    assert all("accumulate_grad_batches" in text for text in result.value)
+    (value,) = get_values(run_ranks(1, misuse, tmp_path))
+    assert all("accumulate_grad_batches" in text for text in value)

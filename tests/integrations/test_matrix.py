@@ -49,13 +49,13 @@ from tests.integrations.common import (
     get_weights,
     join,
     make_shard,
-    set_environment,
+    run_ranks,
     train_alone,
 )
 from tests.integrations.test_hf import make_trainer
 from tests.integrations.test_lightning import make_trainer as make_lightning
 from tests.integrations.test_sharded import get_whole, is_sharded, make_sharded_trainer, pretend
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
@@ -270,8 +270,7 @@ CELLS: list[tuple[Train, str]] = [
 """Every second one, on two processes, is what ``make test`` runs: the sharded ones, which no other test trains."""
 
 
-def run_cell(rank: int, world_size: int, folder: Path, train: Train, strategy: str) -> Any:
-    set_environment(rank, world_size)
+def run_cell(rank: int, folder: Path, train: Train, strategy: str) -> Any:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -292,7 +291,7 @@ def test_the_losses_of_one_process_each_sample_once_the_same_after_a_checkpoint_
     tmp_path: Path, train: Train, strategy: str, world_size: int
 ) -> None:
     """Checks: WEIGHT, COVER, RESUME, REPLAY. Two epochs over shards of 23 and 8, with momentum."""
-    values = get_values(run_ranks(world_size, run_cell, world_size, tmp_path / "saved", train, strategy, timeout_s=40))
+    values = get_values(run_ranks(world_size, run_cell, tmp_path / "saved", train, strategy))
     wholes, parts, said = zip(*values, strict=True)
     check_coverage([(whole.updates, whole.weights) for whole in wholes], epochs=2)
     updates = [join(numbers) for numbers in zip(*(whole.updates for whole in wholes), strict=True)]

@@ -22,10 +22,10 @@ from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable
 from odb_ref.integrations.progress import Intervals, Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from tests.helpers.options import nested
-from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, find_due, set_environment
+from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, find_due, run_ranks
 from tests.integrations.test_hf import GIVEN, Recorder, make_trainer
 from tests.torch.data import Numbers, Stream
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 
 
 class Lengths(Dataset[Any]):
@@ -161,7 +161,6 @@ Plain = make_plain()
 
 
 def train_all(rank: int, folder: Path) -> Any:
-    set_environment(rank, 1)
     own = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**OPTIONS))
     wrong = replace(own, updates_per_epoch=2)
     return [
@@ -176,10 +175,9 @@ def train_all(rank: int, folder: Path) -> Any:
 def test_a_schedule_goes_by_the_samples_and_ends_with_the_training(tmp_path: Path) -> None:
     """A guess of 2 updates for 11 leaves none of them at a rate of 0; epochs may end in their middle, or at a sample count."""
     # https://github.com/axolotl-ai-cloud/axolotl/issues/3152
-    (result,) = run_ranks(1, train_all, tmp_path, timeout_s=120)
-    assert not result.error, result
+    (value,) = get_values(run_ranks(1, train_all, tmp_path))
     samples = sum(SIZES)
-    guessed, broken, counted, saved, resumed = result.value
+    guessed, broken, counted, saved, resumed = value
     for rates, coverage, (steps, bound, epoch), last in (guessed, broken, counted):
         assert bound == steps == len(rates)
         assert all(rate > 0 for _, rate in rates)
@@ -201,7 +199,6 @@ INTERVALS = Intervals(evaluate_samples=10, save_tokens=150)
 
 
 def train_by_samples(rank: int, folder: Path) -> Any:
-    set_environment(rank, len(SIZES))
 
     class Noting(Recorder):
         infos: tuple[StepInfo, ...] = ()
@@ -225,7 +222,7 @@ def train_by_samples(rank: int, folder: Path) -> Any:
 
 def test_it_evaluates_and_saves_by_samples_and_by_tokens(tmp_path: Path) -> None:
     """With the update that reaches them, on all ranks, and after a checkpoint where it would have."""
-    values = get_values(run_ranks(len(SIZES), train_by_samples, tmp_path, timeout_s=200))
+    values = get_values(run_ranks(len(SIZES), train_by_samples, tmp_path))
     for (infos, evaluated, samples, tokens), saved, (rest, again, *ends) in values:
         wanted, kept = find_due(infos, samples=10, tokens=150)
         assert (evaluated, saved) == (wanted, kept)

@@ -34,10 +34,10 @@ from tests.integrations.common import (
     collate,
     get_weights,
     make_shard,
-    set_environment,
+    run_ranks,
 )
 from tests.integrations.test_hf import make_trainer
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values
 
 
 def get_whole(model: nn.Module) -> list[float]:
@@ -71,7 +71,6 @@ def make_sharded_trainer(rank: int, folder: Path, version: int, **settings: Any)
 
 def shard_nothing(rank: int, folder: Path) -> tuple[list[str], str]:
     """What is said where there is no accelerator: by the Trainer, and by `Accelerator()`, which then joins nobody."""
-    set_environment(rank, len(SIZES))
     trainer = make_sharded_trainer(rank, folder, 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -86,7 +85,7 @@ def shard_nothing(rank: int, folder: Path) -> tuple[list[str], str]:
 
 
 def test_where_nothing_is_sharded_or_joined_it_is_said(tmp_path: Path) -> None:
-    for warned, refused in get_values(run_ranks(len(SIZES), shard_nothing, tmp_path, timeout_s=100)):
+    for warned, refused in get_values(run_ranks(len(SIZES), shard_nothing, tmp_path)):
         assert warned == [
             "FSDP was asked for, and Accelerate runs MULTI_CPU without a word: every rank holds the whole model. Weights are "
             "the same, memory is not"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import sys
+import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -63,6 +65,19 @@ class Numbers(Dataset[Any]):
             case fault if fault:
                 go_wrong(fault)
         return sample
+
+
+class Blocking(Numbers):
+    """As on a network mount that is gone: from one sample on nothing comes back."""
+
+    def __init__(self, count: int, at: int | None) -> None:
+        super().__init__(0, count)
+        self.at = at
+
+    def __getitem__(self, index: int) -> Any:
+        if self.at is not None and index >= self.at:
+            threading.Event().wait()
+        return super().__getitem__(index)
 
 
 class Prompts(Numbers):
@@ -155,3 +170,19 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, lis
         if len(found) == limit:
             break
     return found
+
+
+def check_goes_on(
+    make: Callable[[], ODBDataLoader], limits: Iterable[int], read: Callable[..., list[Any]] = read
+) -> list[Any]:
+    """Checks that an epoch that is saved after so many steps continues as it would have; returns all of them."""
+    with make() as loader:
+        whole = read(loader)
+    for limit in limits:
+        with make() as loader:
+            before = read(loader, limit)
+            state = json.loads(json.dumps(loader.state_dict()))
+        with make() as loader:
+            loader.load_state_dict(state)
+            assert before + read(loader) == whole, limit
+    return whole

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # DDP's first backward imports it, for seconds: once here rather than in every process
 import torch.distributed as dist
 
 CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
 """Whether `fully_shard` of torch runs on processors: that of 2.6 does not."""
 LINGER_S = 8.0
 """How long what a rank has started may outlive it: torch's workers look every five seconds whether their parent is there."""
+
+
+Prepare = Callable[[int, int], None]
+"""Is told the rank and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +85,53 @@ def _run(
 
 def report(pipe: Any, join: Callable[[], None], function: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> None:
     """Joins the group, calls the function, and sends what came of it through the pipe, which it closes."""
-    began = time.monotonic()
-    try:
-        join()
-        began = time.monotonic()
-        result = Result(value=function(rank, *args), seconds=time.monotonic() - began)
-    except BaseException as error:
-        blamed = getattr(error, "rank", None)
-        result = Result(error=type(error).__name__, text=str(error), rank=blamed, seconds=time.monotonic() - began)
+    result = _call(join)
+    if not result.error:
+        result = _call(function, rank, *args)
     pipe.send(result)
     pipe.close()
+
+
+def _prepare(prepare: Prepare | None, world_size: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(rank: int, *args: Any) -> Any:
+        assert prepare is not None
+        prepare(rank, world_size)
+        return function(rank, *args)
+
+    return function if prepare is None else run
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Result:
+    began = time.monotonic()
+    try:
+        return Result(value=function(*args), seconds=time.monotonic() - began)
+    except BaseException as error:
+        blamed = getattr(error, "rank", None)
+        return Result(error=type(error).__name__, text=str(error), rank=blamed, seconds=time.monotonic() - began)
+
+
+def _call_each(rank: int, function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[Result]:
+    found = []
+    for case in cases:
+        found.append(_call(function, rank, *case))
+        gc.collect()  # an error holds on to the loader that it came from
+        dist.barrier()
+    return found
+
+
+def run_each(
+    world_size: int,
+    function: Callable[..., Any],
+    cases: Iterable[tuple[Any, ...]],
+    *,
+    prepare: Prepare | None = None,
+    **options: Any,
+) -> list[list[Result]]:
+    """By case, the results of all ranks, which call the function with one case after another, and need not start for each."""
+    ranks = get_values(
+        run_ranks(world_size, _call_each, _prepare(prepare, world_size, function), list(cases), **options)
+    )
+    return [list(results) for results in zip(*ranks, strict=True)]
 
 
 def find_sessions(leaders: Collection[int]) -> set[int]:
@@ -129,11 +170,15 @@ def run_ranks(
     timeout_s: float = 60.0,
     method: str = "fork",
     backend: str = "gloo",
+    prepare: Prepare | None = None,
 ) -> list[Result]:
-    """Each rank's result, by rank; one that died without a word is ``is_gone``.
+    """Each rank's result, by rank; one that died without a word is ``is_gone``. What is to ``prepare`` it is called before.
 
     Raises: AssertionError when a rank has not ended in time, or a process that it started outlives it.
     """
+    # DDP's first backward imports it, for seconds: once here rather than in every process, and in none that is not forked.
+    importlib.import_module("torch._dynamo")
+    function = _prepare(prepare, world_size, function)
     context: Any = multiprocessing.get_context(method)
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")

@@ -17,7 +17,7 @@ from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.reading.collator import pin
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, make_sample, take_apart
-from tests.torch.ranks import Result, get_values, run_ranks
+from tests.torch.ranks import get_values, run_each, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
 COUNT = 20
@@ -168,16 +168,15 @@ def read_late(rank: int, kind: str, options: dict[str, Any]) -> int:
         return sum(1 for batch, info in loader.steps() if info.is_idle)
 
 
-@pytest.mark.parametrize("kind", ["keyed", "late"])
-def test_where_the_first_sample_cannot_be_read_an_idle_rank_says_what_to_pass(kind: str) -> None:
-    results = run_ranks(2, read_late, kind, {})
-    for result in results:
-        assert (result.error, result.rank) == ("JobError", 1)
-        assert "pass Protocol(idle_sample=) or on_idle='none'" in result.text
-        assert "the first of the data set cannot be read here" in result.text
-    results = run_ranks(2, read_late, kind, {"idle_sample": make_sample(3)})
-    assert not any(result.error for result in results), results
-    assert results[1].value > 0
+def test_where_the_first_sample_cannot_be_read_an_idle_rank_says_what_to_pass() -> None:
+    given = {"idle_sample": make_sample(3)}
+    found = run_each(2, read_late, [(kind, options) for options in ({}, given) for kind in ("keyed", "late")])
+    for unsaid, said in zip(found[:2], found[2:], strict=True):
+        for result in unsaid:
+            assert (result.error, result.rank) == ("JobError", 1)
+            assert "pass Protocol(idle_sample=) or on_idle='none'" in result.text
+            assert "the first of the data set cannot be read here" in result.text
+        assert get_values(said)[1] > 0
 
 
 def read_idle(rank: int, num_workers: int) -> int:
@@ -186,8 +185,6 @@ def read_idle(rank: int, num_workers: int) -> int:
         return sum(1 for batch, info in loader.steps() if info.is_idle)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_idle_sample_is_as_it_was_in_every_idle_step(num_workers: int) -> None:
-    results: list[Result] = run_ranks(2, read_idle, num_workers)
-    assert not any(result.error for result in results), results
-    assert results[1].value > 1
+def test_an_idle_sample_is_as_it_was_in_every_idle_step() -> None:
+    for results in run_each(2, read_idle, [(0,), (1,)]):
+        assert get_values(results)[1] > 1

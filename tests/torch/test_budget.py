@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from odb_ref.core.errors import UsageError
 from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
-from tests.torch.ranks import run_ranks
+from tests.torch.data import Numbers, check_goes_on, collate
+from tests.torch.ranks import get_values, run_each, run_ranks
 
 FULL, LESS = 90, 40
 
@@ -69,11 +70,11 @@ def _follow_schedule(rank: int, workers: int) -> list[tuple[int, int, list[int]]
 
 def test_a_schedule_gives_the_same_batches_with_any_number_of_workers() -> None:
     """Spec: R15.1, R15.4. Checks: REPLAY, BUDGET."""
-    alone, helped = (run_ranks(2, _follow_schedule, workers) for workers in (0, 2))
-    assert [result.value for result in alone] == [result.value for result in helped]
-    first = [tokens for round_, tokens, _ in alone[0].value if round_ == 0]
+    alone, helped = map(get_values, run_each(2, _follow_schedule, [(0,), (2,)]))
+    assert alone == helped
+    first = [tokens for round_, tokens, _ in alone[0] if round_ == 0]
     assert max(first) <= 30
-    assert max(tokens for _, tokens, _ in alone[0].value) > 60
+    assert max(tokens for _, tokens, _ in alone[0]) > 60
 
 
 def test_a_lowered_budget_is_saved_and_holds_in_the_first_round_of_the_next_epoch() -> None:
@@ -90,20 +91,9 @@ def test_a_lowered_budget_is_saved_and_holds_in_the_first_round_of_the_next_epoc
         assert max(tokens for _, tokens, _ in _read(other)) <= LESS
 
 
-@pytest.mark.parametrize("steps", [3, 9, 20, 31])
-def test_an_epoch_under_a_schedule_is_resumed_with_the_same_batches(steps: int) -> None:
+def test_an_epoch_under_a_schedule_is_resumed_with_the_same_batches() -> None:
     """Spec: R15.4, R15.5. Checks: RESUME."""
-    with _make_loader(budget_schedule=_grow) as loader:
-        whole = _read(loader)
-    with _make_loader(budget_schedule=_grow) as loader:
-        iterator = loader.steps()
-        for _ in range(steps):
-            next(iterator)
-        state = loader.state_dict()
-        iterator.close()
-    with _make_loader(budget_schedule=_grow) as loader:
-        loader.load_state_dict(state)
-        assert _read(loader) == whole[steps:]
+    check_goes_on(lambda: _make_loader(budget_schedule=_grow), (3, 9, 20, 31))
 
 
 def test_a_schedule_counts_the_steps_of_all_epochs() -> None:
@@ -176,11 +166,8 @@ def _fail_in_its_schedule(rank: int, workers: int) -> None:
         _read(loader)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_schedule_that_raises_fails_on_every_rank_with_its_cause(workers: int) -> None:
+def test_a_schedule_that_raises_fails_on_every_rank_with_its_cause() -> None:
     """Spec: R15.4, R7.2. Checks: ABORT."""
-    results = run_ranks(2, _fail_in_its_schedule, workers)
-    assert {(result.error, result.rank) for result in results} == {("JobError", 1)}, results
-    assert {result.text for result in results} == {"rank 1 failed: its budget schedule: ValueError: no such step"}, (
-        results
-    )
+    for result in chain.from_iterable(run_each(2, _fail_in_its_schedule, [(0,), (1,)])):
+        assert (result.error, result.rank) == ("JobError", 1), result
+        assert result.text == "rank 1 failed: its budget schedule: ValueError: no such step"

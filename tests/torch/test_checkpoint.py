@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from odb_ref.torch import JobState, ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, read
-from tests.torch.ranks import run_ranks
+from tests.torch.ranks import get_values, run_each
 
 COUNT = 47
 
@@ -29,15 +29,15 @@ def make_loader(**options: Any) -> ODBDataLoader:
     return ODBDataLoader(Numbers(0, COUNT), **nested(**(settings | options)))
 
 
-def save(rank: int, folder: Path, steps: int) -> tuple[list[Any], list[Any]]:
-    """What is read before the checkpoint and after it."""
+def save(rank: int, folder: Path, steps: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """What is read before the checkpoint and after it, from what is handed over and from what is loaded."""
     model = nn.Linear(3, 2)
     with make_loader() as loader:
         before = read(loader, steps)
         dcp.save({"model": model, "loader": JobState(loader)}, checkpoint_id=folder)
         with make_loader() as other:
             JobState(other).load_state_dict(JobState(loader).state_dict())
-            return before, read(other)
+            return before, read(other), go_on(rank, folder)
 
 
 def go_on(rank: int, folder: Path) -> list[Any]:
@@ -52,19 +52,16 @@ def get_numbers(rows: list[Any]) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("steps", [0, 4])
-def test_torch_saves_it_with_a_model_and_any_number_of_ranks_goes_on(tmp_path: Path, steps: int) -> None:
+def test_torch_saves_it_with_a_model_and_any_number_of_ranks_goes_on(tmp_path: Path) -> None:
     """Spec: R10.3. Checks: RESUME, ONCE, COVER."""
-    saved = run_ranks(2, save, tmp_path, steps)
-    assert not any(result.error for result in saved), saved
-    before = [number for result in saved for number in get_numbers(result.value[0])]
-    for world_size in (2, 3, 1):
-        results = run_ranks(world_size, go_on, tmp_path)
-        assert not any(result.error for result in results), results
-        if world_size == 2:
-            assert [result.value for result in results] == [result.value[1] for result in saved]
-        after = [number for result in results for number in get_numbers(result.value)]
-        assert sorted(before + after) == list(range(COUNT))
+    folders = [(tmp_path / str(steps), steps) for steps in (0, 4)]
+    saved = [get_values(results) for results in run_each(2, save, folders)]
+    wider, alone = (run_each(ranks, go_on, [(folder,) for folder, _ in folders]) for ranks in (3, 1))
+    for values, *others in zip(saved, wider, alone, strict=True):
+        assert all(after == loaded for _, after, loaded in values)
+        before = [number for rows, _, _ in values for number in get_numbers(rows)]
+        for rest in ([after for _, after, _ in values], *map(get_values, others)):
+            assert sorted(before + [number for rows in rest for number in get_numbers(rows)]) == list(range(COUNT))
 
 
 def test_a_loader_alone_is_saved_likewise(tmp_path: Path) -> None:

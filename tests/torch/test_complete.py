@@ -12,7 +12,6 @@ from torch.utils.data import Dataset, Sampler
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, Stream, collate, make_sample
-from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
 COUNT = 40
@@ -91,20 +90,6 @@ def test_a_worker_init_fn_that_stops_is_an_error() -> None:
     loader = ODBDataLoader(Numbers(0, COUNT), **nested(num_workers=1, worker_init_fn=stop, **SETTINGS))
     with loader, pytest.raises(JobError, match="worker_init_fn raised StopIteration"):
         list(loader)
-
-
-def read_on_ranks(rank: int) -> None:
-    data = Numbers(0, COUNT, bad=20, fault="StopIteration") if rank else Numbers(0, COUNT)
-    with ODBDataLoader(data, **nested(shard="given", name="one", **SETTINGS)) as loader:
-        for _ in loader.steps():
-            pass
-
-
-def test_every_rank_says_which_rank_lost_a_sample() -> None:
-    """Spec: R11.4. Checks: COVER, ABORT."""
-    for result in run_ranks(2, read_on_ranks):
-        assert (result.error, result.rank) == ("JobError", 1)
-        assert "StopIteration for the sample 20" in result.text
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -13,8 +13,9 @@ from odb_ref.torch import JobError, ODBDataLoader, count_patches
 from odb_ref.torch.reading.tasks import SampleError
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.data import Numbers, check_goes_on, collate
+from tests.torch.data import read as read_steps
+from tests.torch.ranks import get_values, run_each
 
 SETTINGS: dict[str, Any] = {"token_budget": 120, "window": 16, "collate_fn": collate, "timeout_s": 20}
 COUNT = 60
@@ -116,10 +117,8 @@ def read(rank: int, options: dict[str, Any]) -> tuple[list[list[int]], int, Used
 
 def test_several_limits_hold_on_every_rank_with_and_without_workers(tmp_path: Path) -> None:
     """Checks: BUDGET, COVER, REPLAY. The traces, which hold the costs, pass the checker."""
-    found = []
-    for options in ({"trace": tmp_path / "run.ndjson"}, {"num_workers": 2}):
-        values = get_values(run_ranks(2, read, options, timeout_s=120))
-        found.append(values)
+    variants: list[dict[str, Any]] = [{"trace": tmp_path / "run.ndjson"}, {"num_workers": 2}]
+    found = [get_values(results) for results in run_each(2, read, [(options,) for options in variants])]
     assert found[0] == found[1]
     batches = [batch for rows, _, _ in found[0] for batch in rows]
     assert sorted(number for batch in batches for number in batch) == list(range(COUNT))
@@ -137,22 +136,18 @@ def test_several_limits_hold_on_every_rank_with_and_without_workers(tmp_path: Pa
 def test_an_epoch_with_limits_goes_on_identically() -> None:
     """Checks: RESUME."""
     settings = SETTINGS | {"max_patches": 45, "shuffle": True}
-    with ODBDataLoader(Pictures(0, COUNT), **nested(**settings)) as loader:
-        whole = [batch["numbers"] for batch in loader]
-    with ODBDataLoader(Pictures(0, COUNT), **nested(**settings)) as loader:
-        before = []
-        for batch in loader:
-            before.append(batch["numbers"])
-            if len(before) == 7:
-                break
+
+    def make(**options: Any) -> ODBDataLoader:
+        return ODBDataLoader(Pictures(0, COUNT), **nested(**(settings | options)))
+
+    whole = check_goes_on(make, (7,), read_steps)
+    with make() as loader:
+        assert read_steps(loader, 7) == whole[:7]
         state = loader.state_dict()
-    with ODBDataLoader(Pictures(0, COUNT), **nested(**settings)) as loader:
-        loader.load_state_dict(state)
-        assert before + [batch["numbers"] for batch in loader] == whole
-    with ODBDataLoader(Pictures(0, COUNT), **nested(**(settings | {"max_patches": 50}))) as loader:
+    with make(max_patches=50) as loader:
         loader.load_state_dict([state])
-        after = [number for batch in loader for number in batch["numbers"]]
-    assert sorted([number for batch in before for number in batch] + after) == list(range(COUNT))
+        after = read_steps(loader)
+    assert sorted(number for _, numbers, _ in whole[:7] + after for number in numbers) == list(range(COUNT))
 
 
 @pytest.mark.parametrize("costs", [7, (1,), (1, 2, 3), (1, -1), (1, 0.5), (True, 1), ("1", 1), None])

@@ -39,7 +39,7 @@ def test_a_rank_without_an_image_runs_the_vision_tower_too(tmp_path: Path) -> No
     assert 0 < int(runs[0]) < int(steps[0])
     assert max(map(int, dummies)) > 0
     with pytest.raises(AssertionError, match=r"Timed out|Connection closed by peer"):
-        run_example(tmp_path, "train_images.py", "--no-dummies", "--timeout", "5", ranks=2)
+        run_example(tmp_path, "train_images.py", "--no-dummies", "--timeout", "3", ranks=2)
 
 
 def test_evaluation_over_uneven_shards_equals_that_of_one_process(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from odb_ref.torch.reading.tasks import get_length
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import Result, get_values, run_ranks
+from tests.torch.ranks import Result, get_values, run_each, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "shard": "given", "timeout_s": 5}
 SIZES = [40, 30, 20]
@@ -45,51 +45,42 @@ def check_traced(folder: Path) -> None:
     assert not job.violations
 
 
-def read_bad(rank: int, bad_rank: int, fault: str, num_workers: int, trace: Path) -> int:
-    dataset = Numbers(0, SIZES[rank], bad=15 if rank == bad_rank else None, fault=fault)
-    steps = 0
-    with ODBDataLoader(dataset, **nested(num_workers=num_workers, trace=trace, **SETTINGS)) as loader:
-        for _ in loader:
-            synchronize()
-            steps += 1
-    return steps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "cause", "num_workers"),
-    [
-        ("raise", "ValueError: bad row 15 (the sample is 15)", 0),
-        ("raise", "ValueError: bad row 15 (the sample is 15)", 1),
-        ("empty", "the length of a sample is 0", 0),
-        ("no_ids", "has no input_ids", 0),
-        ("kill", "exited unexpectedly", 1),
-    ],
-)
-def test_a_failure_on_one_rank_is_the_same_error_on_all(
-    fault: str, cause: str, num_workers: int, tmp_path: Path
-) -> None:
-    results = run_ranks(3, read_bad, 1, fault, num_workers, tmp_path / "run.ndjson")
-    check_same(results, 1, cause)
-    assert max(result.seconds for result in results) < 5
-    check_traced(tmp_path)
-
-
-def read_with_failing_collate(rank: int, num_workers: int) -> None:
-    def fail(samples: list[Any]) -> Any:
-        if rank == 2 and any(sample["number"] == 12 for sample in samples):
+def read_bad(rank: int, fault: str, num_workers: int, trace: Path) -> None:
+    def combine(samples: list[Any]) -> Any:
+        if rank == 1 and fault == "collate" and any(sample["number"] == 12 for sample in samples):
             raise RuntimeError("no memory")
         return collate(samples)
 
-    options = SETTINGS | {"collate_fn": fail, "num_workers": num_workers}
-    with ODBDataLoader(Numbers(0, SIZES[rank]), **nested(**options)) as loader:
+    dataset = Numbers(0, SIZES[rank], bad=15 if rank == 1 else None, fault="" if fault == "collate" else fault)
+    options = SETTINGS | {"num_workers": num_workers, "trace": trace, "collate_fn": combine}
+    with ODBDataLoader(dataset, **nested(**options)) as loader:
         for _ in loader:
             synchronize()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_failing_collate_fn_stops_all_ranks_before_any_waits(num_workers: int) -> None:
-    check_same(run_ranks(3, read_with_failing_collate, num_workers), 2, "RuntimeError: no memory")
+BAD: list[tuple[str, str, int]] = [
+    ("raise", "ValueError: bad row 15 (the sample is 15)", 0),
+    ("raise", "ValueError: bad row 15 (the sample is 15)", 1),
+    ("empty", "the length of a sample is 0", 0),
+    ("empty", "the length of a sample is 0", 1),
+    ("no_ids", "has no input_ids", 0),
+    ("no_ids", "has no input_ids", 1),
+    ("StopIteration", "StopIteration for the sample 15", 0),
+    ("kill", "exited unexpectedly", 1),
+    ("collate", "RuntimeError: no memory", 0),
+    ("collate", "RuntimeError: no memory", 2),
+]
+
+
+def test_a_failure_on_one_rank_is_the_same_error_on_all_before_any_waits(tmp_path: Path) -> None:
+    """Spec: R7.2, R11.4. Checks: ABORT, COVER."""
+    cases = [(fault, num_workers, tmp_path / str(n) / "run.ndjson") for n, (fault, _, num_workers) in enumerate(BAD)]
+    for _, _, path in cases:
+        path.parent.mkdir()
+    for (_, _, path), (_, cause, _), results in zip(cases, BAD, run_each(3, read_bad, cases), strict=True):
+        check_same(results, 1, cause)
+        assert max(result.seconds for result in results) < 5
+        check_traced(path.parent)
 
 
 def fail_and_go_on(rank: int) -> tuple[str, int]:
@@ -222,11 +213,12 @@ def test_a_killed_loader_process_is_named_on_all_ranks() -> None:
 
 
 def read_late(rank: int) -> None:
-    if rank == 1:
-        time.sleep(7)
-        return
-    with ODBDataLoader(Numbers(0, 20), **nested(**(SETTINGS | {"timeout_s": 3}))) as loader:
-        list(loader)
+    try:
+        if rank != 1:
+            with ODBDataLoader(Numbers(0, 20), **nested(**(SETTINGS | {"timeout_s": 2}))) as loader:
+                list(loader)
+    finally:
+        dist.barrier()
 
 
 def test_a_rank_that_never_starts_is_noticed_in_time() -> None:
@@ -239,14 +231,14 @@ def test_a_rank_that_never_starts_is_noticed_in_time() -> None:
 def read_slowly(rank: int) -> int:
     steps = 0
     with ODBDataLoader(Numbers(0, 30), **nested(**(SETTINGS | {"timeout_s": 1}))) as loader:
-        for _ in range(2):
+        for epoch in range(2):
             for _batch in loader:
                 synchronize()
-                if rank == 0 and steps in (2, 3):
+                if rank == 0 and steps == 2:
                     time.sleep(1.5)
                 steps += 1
-            if rank == 1:
-                time.sleep(2)  # a checkpoint, say
+            if rank == 1 and epoch == 0:
+                time.sleep(1.5)  # a checkpoint, say
     return steps
 
 
@@ -273,27 +265,24 @@ def leave(rank: int, leaves: dict[int, int], how: str, trace: Path) -> int:
     return steps
 
 
-def test_all_ranks_may_leave_at_the_same_step(tmp_path: Path) -> None:
-    results = run_ranks(3, leave, dict.fromkeys(range(3), 4), "break", tmp_path / "run.ndjson")
-    assert [result.value for result in results] == [4, 4, 4], results
-    check_traced(tmp_path)
-    again = run_ranks(3, leave, dict.fromkeys(range(3), 4), "again", tmp_path / "again.ndjson")
+def test_all_ranks_may_leave_at_the_same_step_and_one_that_leaves_alone_is_named(tmp_path: Path) -> None:
+    """Traces of those who leave in lockstep pass the checker."""
+    together = dict.fromkeys(range(3), 4)
+    # In the last, others leave at the next step if they have not heard by then: a trainer's collective would hold them there.
+    cases = {"break": together, "again": together, "alone": {2: 4}, "raise": {2: 4}, "later": {0: 5, 1: 5, 2: 4}}
+    for how in cases:
+        (tmp_path / how).mkdir()
+    found = run_each(3, leave, [(leaves, how, tmp_path / how / "run.ndjson") for how, leaves in cases.items()])
+    same, again, alone, raised, _ = found
+    assert [result.value for result in same] == [4, 4, 4], same
     assert len({result.value for result in again}) == 1, again
     assert again[0].value > 5
-
-
-@pytest.mark.parametrize("how", ["break", "raise"])
-def test_one_that_leaves_alone_is_named_to_the_others(how: str, tmp_path: Path) -> None:
-    results = run_ranks(3, leave, {2: 4}, how, tmp_path / "run.ndjson")
-    assert results[2].value == 4 or results[2].error == "KeyError"
-    check_same(results[:2], 2, "left the loop")
-    assert max(result.seconds for result in results) < 5
-
-
-def test_the_traces_of_an_epoch_that_one_leaves_pass_the_checker(tmp_path: Path) -> None:
-    # The others leave at the next step, if they have not heard by then: a trainer's collective would hold them there.
-    run_ranks(3, leave, {0: 5, 1: 5, 2: 4}, "break", tmp_path / "run.ndjson")
-    check_traced(tmp_path)
+    for results in (alone, raised):
+        check_same(results[:2], 2, "left the loop")
+        assert max(result.seconds for result in results) < 5
+    assert (alone[2].value, raised[2].error) == (4, "KeyError")
+    check_traced(tmp_path / "break")
+    check_traced(tmp_path / "later")
 
 
 def interrupt(rank: int, culprits: list[int], num_workers: int) -> None:
@@ -305,20 +294,15 @@ def interrupt(rank: int, culprits: list[int], num_workers: int) -> None:
             time.sleep(0.02)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_control_c_on_one_rank_ends_the_others_too(num_workers: int) -> None:
-    results = run_ranks(3, interrupt, [1], num_workers)
-    assert results[1].error == "KeyboardInterrupt"
-    check_same([results[0], results[2]], 1, "left the loop")
-    assert max(result.seconds for result in results) < 5
-
-
-def test_control_c_on_all_ranks_ends_all() -> None:
-    results = run_ranks(3, interrupt, [0, 1, 2], 2)
+def test_control_c_on_any_rank_ends_all() -> None:
+    *of_one, of_all = run_each(3, interrupt, [([1], 0), ([1], 2), ([0, 1, 2], 2)])
+    for results in of_one:
+        assert results[1].error == "KeyboardInterrupt"
+        check_same([results[0], results[2]], 1, "left the loop")
     # One that has not got its own signal yet may hear of another's first.
-    assert {result.error for result in results} <= {"KeyboardInterrupt", "JobError"}, results
-    assert "KeyboardInterrupt" in {result.error for result in results}
-    assert max(result.seconds for result in results) < 5
+    assert {result.error for result in of_all} <= {"KeyboardInterrupt", "JobError"}, of_all
+    assert "KeyboardInterrupt" in {result.error for result in of_all}
+    assert max(result.seconds for results in (*of_one, of_all) for result in results) < 5
 
 
 def leave_while_others_wait(rank: int) -> int:
@@ -338,8 +322,8 @@ def test_one_that_leaves_and_closes_while_others_are_slow_is_named() -> None:
     assert max(result.seconds for result in results) < 6
 
 
-def leave_or_stay_inside(rank: int) -> float:
-    """Rank 0 leaves alone, rank 1 is inside a step for long, rank 2 asks for steps: how long until it knows."""
+def leave_or_stay_inside(rank: int, word: Path) -> bool:
+    """Rank 0 leaves alone, rank 1 is inside a step until rank 2, which asks for steps, knows: whether it came to know."""
     with ODBDataLoader(Numbers(100 * rank, 60), **nested(**(SETTINGS | {"timeout_s": 20}))) as loader:
         batches = iter(loader)
         for _ in range(3):
@@ -347,19 +331,18 @@ def leave_or_stay_inside(rank: int) -> float:
         synchronize()
         if rank == 0:
             batches.close()
-        if rank == 1:
-            time.sleep(9)
-        began = time.monotonic()
+        deadline = time.monotonic() + 15
+        while rank == 1 and not word.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
         with pytest.raises(JobError, match="rank 0 left the loop") if rank else contextlib.nullcontext():
             while rank:
                 next(batches)
-        spent = time.monotonic() - began
+        if rank == 2:
+            word.touch()
         synchronize()
-        return spent
+        return time.monotonic() < deadline
 
 
-@pytest.mark.slow
-def test_an_urged_rank_reads_without_a_trainer_that_does_not_come() -> None:
+def test_an_urged_rank_reads_without_a_trainer_that_does_not_come(tmp_path: Path) -> None:
     """Spec: R5.9, R12.2. Checks: STOP."""
-    values = get_values(run_ranks(3, leave_or_stay_inside))
-    assert values[2] < 5
+    assert all(get_values(run_ranks(3, leave_or_stay_inside, tmp_path / "word")))

@@ -26,7 +26,7 @@ from odb_ref.torch.settings import RENAMED
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, read
-from tests.torch.ranks import run_ranks
+from tests.torch.ranks import run_each, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": collate, "timeout_s": 20}
 
@@ -118,12 +118,12 @@ def read_much(rank: int, case: int, num_workers: int) -> None:
     read_numbers(num_workers=num_workers, **MUCH[case][0])
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("case", range(len(MUCH)))
-def test_measures_beyond_what_can_be_exchanged_are_named(case: int, num_workers: int) -> None:
+def test_measures_beyond_what_can_be_exchanged_are_named() -> None:
     """The exchange broke, or the process between: int too big to convert."""
-    for result in run_ranks(2, read_much, case, num_workers):
-        assert (result.error, MUCH[case][1] in result.text) == ("JobError", True), result
+    cases = [(case, num_workers) for case in range(len(MUCH)) for num_workers in (0, 1)]
+    for (case, _), results in zip(cases, run_each(2, read_much, cases), strict=True):
+        for result in results:
+            assert (result.error, MUCH[case][1] in result.text) == ("JobError", True), result
 
 
 def read_longest(rank: int) -> list[int]:
@@ -362,27 +362,22 @@ def test_batches_of_the_users_own_are_not_taken_for_an_order() -> None:
         assert sorted(read_in_order(loader)) == list(range(20))
 
 
-def test_drop_last_is_answered() -> None:
-    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_size=3, drop_last=True, collate_fn=collate)
+@pytest.mark.parametrize(
+    "batching",
+    [
+        {"batch_size": 3, "drop_last": True},
+        # The DataLoader itself says that it drops nothing of this one.
+        {"batch_sampler": BatchSampler(SequentialSampler(range(20)), 3, drop_last=True)},
+    ],
+    ids="-".join,
+)
+def test_drop_last_is_answered_or_taken_over_by_updates_of_a_fixed_size(batching: dict[str, Any]) -> None:
+    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), collate_fn=collate, **batching)
     with (
         pytest.warns(RuntimeWarning, match="drop_last=True means nothing here"),
         apply(plain, token_budget=60) as loader,
     ):
         assert sorted(read_in_order(loader)) == list(range(20))
-
-
-def test_drop_last_is_taken_over_by_updates_of_a_fixed_size() -> None:
-    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_size=3, drop_last=True, collate_fn=collate)
-    with apply(plain, token_budget=60, update_samples=6) as loader:
-        assert sorted(read_in_order(loader)) == list(range(18))
-
-
-def test_drop_last_of_a_batch_sampler_is_answered() -> None:
-    """The DataLoader itself says that it drops nothing."""
-    batches = BatchSampler(SequentialSampler(range(20)), 3, drop_last=True)
-    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_sampler=batches, collate_fn=collate)
-    with pytest.warns(RuntimeWarning, match="drop_last=True means nothing here"), apply(plain, token_budget=60):
-        pass
     with apply(plain, token_budget=60, update_samples=6) as loader:
         assert sorted(read_in_order(loader)) == list(range(18))
 
@@ -479,21 +474,17 @@ def read_in_the_second_half(rank: int, fault: str) -> Any:
         return len(read(loader, 1 if rank == 3 and fault == "leave" else None))
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("raise", r"^rank 3 \(rank 1 of its group\) failed: ValueError: bad row 7"),
-        ("leave", r"^rank 3 \(rank 1 of its group\) left the loop before its end"),
-        (
-            "window",
-            r"^rank 3 .* is configured differently: window_samples is 7, rank 2 \(rank 0 of its group\) has 6",
-        ),
-    ],
-)
-def test_ranks_are_named_by_the_job_and_by_their_group(fault: str, message: str) -> None:
-    found = run_ranks(4, read_in_the_second_half, fault)[2]
-    assert re.search(message, found.text), found
-    assert found.rank == 1
+NAMED = {
+    "raise": r"^rank 3 \(rank 1 of its group\) failed: ValueError: bad row 7",
+    "leave": r"^rank 3 \(rank 1 of its group\) left the loop before its end",
+    "window": r"^rank 3 .* is configured differently: window_samples is 7, rank 2 \(rank 0 of its group\) has 6",
+}
+
+
+def test_ranks_are_named_by_the_job_and_by_their_group() -> None:
+    for message, results in zip(NAMED.values(), run_each(4, read_in_the_second_half, zip(NAMED)), strict=True):
+        assert re.search(message, results[2].text), results[2]
+        assert results[2].rank == 1
 
 
 class Lines(logging.Handler):
@@ -513,11 +504,11 @@ def wait_in_the_second_half(rank: int) -> Any:
         return []
     with make_loader(shard="given", process_group=group, is_apart=True, timeout_s=4) as loader:
         if rank == 3:
-            time.sleep(3)
+            time.sleep(2.5)
         epoch = iter(loader)
         next(epoch)
         if rank == 3:
-            time.sleep(3)
+            time.sleep(2.5)
         for _ in epoch:
             pass
     return lines.lines

@@ -23,7 +23,7 @@ from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from odb_ref.torch.exchange.identity import is_same, list_facts
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, make_sample
-from tests.torch.ranks import Result, get_values, run_ranks
+from tests.torch.ranks import Result, get_values, run_each, run_ranks
 
 TIMEOUT_S = 6.0
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": TIMEOUT_S}
@@ -60,85 +60,91 @@ def check_named(results: list[Result], *texts: str) -> None:
 # Ranks in different loaders ----------------------------------------------------------------------------------------------
 
 
-def begin_own(rank: int) -> Any:
+def begin_own(rank: int) -> None:
     loaders = [make_first(), make_second()]
     read(loaders[rank])
 
 
-def test_ranks_that_begin_different_loaders_name_both() -> None:
-    """Spec: R18, R18.1."""
-    check_named(run_ranks(2, begin_own), find_line(make_first), find_line(make_second))
-
-
-def begin_own_of_one_line(rank: int) -> Any:
+def begin_own_of_one_line(rank: int) -> None:
+    """Else step 0 would hold samples of both."""
     loaders = [make(start) for start in (0, 100)]
     read(loaders[rank])
 
 
-def test_loaders_of_one_line_and_equal_data_are_told_apart() -> None:
-    """Else step 0 would hold samples of both."""
-    check_named(run_ranks(2, begin_own_of_one_line), "Numbers of 24 samples", "their data sets differ in start")
+def make_with_other_length(rank: int) -> None:
+    read(make(0, 24 + rank))
 
 
-def test_data_sets_of_other_lengths_are_told_apart() -> None:
-    results = run_ranks(2, make_with_other_length)
-    check_named(results, "Numbers of 24 samples", "Numbers of 25 samples")
-
-
-def make_with_other_length(rank: int) -> Any:
-    return read(make(0, 24 + rank))
-
-
-def cross_after_an_epoch(rank: int) -> Any:
-    loaders = [make_first(), make_second()]
-    for loader in loaders:
-        read(loader)
-    began = time.monotonic()
-    try:
-        read(loaders[rank])
-    except JobError as error:
-        return str(error), time.monotonic() - began
-    return "", 0.0
-
-
-def test_ranks_that_cross_loaders_of_which_each_has_had_an_epoch_are_told() -> None:
-    """Each waits for the other in a loader that the other has not begun: nothing else would ever end that.
-
-    Spec: R18.2.
-    """
-    results = run_ranks(2, cross_after_an_epoch)
-    for result in results:
-        text, seconds = result.value
-        assert find_line(make_first) in text
-        assert find_line(make_second) in text
-        assert seconds < TIMEOUT_S
-
-
-def cross_with_a_new_one(rank: int) -> Any:
-    first = make_first()
-    read(first)
-    read(first if rank == 0 else make_second())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_a_rank_that_begins_a_new_loader_while_others_go_on_with_an_old_one_is_told(world_size: int) -> None:
-    check_named(run_ranks(world_size, cross_with_a_new_one), find_line(make_first), find_line(make_second))
-
-
-def cross_groups(rank: int) -> Any:
+def cross_groups(rank: int) -> None:
     groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
     loaders = [make(process_group=group) for group in groups]
     read(loaders[rank])
 
 
-def test_two_groups_of_the_same_ranks_are_two() -> None:
-    check_named(run_ranks(2, cross_groups), "group 1", "group 2")
+def cross_after_an_epoch(rank: int) -> None:
+    """Each waits for the other in a loader that the other has not begun: nothing else would ever end that."""
+    loaders = [make_first(), make_second()]
+    for loader in loaders:
+        read(loader)
+    read(loaders[rank])
 
 
-def overlap(rank: int) -> Any:
+class Other(Numbers):
+    pass
+
+
+def read_other_type(rank: int, shard: str = "auto") -> list[int]:
+    kind = [Numbers, Other][rank]
+    return read(ODBDataLoader(kind(12 * rank, 12), **nested(shard=shard, **SETTINGS)))
+
+
+class Elsewhere(Numbers):
+    """All ranks are said to read one data set, and hold what differs."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(0, 24)
+        self.folder = f"/scratch/{rank}"
+
+
+def read_local(rank: int, kind: Any = Elsewhere, name: str | None = None) -> list[int]:
+    return read(ODBDataLoader(kind(rank), **nested(name=name, **SETTINGS)))
+
+
+CROSSED: list[tuple[Callable[[int], Any], tuple[str, ...]]] = [
+    # The first, for it begins loaders that others say are the first of their lines.
+    (cross_after_an_epoch, (find_line(make_first), find_line(make_second))),
+    (begin_own, (find_line(make_first), find_line(make_second))),
+    (begin_own_of_one_line, ("Numbers of 24 samples", "their data sets differ in start")),
+    (make_with_other_length, ("Numbers of 24 samples", "Numbers of 25 samples")),
+    (cross_groups, ("group 1", "group 2")),
+    (read_other_type, ("Numbers of", "Other of", "type()")),
+    (read_local, ("differ in folder", "pass Protocol(name=...)")),
+]
+
+
+def cross(rank: int, number: int) -> None:
+    CROSSED[number][0](rank)
+
+
+def test_ranks_that_begin_different_loaders_name_both() -> None:
+    """Spec: R18, R18.1, R18.2."""
+    for (_, texts), results in zip(CROSSED, run_each(2, cross, ((n,) for n in range(len(CROSSED)))), strict=True):
+        check_named(results, *texts)
+
+
+def cross_with_a_new_one(rank: int) -> None:
+    first = make_first()
+    read(first)
+    read(first if rank == 0 else make_second())
+
+
+def test_a_rank_that_begins_a_new_loader_while_others_go_on_with_an_old_one_is_told() -> None:
+    check_named(run_ranks(3, cross_with_a_new_one), find_line(make_first), find_line(make_second))
+
+
+def overlap(rank: int) -> None:
     pair = dist.new_group([0, 1])
-    read(make_first(process_group=pair, is_apart=True, timeout_s=3) if rank == 0 else make_second(timeout_s=3))
+    read(make_first(process_group=pair, is_apart=True, timeout_s=2) if rank == 0 else make_second(timeout_s=2))
 
 
 def test_ranks_that_begin_loaders_of_other_ranks_say_where_the_missing_one_waits() -> None:
@@ -205,47 +211,32 @@ def begin_in_another_order(rank: int, kind: str, are_named: bool, is_same: bool)
     return read(loaders[0 if is_same else order[0]])
 
 
-@pytest.mark.parametrize(
-    ("kind", "are_named"),
-    [
-        *((kind, False) for kind in ("common", "stream", "sampler")),
-        *((kind, True) for kind in ("common", "stream", "sampler", "given", "hidden")),
-    ],
-)
-def test_loaders_of_one_line_meet_whatever_order_they_are_made_in(kind: str, are_named: bool) -> None:
+def test_loaders_of_one_line_meet_whatever_order_they_are_made_in() -> None:
     """Spec: R18.1."""
-    values = get_values(run_ranks(2, begin_in_another_order, kind, are_named, True))
-    assert sorted(values[0] + values[1]) == list(range(24))
+    unnamed, named = ("common", "stream", "sampler"), ("common", "stream", "sampler", "given", "hidden")
+    cases = [*((kind, False, True) for kind in unnamed), *((kind, True, True) for kind in named)]
+    for case, results in zip(cases, run_each(2, begin_in_another_order, cases), strict=True):
+        first, second = get_values(results)
+        assert sorted(first + second) == list(range(24)), case
 
 
-@pytest.mark.parametrize(
-    ("kind", "are_named", "message"),
-    [
-        ("common", False, "their data sets differ in start"),
-        ("stream", False, "their data sets differ in start"),
-        ("sampler", False, "their data sets differ in start"),
-        ("given", False, r"their data sets differ in start. If it is one loader, pass Protocol\(name=...\)"),
-        *(
-            (kind, True, "the loader 'train' .*the loader 'evaluate'")
-            for kind in ("common", "stream", "given", "hidden")
-        ),
-    ],
-)
-def test_ranks_that_begin_loaders_of_one_line_in_another_order_are_told(
-    kind: str, are_named: bool, message: str
-) -> None:
+TOLD: list[tuple[str, bool, str]] = [
+    ("common", False, "their data sets differ in start"),
+    ("stream", False, "their data sets differ in start"),
+    ("sampler", False, "their data sets differ in start"),
+    ("given", False, r"their data sets differ in start. If it is one loader, pass Protocol\(name=...\)"),
+    *((kind, True, "the loader 'train' .*the loader 'evaluate'") for kind in ("common", "stream", "given", "hidden")),
+]
+
+
+def test_ranks_that_begin_loaders_of_one_line_in_another_order_are_told() -> None:
     """They were cross-wired without a word: equal lines, types and lengths."""
-    results = run_ranks(2, begin_in_another_order, kind, are_named, False)
-    check_named(results)
-    for result in results:
-        assert re.search(message, result.text) or re.search(".*".join(message.split(".*")[::-1]), result.text), result
-
-
-@pytest.mark.parametrize("is_same", [True, False])
-def test_two_loaders_that_nothing_tells_apart_need_names(is_same: bool) -> None:
-    for result in run_ranks(2, begin_in_another_order, "hidden", False, is_same):
-        assert result.error == "UsageError", result
-        assert re.search(r"two loaders .* nothing tells other ranks .* pass Protocol\(name=", result.text), result
+    cases = [(kind, are_named, False) for kind, are_named, _ in TOLD]
+    for (_, _, message), results in zip(TOLD, run_each(2, begin_in_another_order, cases), strict=True):
+        check_named(results)
+        for result in results:
+            backwards = ".*".join(message.split(".*")[::-1])
+            assert re.search(message, result.text) or re.search(backwards, result.text), result
 
 
 def give_one_name_to_two(rank: int) -> None:
@@ -253,9 +244,14 @@ def give_one_name_to_two(rank: int) -> None:
     read(loaders[0])
 
 
-def test_two_loaders_of_one_name_are_refused() -> None:
-    for result in run_ranks(2, give_one_name_to_two):
-        assert (result.error, "two loaders called 'train'" in result.text) == ("UsageError", True), result
+def test_two_loaders_that_nothing_tells_apart_need_names_of_their_own() -> None:
+    nameless = run_each(2, begin_in_another_order, [("hidden", False, is_same) for is_same in (True, False)])
+    (of_one_name,) = run_each(2, give_one_name_to_two, [()])
+    message = r"two loaders .* nothing tells other ranks .* pass Protocol\(name="
+    for found, said in ((nameless[0], message), (nameless[1], message), (of_one_name, "two loaders called 'train'")):
+        for result in found:
+            assert result.error == "UsageError", result
+            assert re.search(said, result.text), result
 
 
 class Kept(Numbers):
@@ -276,28 +272,12 @@ def begin_one_after_another(rank: int, kind: str) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["common", "stream", "sampler", "given", "hidden"])
-def test_loaders_of_one_line_need_no_names_one_after_another(kind: str) -> None:
-    values = get_values(run_ranks(2, begin_one_after_another, kind))
-    starts = [0, 100, 0, 0, 0] if kind == "common" else [0, 100]
-    for start, *parts in zip(starts, *values, strict=True):
-        assert sorted(number for part in parts for number in part) == list(range(start, start + 24))
-
-
-class Other(Numbers):
-    pass
-
-
-def read_other_type(rank: int, shard: str) -> list[int]:
-    kind = [Numbers, Other][rank]
-    return read(ODBDataLoader(kind(12 * rank, 12), **nested(shard=shard, **SETTINGS)))
-
-
-def test_data_sets_of_other_types_are_told_apart_where_they_are_said_to_be_one() -> None:
-    """Where each rank is given its own, one may read what is left over by code of its own."""
-    check_named(run_ranks(2, read_other_type, "auto"), "Numbers of", "Other of", "type()")
-    results = run_ranks(2, read_other_type, "given")
-    assert sorted(results[0].value + results[1].value) == list(range(24))
+def test_loaders_of_one_line_need_no_names_one_after_another() -> None:
+    kinds = [("stream",), ("sampler",), ("given",), ("hidden",), ("common",)]
+    for (kind,), results in zip(kinds, run_each(2, begin_one_after_another, kinds), strict=True):
+        starts = [0, 100, 0, 0, 0] if kind == "common" else [0, 100]
+        for start, *parts in zip(starts, *get_values(results), strict=True):
+            assert sorted(number for part in parts for number in part) == list(range(start, start + 24)), kind
 
 
 class Local(Numbers):
@@ -310,25 +290,21 @@ class Local(Numbers):
         self._read = rank
 
 
-class Elsewhere(Numbers):
-    def __init__(self, rank: int) -> None:
-        super().__init__(0, 24)
-        self.folder = f"/scratch/{rank}"
+def read_apart(rank: int, how: str) -> list[int]:
+    match how:
+        case "type":
+            return read_other_type(rank, "given")
+        case "name":
+            return read_local(rank, Elsewhere, "train")
+        case _:
+            return read_local(rank, Local)
 
 
-def read_local(rank: int, kind: Any, name: str | None) -> list[int]:
-    return read(ODBDataLoader(kind(rank), **nested(name=name, **SETTINGS)))
-
-
-@pytest.mark.parametrize(("kind", "name"), [(Local, None), (Elsewhere, "train")])
-def test_what_differs_between_ranks_of_one_data_set_can_be_said(kind: Any, name: str | None) -> None:
-    values = get_values(run_ranks(2, read_local, kind, name))
-    assert sorted(values[0] + values[1]) == list(range(24))
-
-
-def test_ranks_with_other_data_of_one_type_are_told() -> None:
-    """All ranks are said to read one data set, and hold two."""
-    check_named(run_ranks(2, read_local, Elsewhere, None), "differ in folder", "pass Protocol(name=...)")
+def test_what_differs_between_ranks_of_one_data_set_can_be_said() -> None:
+    """Where each rank is given its own, one may read what is left over by code of its own."""
+    for results in run_each(2, read_apart, [("type",), ("name",), ("ranks",)]):
+        first, second = get_values(results)
+        assert sorted(first + second) == list(range(24))
 
 
 def test_facts_tell_data_sets_apart_and_nothing_of_them() -> None:
@@ -458,65 +434,70 @@ def test_a_process_group_that_is_made_anew_is_a_new_generation(tmp_path: Path) -
         assert sorted(number for shard in shards for number in shard) == list(range(24))
 
 
-def _come_later(pipe: Any, store: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
+def come_later(pipe: Any, store: Path) -> None:
+    """A process that has not had a loader yet."""
+    join(1, store)
     pipe.send(read(make_second()))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def replace_rank_1(rank: int, store: Path) -> Any:
-    read(make_second())
-    read(make_second())
+def lose_rank_1(rank: int, store: Path) -> list[int]:
+    for _ in range(2):
+        read(make_second())
     dist.barrier()
     dist.destroy_process_group()
     if rank == 1:
-        return None
-    ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
-    late = multiprocessing.get_context("spawn").Process(target=_come_later, args=(theirs, store))
-    late.start()
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=2)
+        return []
+    join(0, store)
     found = read(make_second())
     dist.barrier()
-    found += ours.recv()
-    late.join(20)
-    return sorted(found)
+    return found
 
 
 def test_a_process_that_replaces_another_meets_the_survivors(tmp_path: Path) -> None:
     """They have had two loaders of that line before it came."""
-    results = run_ranks(2, replace_rank_1, tmp_path / "store")
-    assert results[0].value == list(range(100, 124)), results
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    late = context.Process(target=come_later, args=(theirs, tmp_path / "store"))
+    late.start()
+    results = run_ranks(2, lose_rank_1, tmp_path / "store")
+    assert ours.poll(20), results
+    assert sorted(results[0].value + ours.recv()) == list(range(100, 124)), results
+    late.join(20)
 
 
-def make_before(rank: int, store: Path, how: str) -> Any:
-    dist.destroy_process_group()
-    loader = make()
-    if how == "peek":
-        next(iter(loader))
-    join(rank, store)
-    if how == "again":
-        found = read(loader)
-        dist.barrier()
-        dist.destroy_process_group()
-        join(rank, Path(f"{store}-2"))
-        read(loader)
-        return found
-    return read(loader)
+def make_before(rank: int, folder: Path) -> list[Any]:
+    """A loader made before there is a group reads under it; one that has given a batch, or has had another group, does not.
 
-
-def test_a_loader_made_before_there_is_a_process_group_may_begin_under_it(tmp_path: Path) -> None:
-    results = run_ranks(2, make_before, tmp_path / "store", "")
-    assert sorted(results[0].value + results[1].value) == list(range(24)), results
-
-
-@pytest.mark.parametrize("how", ["peek", "again"])
-def test_a_loader_keeps_to_the_process_group_that_it_began_under(how: str, tmp_path: Path) -> None:
-    """One that had given a batch before there was a group read all samples on every rank; one of an earlier group waited for
+    One that had given a batch before there was a group read all samples on every rank; one of an earlier group waited for
     ranks that were gone.
     """
-    for result in run_ranks(2, make_before, tmp_path / "store", how):
-        assert (result.error, "is of an old generation" in result.text) == ("UsageError", True), result
+    found: list[Any] = []
+    for how in ("", "peek", "again"):
+        dist.destroy_process_group()
+        loader = make()
+        if how == "peek":
+            next(iter(loader))
+        join(rank, folder / f"store-{how}")
+        if how == "again":
+            read(loader)
+            dist.barrier()
+            dist.destroy_process_group()
+            join(rank, folder / "store-2")
+        try:
+            found.append(read(loader))
+        except UsageError as error:
+            found.append(str(error))
+        dist.barrier()
+    return found
+
+
+def test_a_loader_keeps_to_the_process_group_that_it_began_under(tmp_path: Path) -> None:
+    values = get_values(run_ranks(2, make_before, tmp_path))
+    assert sorted(values[0][0] + values[1][0]) == list(range(24))
+    for _, *refused in values:
+        assert all("is of an old generation" in text for text in refused), refused
 
 
 def begin_anew_over_one_store(rank: int, folder: Path) -> Any:
@@ -528,12 +509,13 @@ def begin_anew_over_one_store(rank: int, folder: Path) -> Any:
         dist.destroy_process_group()
         join(rank, folder / f"store-{generation}")
         if generation == 1 and rank == 1:
-            time.sleep(2.5)  # the other gives up meanwhile, and leaves what it has said
+            dist.barrier()  # the other has given up, and left what it has said
         try:
-            found.append(sorted(read(make(timeout_s=2 if generation == 1 else TIMEOUT_S))))
+            found.append(sorted(read(make(timeout_s=1 if generation == 1 else TIMEOUT_S))))
         except JobError as error:
             found.append(str(error))
-        dist.barrier()
+        if generation != 1 or rank == 0:
+            dist.barrier()
     return found
 
 
@@ -554,7 +536,8 @@ def die_while_waiting(rank: int, folder: Path) -> Any:
         if rank == 0:
             make_second(timeout_s=30).__iter__()
         os._exit(0)
-    time.sleep(1.5)
+    while rank == 0 and not shared.check(["odb_ref/begun/0"]):
+        time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     dist.barrier()  # a successor that begins while the other's child lives may meet it

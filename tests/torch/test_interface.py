@@ -93,7 +93,7 @@ def test_an_interface_that_is_not_there_is_named(names: str, monkeypatch: pytest
 
 def listen_at(rank: int, names: tuple[str, str]) -> None:
     os.environ[interface.INTERFACE_VARIABLE] = names[rank]
-    options = {"token_budget": 60, "collate_fn": collate, "faults": Faults(timeout_s=3)}
+    options = {"token_budget": 60, "collate_fn": collate, "faults": Faults(timeout_s=1.5)}
     next(iter(ODBDataLoader(Numbers(0, 9), **options)))  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ import pytest
 from odb_ref.torch import ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values, run_each, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate}
 
@@ -126,10 +126,9 @@ def take(rank: int, options: dict[str, Any], how: str) -> list[str]:
 
 def test_batches_without_their_weights_are_warned_of_once() -> None:
     """Checks: WEIGHT."""
-    for options, how, count in (({}, "batches", 1), ({}, "steps", 0), ({"loss_scaling": "none"}, "batches", 0)):
-        for result in run_ranks(2, take, options, how):
-            assert not result.error, result
-            assert len(result.value) == count, (options, how, result.value)
+    cases: list[tuple[dict[str, Any], str]] = [({}, "batches"), ({}, "steps"), ({"loss_scaling": "none"}, "batches")]
+    for case, count, results in zip(cases, (1, 0, 0), run_each(2, take, cases), strict=True):
+        assert [len(told) for told in get_values(results)] == [count] * 2, case
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(make_loader())  # alone, each loss is scaled by 1

@@ -57,14 +57,16 @@ def pair() -> Iterator[tuple[Links, Links]]:
         links.close()
 
 
-@pytest.fixture
-def raw() -> Iterator[tuple[Links, socket.socket]]:
+def make_raw() -> Iterator[tuple[Links, socket.socket]]:
     """The links of rank 0, and the other end of its only one: rank 1."""
     one, other = socket.socketpair()
     links = Links(0, {1: Link(1, one, None)}, 5.0)
     yield links, other
     other.close()
     links.close()
+
+
+raw = pytest.fixture(make_raw)
 
 
 def find_end(links: Links, rank: int = 1) -> PeerLost:
@@ -99,24 +101,21 @@ def test_another_collective_is_an_error(pair: tuple[Links, Links]) -> None:
         pair[1].receive(0, MessageKind.MAX)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_what_cannot_be_read_ends_the_exchange_and_names_who_sent_it() -> None:
+    """Whichever thread reads it: the one that sends heartbeats must not die of it. A kind, a size, bytes, JSON."""
+    sent = (
         b"\xff" * 5,
         HEADER.pack(MessageKind.MAX, 1 << 31),
         HEADER.pack(MessageKind.HEARTBEAT, 2) + b"\xff{",
         HEADER.pack(MessageKind.END, 1) + b"[",
-    ],
-    ids=["kind", "size", "bytes", "json"],
-)
-def test_what_cannot_be_read_ends_the_exchange_and_names_who_sent_it(
-    raw: tuple[Links, socket.socket], data: bytes
-) -> None:
-    """Whichever thread reads it: the one that sends heartbeats must not die of it."""
-    links, other = raw
-    other.send(data)
-    time.sleep(2 * links_module.HEARTBEAT_S)
-    assert find_end(links) == PeerLost(1, "what it has sent cannot be read")
+    )
+    with contextlib.ExitStack() as stack:
+        pairs = [stack.enter_context(contextlib.contextmanager(make_raw)()) for _ in sent]
+        for (_, other), data in zip(pairs, sent, strict=True):
+            other.send(data)
+        time.sleep(2 * links_module.HEARTBEAT_S)
+        for (links, _), data in zip(pairs, sent, strict=True):
+            assert find_end(links) == PeerLost(1, "what it has sent cannot be read"), data
 
 
 def test_what_was_sent_before_an_end_is_still_received(raw: tuple[Links, socket.socket]) -> None:
@@ -230,12 +229,16 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: p
     assert read_status(2**22 + 1) is None
 
 
+def link_to_one_that_is_gone(timeout_s: float) -> tuple[Links, socket.socket]:
+    """The links of rank 0, and the open end of its only one: to a process that there is not."""
+    one, other = socket.socketpair()
+    gone = Endpoint(address="", port=0, secret="", host="h", pid=2**22 + 1, started=0)
+    return Links(0, {1: Link(1, one, gone)}, timeout_s), other
+
+
 def test_what_a_rank_has_said_last_goes_before_that_its_process_is_gone() -> None:
     """One that was busy for long is told who was lost by one that has ended since."""
-    one, other = socket.socketpair()
-    links = Links(
-        0, {1: Link(1, one, Endpoint(address="", port=0, secret="", host="h", pid=2**22 + 1, started=0))}, 5.0
-    )
+    links, other = link_to_one_that_is_gone(5.0)
     with contextlib.closing(links), contextlib.closing(other):
         with links._reading:  # nobody comes to read
             payload = b'[2, "it fell", false]'
@@ -245,10 +248,7 @@ def test_what_a_rank_has_said_last_goes_before_that_its_process_is_gone() -> Non
 
 
 def test_a_process_that_is_gone_while_its_link_stays_open_is_found() -> None:
-    one, other = socket.socketpair()
-    links = Links(
-        0, {1: Link(1, one, Endpoint(address="", port=0, secret="", host="h", pid=2**22 + 1, started=0))}, 60.0
-    )
+    links, other = link_to_one_that_is_gone(60.0)
     began = time.monotonic()
     with contextlib.closing(links), contextlib.closing(other):
         assert find_end(links) == PeerLost(1, links_module.GONE)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config
@@ -39,7 +40,7 @@ from odb_ref.torch.workers import serving
 from odb_ref.trace.reading import read_trace
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import run_ranks
+from tests.torch.ranks import run_each
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate}
 CONFIG = Config(rank=0, world_size=2, budget_tokens=60, window_samples=16, ramp_rounds=0)
@@ -163,14 +164,14 @@ def test_a_loader_process_killed_between_two_epochs_is_replaced() -> None:
 
 
 def test_a_killed_loader_process_ends_an_epoch_alone_too() -> None:
-    with ODBDataLoader(Numbers(0, 4000), **nested(num_workers=1, **SETTINGS)) as loader:
+    with ODBDataLoader(Numbers(0, 400), **nested(num_workers=1, **SETTINGS)) as loader:
         with pytest.raises(JobError, match=r"rank 0 failed: the loader process exited unexpectedly"):
             for _, info in loader.steps():
                 if info.step == 3:
                     for process in multiprocessing.active_children():
                         process.kill()
         # And the next epoch has a new one.
-        assert sum(len(batch["numbers"]) for batch in loader) == 4000
+        assert sum(len(batch["numbers"]) for batch in loader) == 400
 
 
 def test_a_loader_process_that_is_stopped_is_taken_for_lost() -> None:
@@ -187,7 +188,7 @@ def test_a_loader_process_that_is_stopped_is_taken_for_lost() -> None:
 def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) -> None:
     """Rank 1 stops one of the processes that work for its loader, before it has read all."""
     options = SETTINGS | {"num_workers": num_workers, "multiprocessing_context": method, "shard": "given"}
-    options |= {"collate_fn": collate_slowly, "loader_timeout_s": 1.5}
+    options |= {"collate_fn": collate_slowly, "loader_timeout_s": 1.0}
     with ODBDataLoader(Numbers(0, 4000), **nested(**options)) as loader:
         for _, info in loader.steps():
             if rank == 1 and info.step == 3:
@@ -195,23 +196,19 @@ def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) 
                 os.kill(sorted(find_children(process.pid or 0))[which], signal.SIGSTOP)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_workers", "which", "method", "what"),
-    [
-        (1, 0, "fork", "DataLoader worker"),
-        (2, 1, "fork", "DataLoader worker"),
-        (2, 2, "fork", "the process that collates"),
-        pytest.param(1, -1, "spawn", "(DataLoader worker|the process that collates)", marks=pytest.mark.deep),
-    ],
-)
-def test_a_worker_that_is_stopped_ends_every_rank(num_workers: int, which: int, method: str, what: str) -> None:
+STOPPED = [(1, 0, "fork", "DataLoader worker"), (2, 2, "fork", "the process that collates")]
+MORE = [(2, 1, "fork", "DataLoader worker"), (1, -1, "spawn", "(DataLoader worker|the process that collates)")]
+
+
+@pytest.mark.parametrize("cases", [STOPPED, pytest.param(MORE, marks=pytest.mark.deep)], ids=["few", "more"])
+def test_a_worker_that_is_stopped_ends_every_rank(cases: list[tuple[int, int, str, str]]) -> None:
     """It hung all ranks; one that takes its time is waited for."""
-    results = run_ranks(2, read_with_one_stopped, num_workers, which, method, timeout_s=60)
-    assert {(result.error, result.rank) for result in results} == {("JobError", 1)}, results
-    (text,) = {result.text for result in results}
-    assert re.match(rf"rank 1 failed: {what} \(pid \d+\) has been stopped for 1.5 s \(SIGSTOP", text)
-    assert max(result.seconds for result in results) < (8 if method == "fork" else 40)
+    found = run_each(2, read_with_one_stopped, [case[:3] for case in cases], timeout_s=60)
+    for (_, _, method, what), results in zip(cases, found, strict=True):
+        assert {(result.error, result.rank) for result in results} == {("JobError", 1)}, results
+        (text,) = {result.text for result in results}
+        assert re.match(rf"rank 1 failed: {what} \(pid \d+\) has been stopped for 1 s \(SIGSTOP", text)
+        assert max(result.seconds for result in results) < (8 if method == "fork" else 40)
 
 
 @pytest.mark.deep
@@ -383,24 +380,23 @@ def close_too_early(rank: int, num_workers: int) -> None:
     data = Numbers(0, 4000, bad=60 if rank == 1 else None, fault="slow")
     settings = SETTINGS | {"ramp_rounds": 0, "depth": 1000, "shard": "given", "timeout_s": 15}
     loader = ODBDataLoader(data, **nested(num_workers=num_workers, **settings))
-    for step, _ in enumerate(loader):
-        if rank == 0 and step == 2:
-            time.sleep(0.5)  # its window is full, and offered
-            break
-    if rank == 0:
-        loader._session.end_epoch(0.2)
-        time.sleep(4)
+    try:
+        for step, _ in enumerate(loader):
+            if rank == 0 and step == 2:
+                time.sleep(0.5)  # its window is full, and offered
+                break
+        if rank == 0:
+            loader._session.end_epoch(0.2)
+    finally:
+        dist.barrier()  # who left stays until the other knows
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_one_that_does_not_wait_until_the_others_know_is_named_all_the_same(num_workers: int) -> None:
+def test_one_that_does_not_wait_until_the_others_know_is_named_all_the_same() -> None:
     """Checks: STOP, ABORT."""
-    results = run_ranks(2, close_too_early, num_workers)
-    assert not results[0].error, results
-    assert results[1].error == "JobError", results
-    assert results[1].rank == 0
-    assert "its consumer left" in results[1].text
+    for first, second in run_each(2, close_too_early, [(0,), (1,)]):
+        assert not first.error, first
+        assert (second.error, second.rank) == ("JobError", 0), second
+        assert "its consumer left" in second.text
 
 
 def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
@@ -514,8 +510,8 @@ def test_a_connection_that_another_thread_closes_takes_no_order() -> None:
 def test_workers_that_die_between_two_epochs_are_replaced() -> None:
     """Nobody misses them: all that they were to read and to collate in their epoch was done."""
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "collate_fn": collate_slowly}
-    with ODBDataLoader(Numbers(0, 300), **nested(**SETTINGS | options)) as loader:
-        assert len([number for batch in loader for number in batch["numbers"]]) == 300
+    with ODBDataLoader(Numbers(0, 150), **nested(**SETTINGS | options)) as loader:
+        assert len([number for batch in loader for number in batch["numbers"]]) == 150
         (process,) = (child for child in multiprocessing.active_children() if child.name == "odb-loader")
         workers = find_children(process.pid or 0)
         assert len(workers) == 4, "two that read, two that collate"
@@ -526,7 +522,7 @@ def test_workers_that_die_between_two_epochs_are_replaced() -> None:
                 time.sleep(0.01)
         time.sleep(0.1)
         for _ in range(2):
-            assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(300))
+            assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(150))
         assert process.is_alive()
         assert not set(workers) & set(find_children(process.pid or 0)), "the others were left to themselves"
 

@@ -16,7 +16,7 @@ from odb_ref.torch.loop import MemoryFit, fit_token_budget, rehearse, scaled_lea
 from odb_ref.torch.loop.memory import is_out_of_memory, measure_peak
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values, run_each, run_ranks
 
 torch.set_num_threads(1)
 MIB = 2**20
@@ -195,7 +195,9 @@ def fit_fake_on_rank(rank: int) -> Any:
         return fit_token_budget(Step(), [30 + 20 * rank], limit_bytes=20 * MIB).token_budget
 
 
+@pytest.mark.deep
 def test_ranks_may_probe_with_fake_tensors() -> None:
+    """As examples/train_from_memory.py does in make test."""
     alone = fit_token_budget(Step(), [50, 30], limit_bytes=20 * MIB).token_budget
     results = run_ranks(2, fit_fake_on_rank)
     assert [result.error for result in results] == ["", ""], results
@@ -234,8 +236,8 @@ def fail_on_rank(rank: int, failing: str) -> Any:
 
 
 def test_a_rank_that_fails_leaves_none_waiting() -> None:
-    assert [result.value for result in run_ranks(2, fail_on_rank, "memory")] == [150, 150]
-    results = run_ranks(2, fail_on_rank, "bug")
+    memory, results = run_each(2, fail_on_rank, [("memory",), ("bug",)])
+    assert get_values(memory) == [150, 150]
     assert [result.error for result in results] == ["JobError", "ValueError"]
     assert results[0].rank == 1 and "a bug" in results[0].text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from odb_ref.torch.checkpoint import JobState
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, Stream, collate, make_sample
-from tests.torch.ranks import Result, get_values, run_ranks
+from tests.torch.ranks import Result, get_values, run_each, run_ranks
 
 COUNT = 61
 SETTINGS: dict[str, Any] = {
@@ -111,15 +112,15 @@ def accept_on(rank: int, told: int) -> Any:
         return sizes
 
 
-@pytest.mark.parametrize("told", [1, 2])
-def test_a_budget_that_one_peer_accepts_holds_on_all(told: int) -> None:
+def test_a_budget_that_one_peer_accepts_holds_on_all() -> None:
     """As after an allocation that failed on one process alone."""
-    first, second = check_peers(run_ranks(4, accept_on, told), PAIRS)
-    check_complete([[(is_idle, numbers) for _, is_idle, numbers in part] for part in (first, second)])
-    for part in (first, second):
-        last = part[-6:]
-        lengths = [[len(make_sample(number)["input_ids"]) for number in numbers] for _, _, numbers in last]
-        assert all(len(sizes) == 1 or len(sizes) * max(sizes) <= 31 for sizes in lengths)
+    for results in run_each(4, accept_on, [(1,), (2,)]):
+        first, second = check_peers(results, PAIRS)
+        check_complete([[(is_idle, numbers) for _, is_idle, numbers in part] for part in (first, second)])
+        for part in (first, second):
+            last = part[-6:]
+            lengths = [[len(make_sample(number)["input_ids"]) for number in numbers] for _, _, numbers in last]
+            assert all(len(sizes) == 1 or len(sizes) * max(sizes) <= 31 for sizes in lengths)
 
 
 class BadOn(Numbers):
@@ -141,35 +142,22 @@ def read_bad(rank: int, ranks: tuple[int, ...], options: dict[str, Any]) -> Any:
         return read(loader)
 
 
-def test_a_sample_that_is_bad_for_all_peers_is_set_aside_by_all() -> None:
-    results = run_ranks(4, read_bad, (0, 1, 2, 3), {"on_bad_sample": "quarantine"})
-    check_complete(check_peers(results, PAIRS), missing=30)
-
-
-@pytest.mark.parametrize("transport", ["reduce", "gather"])
-def test_a_sample_that_only_one_peer_sets_aside_is_an_error_on_all_that_names_both(transport: str) -> None:
-    """Else the two would form other batches from there on."""
-    results = [
-        result
-        for bad in ((1, 3), (0, 2))  # whichever rank has drawn the sample, one of its peers cannot read it
-        for result in run_ranks(4, read_bad, bad, {"on_bad_sample": "quarantine", "transport": transport})
-    ]
-    assert {result.error for result in results} == {"JobError"}, results
-    for result in results:
-        assert re.search(
-            r"rank ([13]) \(rank [01] of its mesh\) is configured differently: in round \d its peer 1 \[rank \1\] holds "
-            r".* tokens.*, its peer 0 \[rank [02]\] ",
-            result.text,
-        ), result.text
-
-
-def test_a_failure_of_one_peer_ends_all_and_names_it() -> None:
-    results = run_ranks(4, read_bad, (3, 1), {})
-    assert {result.error for result in results} == {"JobError"}, results
-    assert len({result.text for result in results}) == 1
-    assert re.search(
-        r"rank ([13]) \(rank [01] of its mesh\) failed: .*no such file.*\(on its peer 1 \[rank \1\]\)", results[0].text
-    ), results[0].text
+def test_a_sample_that_peers_cannot_read_is_set_aside_by_all_or_an_error_on_all_that_names_who() -> None:
+    """Where only one peer sets it aside, the two would form other batches from there on."""
+    aside = {"on_bad_sample": "quarantine"}
+    # Whichever rank has drawn the sample, one of its peers cannot read it.
+    some = [(bad, aside | {"transport": kind}) for bad in ((1, 3), (0, 2)) for kind in ("reduce", "gather")]
+    whole, failed, *differing = run_each(4, read_bad, [((0, 1, 2, 3), aside), ((3, 1), {}), *some])
+    check_complete(check_peers(whole, PAIRS), missing=30)
+    assert len({result.text for result in failed}) == 1
+    told = r"failed: .*no such file.*\(on its peer 1 \[rank \1\]\)"
+    holds = (
+        r"is configured differently: in round \d its peer 1 \[rank \1\] holds .* tokens.*, its peer 0 \[rank [02]\] "
+    )
+    for results, said in ((failed, told), *((results, holds) for results in differing)):
+        assert {result.error for result in results} == {"JobError"}, results
+        for result in results:
+            assert re.search(rf"rank ([13]) \(rank [01] of its mesh\) {said}", result.text), result.text
 
 
 def leave_on(rank: int, told: int) -> Any:
@@ -237,26 +225,25 @@ def test_a_peer_that_resumes_elsewhere_is_named_on_all() -> None:
     assert all(re.search(what, result.text) for result in results), results
 
 
-def save_job(rank: int, names: Any, dims: Any) -> Any:
+def save_job(rank: int, names: Any) -> Any:
     del rank
     mesh = make_mesh((2, 2), names)
-    with make_loader(mesh, mesh_dims=dims) as loader:
+    with make_loader(mesh) as loader:
         before = read(loader, steps=3)
         state = JobState(loader).state_dict()
         estimate = loader.estimate_steps()
-    with make_loader(mesh, mesh_dims=dims) as loader:
+    with make_loader(mesh) as loader:
         JobState(loader).load_state_dict(state)
         return before + read(loader), estimate
 
 
-@pytest.mark.parametrize(
-    ("names", "dims", "ranks"),
-    [(("dp", "tp"), None, PAIRS), (("dp_replicate", "dp_shard"), None, [[0], [1], [2], [3]])],
-)
-def test_the_state_of_a_job_has_that_of_each_rank_once(names: Any, dims: Any, ranks: Any) -> None:
-    found = check_peers(run_ranks(4, save_job, names, dims), ranks)
-    check_complete([part for part, _ in found])
-    assert len({estimate for _, estimate in found}) == 1
+def test_the_state_of_a_job_has_that_of_each_rank_once() -> None:
+    shapes = ((("dp", "tp"), PAIRS), (("dp_replicate", "dp_shard"), [[0], [1], [2], [3]]))
+    saved = run_each(4, save_job, [(names,) for names, _ in shapes])
+    for (_, ranks), results in zip(shapes, saved, strict=True):
+        found = check_peers(results, ranks)
+        check_complete([part for part, _ in found])
+        assert len({estimate for _, estimate in found}) == 1
 
 
 def make_badly(rank: int) -> list[str]:
@@ -310,10 +297,9 @@ def read_apart(rank: int, kind: str) -> None:
                 loader.accept_budget(31)
 
 
-@pytest.mark.parametrize("kind", ["common", "stream", "sampler"])
-def test_data_parallel_groups_beside_each_other_are_refused_on_every_rank(kind: str) -> None:
+def test_data_parallel_groups_beside_each_other_are_refused_on_every_rank() -> None:
     """Peers diverged without a word once one of them accepted another budget. Spec: R17.1."""
-    for result in run_ranks(4, read_apart, kind):
+    for result in chain.from_iterable(run_each(4, read_apart, [("common",), ("stream",), ("sampler",)])):
         assert result.error == "UsageError", result
         assert "process_group has 2 of the job's 4 ranks: " in result.text
         assert "pass mesh=" in result.text
@@ -346,15 +332,23 @@ def write_traces(rank: int, folder: Path, told: int, failing: tuple[int, ...]) -
                 loader.accept_budget(31)
 
 
-@pytest.mark.parametrize("failing", [(), (3, 1), (0, 2)])
-def test_the_traces_of_a_mesh_pass_the_checker(failing: tuple[int, ...], tmp_path: Path) -> None:
+def test_the_traces_of_a_mesh_pass_the_checker(tmp_path: Path) -> None:
     """What one peer alone has said is in the agreements of all, though it is in the trace of none but its own.
 
     Spec: R17.5.
     """
-    results = run_ranks(4, write_traces, tmp_path, 3, failing)
-    assert {result.error for result in results} == {"JobError" if failing else ""}, results
-    paths = sorted(tmp_path.glob("*.ndjson"))
+    cases: list[tuple[Path, int, tuple[int, ...]]] = [
+        (tmp_path / str(number), 3, failing) for number, failing in enumerate(((), (3, 1), (0, 2)))
+    ]
+    for folder, *_ in cases:
+        folder.mkdir()
+    for (folder, _, failing), results in zip(cases, run_each(4, write_traces, cases), strict=True):
+        assert {result.error for result in results} == {"JobError" if failing else ""}, results
+        check_traces_of_peers(folder)
+
+
+def check_traces_of_peers(folder: Path) -> None:
+    paths = sorted(folder.glob("*.ndjson"))
     assert [path.name for path in paths] == [
         f"run-rank{rank}{peer}.ndjson" for rank in range(2) for peer in ("-peer1", "")
     ]

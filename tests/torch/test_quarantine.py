@@ -24,9 +24,10 @@ from odb_ref.torch.plan.order import compute_order
 from odb_ref.torch.reading.datasets import KeyChunk, SeededDataset
 from odb_ref.torch.reading.quarantine import BadSample, Quarantine
 from odb_ref.trace.check import check_traces
+from tests.helpers.effort import few
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, collate, make_sample, read
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.data import Numbers, Stream, check_goes_on, collate, make_sample, read
+from tests.torch.ranks import get_values, run_each
 
 pytestmark = pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
 
@@ -209,15 +210,12 @@ def read_epochs(rank: int, options: dict[str, Any]) -> Any:
 
 def test_the_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
     """Checks: REPLAY, COVER, ALIGN. The traces pass the checker."""
-    found = []
     variants: list[dict[str, Any]] = [
         {"trace": tmp_path / "run.ndjson"},
         {"num_workers": 2},
         {"num_workers": 1, "persistent_workers": True},
     ]
-    for options in variants:
-        values = get_values(run_ranks(2, read_epochs, options, timeout_s=120))
-        found.append(values)
+    found = [get_values(results) for results in run_each(2, read_epochs, [(options,) for options in variants])]
     assert found[0] == found[1] == found[2]
     (epochs, bad, count), (other_epochs, other_bad, other_count) = found[0]
     for mine, others in zip(epochs, other_epochs, strict=True):
@@ -237,11 +235,10 @@ def read_one_bad_shard(rank: int, limit: int) -> Any:
 
 def test_bad_samples_of_one_rank_leave_all_ranks_in_step_and_too_many_end_all() -> None:
     """Checks: ALIGN, ABORT."""
-    good = run_ranks(2, read_one_bad_shard, 4)
-    assert not any(result.error for result in good), good
-    assert good[0].value[0] == good[1].value[0]
-    assert [result.value[1] for result in good] == [0, 4]
-    bad = run_ranks(2, read_one_bad_shard, 3)
+    good, bad = run_each(2, read_one_bad_shard, [(4,), (3,)])
+    first, second = get_values(good)
+    assert first[0] == second[0]
+    assert (first[1], second[1]) == (0, 4)
     assert {result.error for result in bad} == {"JobError"}
     assert {result.rank for result in bad} == {1}
     assert "4 bad samples" in bad[0].text
@@ -256,9 +253,9 @@ def read_empty_shard(rank: int, bad: range) -> Any:
 
 
 def test_a_rank_without_samples_replays_the_first_good_one() -> None:
-    busy, idle = run_ranks(2, read_empty_shard, range(3))
+    (busy, idle), failed = run_each(2, read_empty_shard, [(range(3),), (range(40),)])
     assert idle.value == [(True, [3])] * len(busy.value)
-    for result in run_ranks(2, read_empty_shard, range(40)):
+    for result in failed:
         assert result.error == "JobError"
         assert "rank 1 failed" in result.text
         assert "none of the first 40 samples is good" in result.text
@@ -267,14 +264,14 @@ def test_a_rank_without_samples_replays_the_first_good_one() -> None:
 # Going on ----------------------------------------------------------------------------------------------------------------
 
 
-def save_and_go_on(rank: int, options: dict[str, Any]) -> list[Any]:
-    """At every step: what was read before it, what a new loader reads from the state saved there, and what it reports."""
-    options = SETTINGS | {"shuffle": True, "accumulation_steps": 2} | options
+def save_and_go_on(rank: int, num_workers: int, limits: Iterable[int] | None) -> list[Any]:
+    """At these steps, or at every one: what was read before, what a new loader reads from the state, and what it reports."""
+    options = SETTINGS | {"shuffle": True, "accumulation_steps": 2, "num_workers": num_workers}
     with ODBDataLoader(Spoiled(), **nested(**options)) as loader:
         whole = read(loader)
         bad = {item.index for item in loader.quarantined}
     rows: list[Any] = [whole]
-    for limit in range(len(whole) + 1):
+    for limit in limits or range(len(whole) + 1):
         with ODBDataLoader(Spoiled(), **nested(**options)) as loader:
             before = read(loader, limit)
             state = json.loads(json.dumps(loader.state_dict()))
@@ -294,11 +291,10 @@ def save_and_go_on(rank: int, options: dict[str, Any]) -> list[Any]:
 
 def test_the_same_ranks_go_on_identically_after_any_step() -> None:
     """Spec: R11.3. Checks: RESUME, REPLAY. Nor does the state depend on timing or workers."""
-    alone, helped = (
-        get_values(run_ranks(2, save_and_go_on, {"num_workers": number}, timeout_s=120)) for number in (0, 2)
-    )
-    assert alone == helped
-    for whole, *rows in alone:
+    some = (1, 5, 8)
+    alone, helped = map(get_values, run_each(2, save_and_go_on, [(0, None), (2, some)], timeout_s=120))
+    for (whole, *rows), found in zip(alone, helped, strict=True):
+        assert found == [whole, *(rows[limit] for limit in some)]
         assert len(rows) > 8
         for before, after, is_alike, _ in rows:
             assert before + after == whole
@@ -311,23 +307,6 @@ def save(rank: int, limit: int, base: list[Any], bad: tuple[int, ...]) -> tuple[
             loader.load_state_dict(base)
         numbers = [number for _, numbers, _ in read(loader, limit) for number in numbers]
         return numbers, json.loads(json.dumps(loader.state_dict())), [item.index for item in loader.quarantined]
-
-
-@pytest.mark.parametrize("worlds", [(1, 2, 3), (3, 1, 2), (2, 4, 1)])
-def test_other_numbers_of_ranks_finish_an_epoch_with_bad_samples(worlds: tuple[int, ...]) -> None:
-    """Spec: R11.3. Checks: RESUME, ONCE, COVER."""
-    for limit in (2, 5):
-        base: list[Any] = []
-        seen: list[int] = []
-        bad_before = 0
-        for world_size in worlds:
-            is_final = world_size == worlds[-1]
-            values = get_values(run_ranks(world_size, save, 100 if is_final else limit // (1 + bool(base)), base, BAD))
-            seen += [number for value in values for number in value[0]]
-            base = [value[1] for value in values]
-            bad_before += 0 if is_final else sum(len(state["bad"]) for state in base)
-        assert sorted(seen) == GOOD, (worlds, limit)
-        assert bad_before
 
 
 def test_what_was_set_aside_stays_so_though_it_could_be_read_now() -> None:
@@ -379,19 +358,15 @@ def test_what_is_read_after_a_failure_does_not_hide_it(monkeypatch: pytest.Monke
 
 
 def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
-    with ODBDataLoader(Cracked(COUNT), **nested(**SETTINGS)) as loader:
-        whole = read(loader)
-    for limit in range(1, len(whole)):
-        with ODBDataLoader(Cracked(COUNT), **nested(**SETTINGS)) as loader:
-            before = read(loader, limit)
-            state = loader.state_dict()
-        with ODBDataLoader(Cracked(COUNT), **nested(**SETTINGS)) as loader:
-            loader.load_state_dict(state)
-            assert before + read(loader) == whole
-            assert loader.metrics()["odb/quarantined_samples"] == len(BAD)
+    def read_and_count(loader: ODBDataLoader, limit: int | None = None) -> list[Any]:
+        rows = read(loader, limit)
+        assert limit or loader.metrics()["odb/quarantined_samples"] == len(BAD)
+        return rows
+
+    check_goes_on(lambda: ODBDataLoader(Cracked(COUNT), **nested(**SETTINGS)), range(1, 12), read_and_count)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(few(40)))
 def test_random_data_go_on_identically_and_with_other_settings_completely(seed: int) -> None:
     """Spec: R11.3. Checks: RESUME, REPLAY, COVER, ONCE."""
     choose = random.Random(seed)

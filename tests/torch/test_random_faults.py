@@ -1,6 +1,6 @@
 """A slice of the soak: faults at random, in real processes; and that it is able to fail. See tests/soak/faults.py.
 
-``ODB_FAULT_RUNS`` sets how many worlds of up to eight faults.
+``ODB_FAULT_RUNS`` sets how many worlds of up to eight faults: eight, or two in a slice.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.helpers.effort import few
 from tests.soak import faults
 from tests.soak.case import Case, Fault, Victim, World, expand
 from tests.soak.judge import judge
 from tests.soak.rank import SHARD, Found, Rank
 
-RUNS = int(os.environ.get("ODB_FAULT_RUNS", "4"))
+RUNS = int(os.environ.get("ODB_FAULT_RUNS", few(8)))
 
 
 @pytest.mark.slow

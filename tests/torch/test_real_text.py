@@ -11,10 +11,10 @@ from demo_train import collate
 
 from odb_ref.torch import ODBDataLoader
 from tests.helpers.options import nested
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values, run_each
 
 SHARES = (61, 23, 40, 8)
-EPOCHS = 3
+EPOCHS = 2
 
 
 def read_epochs(rank: int, texts: list[Text], options: dict[str, Any]) -> list[list[str]]:
@@ -35,44 +35,32 @@ def read_epochs(rank: int, texts: list[Text], options: dict[str, Any]) -> list[l
     return epochs
 
 
-def run(texts: list[Text], options: dict[str, Any]) -> list[list[list[str]]]:
-    return get_values(run_ranks(len(SHARES), read_epochs, texts, options, timeout_s=200))
-
-
 @pytest.fixture(scope="module")
 def texts() -> list[Text]:
     return read_docstrings(sum(SHARES))
 
 
-@pytest.fixture(scope="module")
-def without_workers(texts: list[Text]) -> list[list[list[str]]]:
-    return run(texts, {})
-
-
-def test_all_ranks_take_the_same_steps_and_every_epoch_has_its_own(without_workers: list[list[list[str]]]) -> None:
-    """Checks: ALIGN. 4 ranks with very different amounts of text, 3 epochs."""
-    assert len({tuple(map(len, epochs)) for epochs in without_workers}) == 1
-    assert all(len(set(map(tuple, epochs))) == EPOCHS for epochs in without_workers)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "num_workers", "is_persistent"),
+    "variants",
     [
-        ("fork", 1, True),
-        ("fork", 2, False),
-        ("fork", 3, False),
-        ("forkserver", 1, True),
-        pytest.param("spawn", 2, True, marks=pytest.mark.deep),
+        [("fork", 1, True), ("fork", 2, False), ("fork", 3, False)],
+        # For each rank, its loader process and each of its workers import torch anew.
+        pytest.param([("forkserver", 1, True), ("spawn", 2, True)], marks=pytest.mark.deep),
     ],
+    ids=["fork", "others"],
 )
 def test_the_batches_are_those_of_the_seed_whatever_the_workers(
-    texts: list[Text],
-    without_workers: list[list[list[str]]],
-    method: str,
-    num_workers: int,
-    is_persistent: bool,
+    texts: list[Text], variants: list[tuple[str, int, bool]]
 ) -> None:
-    """Checks: REPLAY. 4 ranks, 3 epochs: batch by batch, idle ones included, what they are without workers."""
-    options = {"num_workers": num_workers, "multiprocessing_context": method, "persistent_workers": is_persistent}
-    assert run(texts, options) == without_workers
+    """Checks: REPLAY, ALIGN. 4 ranks with very different amounts of text, two epochs: batch by batch, idle ones included, what
+    they are without workers.
+    """
+    options = [
+        {"num_workers": workers, "multiprocessing_context": method, "persistent_workers": is_persistent}
+        for method, workers, is_persistent in variants
+    ]
+    cases = [(texts, more) for more in ({}, *options)]
+    without, *others = map(get_values, run_each(len(SHARES), read_epochs, cases, timeout_s=400))
+    assert len({tuple(map(len, epochs)) for epochs in without}) == 1
+    assert all(len(set(map(tuple, epochs))) == EPOCHS for epochs in without)
+    assert others == [without] * len(others)

@@ -17,7 +17,7 @@ from tests.torch.data import Numbers, collate
 from tests.torch.ranks import get_values, run_ranks
 
 WORLDS = (1, 2, 3, 4)
-COUNT = 53
+COUNT = 47
 SETTINGS: dict[str, Any] = {
     "token_budget": 60,
     "window": 9,

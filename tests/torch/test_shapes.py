@@ -155,7 +155,7 @@ def train(collate: Any) -> tuple[int, list[float]]:
     with torch._dynamo.config.patch(recompile_limit=1000):
         compiled = torch.compile(model, backend="eager", dynamic=False)
         losses = []
-        data = [{name: make_sample(number)[name] for name in ("input_ids", "labels")} for number in range(300)]
+        data = [{name: make_sample(number)[name] for name in ("input_ids", "labels")} for number in range(100)]
         options = {"layout": "packed", "window": 32, "collate_fn": collate, "num_workers": 0}
         with ODBDataLoader(data, token_budget=64, **nested(**options)) as loader:
             for batch, info in loader.steps():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from odb_ref.torch.reading.source import KeyFeed
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, Stream, collate
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values, run_each, run_ranks
 
 COUNT = 101
 SETTINGS: dict[str, Any] = {
@@ -103,36 +103,6 @@ def test_bad_samples_are_set_aside_by_who_draws_them(options: dict[str, Any], li
     assert sorted(index for some in found for index in some) == [*SPOILT]
 
 
-def read_rest(rank: int, states: list[Any]) -> Steps:
-    data = make_spoilt()
-    with ODBDataLoader(data, **nested(**(SETTINGS | QUARANTINE))) as loader:
-        loader.load_state_dict(states)
-        return read(loader)
-
-
-def save_spoilt(rank: int, limit: int) -> Any:
-    data = make_spoilt()
-    with ODBDataLoader(data, **nested(**(SETTINGS | QUARANTINE))) as loader:
-        steps = []
-        for batch, info in loader.steps():
-            steps.append([] if info.is_idle else list(batch["numbers"]))
-            if len(steps) == limit:
-                return steps, loader.state_dict()
-    raise AssertionError
-
-
-@pytest.mark.parametrize("limit", [1, 6])
-def test_another_number_of_ranks_goes_on_without_the_bad_ones(limit: int) -> None:
-    """Spec: R10.3, R11.3, R14.6. Checks: RESUME, COVER, ONCE."""
-    saved = [result.value for result in run_ranks(3, save_spoilt, limit)]
-    rest = run_ranks(2, read_rest, [state for _, state in saved])
-    assert not any(result.error for result in rest), rest
-    taken = [n for steps, _ in saved for step in steps for n in step] + [
-        n for one in rest for s in one.value for n in s
-    ]
-    assert sorted(taken) == [number for number in range(COUNT) if number not in SPOILT]
-
-
 def read_a_bad_window(rank: int) -> None:
     # The first window of rank 1 is the places 4 to 7, and all that it holds is bad.
     data = Numbers(0, 40, bad=range(4, 8), fault="raise")
@@ -157,12 +127,10 @@ def read_a_failure(rank: int, workers: int) -> None:
         read(loader)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_sample_that_cannot_be_read_ends_all_ranks(workers: int) -> None:
+def test_a_sample_that_cannot_be_read_ends_all_ranks() -> None:
     """Spec: R7.2. Checks: ABORT."""
-    results = run_ranks(2, read_a_failure, workers)
-    assert {result.error for result in results} == {"JobError"}
-    assert all("bad row 40" in result.text for result in results)
+    for result in chain.from_iterable(run_each(2, read_a_failure, [(0,), (2,)])):
+        assert (result.error, "bad row 40" in result.text) == ("JobError", True), result
 
 
 def resume_after_each_step(rank: int, count: int) -> list[Steps]:
@@ -180,13 +148,14 @@ def resume_after_each_step(rank: int, count: int) -> list[Steps]:
     return found
 
 
-@pytest.mark.parametrize("count", [5, 7, 13])
-def test_a_rank_goes_on_in_a_round_for_which_it_has_drawn_nothing(count: int) -> None:
+def test_a_rank_goes_on_in_a_round_for_which_it_has_drawn_nothing() -> None:
     """Spec: R14.6. Checks: RESUME, COVER, ONCE. Near the end of the order some ranks hold no sample, and draw none."""
-    values = get_values(run_ranks(2, resume_after_each_step, count))
-    for own, others in zip(*values, strict=True):
-        assert sorted(number for step in (*own, *others) for number in step) == list(range(count))
-    assert len(values[0]) > 1
+    counts = (5, 7, 13)
+    for count, results in zip(counts, run_each(2, resume_after_each_step, zip(counts)), strict=True):
+        values = get_values(results)
+        for own, others in zip(*values, strict=True):
+            assert sorted(number for step in (*own, *others) for number in step) == list(range(count))
+        assert len(values[0]) > 1
 
 
 def test_what_has_no_common_order_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Batches of friendly numbers of samples, in real jobs; and what they cost."""
+"""Batches of friendly numbers of samples, or of like costs, in real jobs; and what they cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values, run_each
 
 SHARDS = (90, 37)
 FRIENDLY = {
@@ -46,22 +46,42 @@ def read(rank: int, options: dict[str, Any]) -> list[tuple[list[int], float]]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", FRIENDLY)
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_every_batch_of_a_job_is_friendly(sizes: str, num_workers: int, tmp_path: Path) -> None:
-    """Spec: R2.8. Checks: SIZES, COVER, ALIGN. With shards of unequal sizes, and idle steps; the traces pass the checker."""
-    options = {"sizes": sizes, "num_workers": num_workers, "trace": tmp_path / "run.ndjson"}
-    steps = get_values(run_ranks(2, read, options, timeout_s=120))
-    assert len(steps[0]) == len(steps[1])
-    counts = [len(numbers) for rank in steps for numbers, _ in rank]
-    assert set(counts) <= set(FRIENDLY[sizes])
-    assert max(counts) > 3
-    assert sorted(n for numbers, _ in steps[0] for n in numbers) == list(range(SHARDS[0]))
-    assert sorted(n for numbers, _ in steps[1] for n in numbers) == list(range(1000, 1000 + SHARDS[1]))
-    verdict = check_traces(sorted(map(str, tmp_path.glob("*.ndjson"))), is_replayed=True)
-    assert not verdict.violations
-    assert verdict.jobs[0].get_status(Property.SIZES) is Status.HOLDS
+def square(tokens: int) -> int:
+    return tokens**2
+
+
+Job = tuple[dict[str, Any], Property, Status]
+"""What the loader is told, and what the checker says of the traces."""
+SOME: list[Job] = [
+    ({"sizes": "even"}, Property.SIZES, Status.HOLDS),
+    ({"sizes": "powers", "num_workers": 2}, Property.SIZES, Status.HOLDS),
+    ({"cost": "attention/20"}, Property.ORDER, Status.HOLDS),
+    ({"cost": square}, Property.ORDER, Status.NOT_APPLICABLE),  # no trace says what function it was
+]
+OTHERS: list[Job] = [
+    ({"sizes": sizes, "num_workers": workers}, Property.SIZES, Status.HOLDS)
+    for sizes, workers in (("even", 2), ("threes", 0), ("threes", 2), ("powers", 0))
+]
+
+
+@pytest.mark.parametrize("jobs", [SOME, pytest.param(OTHERS, marks=pytest.mark.deep)], ids=["some", "others"])
+def test_every_batch_of_a_job_is_friendly_or_meets_others_of_its_cost(jobs: list[Job], tmp_path: Path) -> None:
+    """Spec: R2.7, R2.8. Checks: SIZES, ORDER, COVER, ALIGN. With shards of unequal sizes, and idle steps."""
+    cases = [options | {"trace": tmp_path / str(number) / "run.ndjson"} for number, (options, *_) in enumerate(jobs)]
+    for case in cases:
+        case["trace"].parent.mkdir()
+    found = run_each(2, read, [(case,) for case in cases], timeout_s=120)
+    for (options, checked, status), case, results in zip(jobs, cases, found, strict=True):
+        steps = get_values(results)
+        assert len(steps[0]) == len(steps[1])
+        counts = [len(numbers) for rank in steps for numbers, _ in rank]
+        assert set(counts) <= set(FRIENDLY.get(options.get("sizes", ""), counts)), options
+        assert max(counts) > 3
+        assert sorted(n for numbers, _ in steps[0] for n in numbers) == list(range(SHARDS[0]))
+        assert sorted(n for numbers, _ in steps[1] for n in numbers) == list(range(1000, 1000 + SHARDS[1]))
+        verdict = check_traces(sorted(case["trace"].parent.iterdir()), is_replayed=status is Status.HOLDS)
+        assert not verdict.violations
+        assert verdict.jobs[0].get_status(checked) is status
 
 
 BUDGET = 12288

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Sampler
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, collate, make_sample, read
+from tests.torch.data import Numbers, collate, make_sample, read
 from tests.torch.ranks import get_values, run_ranks
 from tests.torch.states import change
 
@@ -51,47 +51,12 @@ def save_and_go_on(rank: int, options: dict[str, Any]) -> list[Any]:
     return rows
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "quota", "quota": 30}])
-def test_the_same_ranks_go_on_identically_after_any_step(options: dict[str, Any]) -> None:
-    values = get_values(run_ranks(2, save_and_go_on, options, timeout_s=120))
+def test_the_same_ranks_go_on_identically_to_a_quota_and_in_the_next_epoch() -> None:
+    """After any step. That of a whole epoch is in tests/torch/test_resume_matrix.py."""
+    values = get_values(run_ranks(2, save_and_go_on, {"mode": "quota", "quota": 30}, timeout_s=120))
     for value in values:
         whole, _, *rows = value
         assert all(before + after == whole for before, after in rows)
-
-
-def save(rank: int, limit: int, base: list[Any]) -> tuple[list[int], dict[str, Any]]:
-    with make_loader() as loader:
-        if base:
-            loader.load_state_dict(base)
-        numbers = [number for _, numbers, _ in read(loader, limit) for number in numbers]
-        return numbers, loader.state_dict()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("worlds", [(1, 2, 3), (2, 4, 1), (3, 1, 4), (4, 3, 2)])
-def test_other_numbers_of_ranks_finish_the_epoch_without_loss_or_repetition(worlds: tuple[int, ...]) -> None:
-    for limit in (1, 4):
-        base: list[Any] = []
-        seen: list[int] = []
-        for world_size in worlds:
-            is_final = world_size == worlds[-1]
-            values = get_values(run_ranks(world_size, save, 100 if is_final else limit // (1 + bool(base)), base))
-            seen += [number for value in values for number in value[0]]
-            base = [value[1] for value in values]
-        assert sorted(seen) == list(range(COUNT)), (worlds, limit)
-
-
-def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
-    options = SETTINGS | {"shuffle": False}
-    with ODBDataLoader(Stream(0, COUNT), **nested(**options)) as loader:
-        whole = read(loader)
-    for limit in range(1, len(whole)):
-        with ODBDataLoader(Stream(0, COUNT), **nested(**options)) as loader:
-            before = read(loader, limit)
-            state = loader.state_dict()
-        with ODBDataLoader(Stream(0, COUNT), **nested(**options)) as loader:
-            loader.load_state_dict(state)
-            assert before + read(loader) == whole
 
 
 def test_a_state_is_small() -> None:

@@ -32,7 +32,7 @@ from tests.torch.models import (
     list_updates,
     make_model,
 )
-from tests.torch.ranks import get_values, run_ranks
+from tests.torch.ranks import get_values, run_each, run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
@@ -289,19 +289,15 @@ def fail_for_good(rank: int, error: Exception, accumulation_steps: int) -> Any:
             guard.backward(batch, info)
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 3])
-def test_a_sample_that_does_not_fit_alone_fails_on_every_rank(accumulation_steps: int) -> None:
-    error = torch.OutOfMemoryError("CUDA out of memory")
-    results = run_ranks(2, fail_for_good, error, accumulation_steps)
-    assert [result.error for result in results] == ["JobError", "OutOfMemoryError"]
-    assert results[0].rank == 1
-    assert "does not fit alone: CUDA out of memory" in results[1].text
-
-
-def test_any_other_error_is_raised_as_it_is_and_the_others_are_told() -> None:
-    results = run_ranks(2, fail_for_good, ValueError("a bug"), 1)
-    assert [(result.error, result.text) for result in results][1] == ("ValueError", "a bug")
-    assert results[0].error == "JobError" and results[0].rank == 1
+def test_a_sample_that_does_not_fit_alone_or_any_other_error_fails_on_every_rank() -> None:
+    memory = torch.OutOfMemoryError("CUDA out of memory")
+    *unfit, bug = run_each(2, fail_for_good, [(memory, 1), (memory, 3), (ValueError("a bug"), 1)])
+    for results in unfit:
+        assert [result.error for result in results] == ["JobError", "OutOfMemoryError"]
+        assert results[0].rank == 1
+        assert "does not fit alone: CUDA out of memory" in results[1].text
+    assert (bug[1].error, bug[1].text) == ("ValueError", "a bug")
+    assert (bug[0].error, bug[0].rank) == ("JobError", 1)
 
 
 # A sharded model ----------------------------------------------------------------------------------------------------------

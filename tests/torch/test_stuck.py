@@ -10,8 +10,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from odb_ref.torch import Batching, ODBDataLoader
 from odb_ref.torch.reading.description import describe
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Unspeakable, collate, go_wrong
-from tests.torch.ranks import Result, get_values, run_ranks
+from tests.torch.data import Blocking, Numbers, Unspeakable, collate, go_wrong
+from tests.torch.ranks import Result, get_values, run_each, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "shard": "given", "timeout_s": 5}
 
@@ -48,50 +48,38 @@ def check_blamed(results: list[Result], rank: int, cause: str = "") -> None:
     assert cause in results[0].text, results
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("where", "kind", "num_workers"),
-    [
-        ("collate", "SystemExit", 0),
-        ("collate", "Panic", 0),
-        ("collate", "Panic", 1),
-        ("collate", "Unspeakable", 0),
-        ("collate", "Unspeakable", 1),
-        ("collate", "os._exit", 1),
-        ("data set", "SystemExit", 0),
-        ("data set", "Panic", 0),
-        ("data set", "KeyboardInterrupt", 0),
-        ("data set", "exit", 1),
-        ("data set", "Panic", 1),
-        ("data set", "Unspeakable", 1),
-        ("data set", "os._exit", 2),
-    ],
-)
-def test_what_is_no_exception_ends_every_rank(where: str, kind: str, num_workers: int) -> None:
-    results = run_ranks(2, read_raising, where, kind, num_workers, timeout_s=30)
-    assert max(result.seconds for result in results) < 8
-    if not num_workers and kind != "Unspeakable":
-        assert results.pop(1).error == kind  # it is the consumer's own thread that reads
-    check_blamed(results, 1)
-    if kind in ("SystemExit", "Panic") and not (where == "data set" and num_workers):
-        assert kind in results[0].text
+RAISING = [
+    ("collate", "SystemExit", 0),
+    ("collate", "Panic", 0),
+    ("collate", "Panic", 1),
+    ("collate", "Unspeakable", 0),
+    ("collate", "Unspeakable", 1),
+    ("collate", "os._exit", 1),
+    ("data set", "SystemExit", 0),
+    ("data set", "Panic", 0),
+    ("data set", "KeyboardInterrupt", 0),
+    ("data set", "exit", 1),
+    ("data set", "Panic", 1),
+    ("data set", "Unspeakable", 1),
+]
+# Torch's workers look every five seconds whether another has ended so.
+LATE = pytest.param([("data set", "os._exit", 2)], marks=pytest.mark.deep)
+
+
+@pytest.mark.parametrize("cases", [RAISING, LATE], ids=["soon", "late"])
+def test_what_is_no_exception_ends_every_rank(cases: list[tuple[str, str, int]]) -> None:
+    for case, results in zip(cases, run_each(2, read_raising, cases), strict=True):
+        where, kind, num_workers = case
+        assert max(result.seconds for result in results) < 8, case
+        if not num_workers and kind != "Unspeakable":
+            assert results.pop(1).error == kind, case  # it is the consumer's own thread that reads
+        check_blamed(results, 1)
+        if kind in ("SystemExit", "Panic") and not (where == "data set" and num_workers):
+            assert kind in results[0].text, case
 
 
 def test_what_cannot_be_described_is_described() -> None:
     assert describe(Unspeakable()) == "Unspeakable, whose text raises Panic"
-
-
-class Blocking(Numbers):
-    """As on a network mount that is gone: from one sample on nothing comes back."""
-
-    def __init__(self, count: int, at: int | None) -> None:
-        super().__init__(0, count)
-        self.at = at
-
-    def __getitem__(self, index: int) -> Any:
-        if self.at is not None and index >= self.at:
-            threading.Event().wait()
-        return super().__getitem__(index)
 
 
 def read_blocking(rank: int, num_workers: int) -> None:
@@ -107,8 +95,7 @@ import atexit, time
 atexit.register(lambda: print(time.monotonic(), flush=True))  # the last of all: from then on it is the interpreter that ends
 import signal, sys, threading
 from odb_ref.torch import Batching, ODBDataLoader
-from tests.torch.data import collate
-from tests.torch.test_stuck import Blocking
+from tests.torch.data import Blocking, collate
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
 loader = ODBDataLoader(
@@ -179,21 +166,29 @@ class Holding(Numbers):
         return super().__len__()
 
 
-def read_holding(rank: int, seconds: int, limit_s: float, is_busy: bool) -> int:
+def run_pairs(function: Callable[..., Any], cases: list[tuple[Any, ...]]) -> list[list[Result]]:
+    """By case, the results of the two ranks of a group of its own: they wait all at once."""
+    results = run_ranks(2 * len(cases), call_in_pairs, function, cases)
+    return [results[first : first + 2] for first in range(0, len(results), 2)]
+
+
+def call_in_pairs(rank: int, function: Callable[..., Any], cases: list[tuple[Any, ...]]) -> Any:
+    groups = [dist.new_group([2 * number, 2 * number + 1]) for number in range(len(cases))]
+    return function(rank % 2, {"process_group": groups[rank // 2], "is_apart": True}, *cases[rank // 2])
+
+
+def read_holding(rank: int, group: dict[str, Any], seconds: int, limit_s: float, is_busy: bool) -> int:
     data = Holding(seconds if rank == 1 else 0, is_busy)
-    options = SETTINGS | {"collate_fn": collate, "num_workers": 1, "loader_timeout_s": limit_s}
+    options = SETTINGS | group | {"collate_fn": collate, "num_workers": 1, "loader_timeout_s": limit_s}
     with ODBDataLoader(data, **nested(**options)) as loader:
         return sum(1 for _ in loader)
 
 
-@pytest.mark.slow
 def test_a_loader_process_that_holds_its_lock_is_waited_for_as_long_as_it_may() -> None:
-    results = run_ranks(2, read_holding, 4, 60.0, False)
-    assert not any(result.error for result in results), results
-    results = run_ranks(2, read_holding, 5, 1.0, True)
-    assert not any(result.error for result in results), results
-    results = run_ranks(2, read_holding, 8, 2.0, False)
-    check_blamed(results, 1, "interpreter lock")
+    patient, busy, idle = run_pairs(read_holding, [(3, 60.0, False), (3, 1.0, True), (4, 1.0, False)])
+    get_values(patient)
+    get_values(busy)
+    check_blamed(idle, 1, "interpreter lock")
 
 
 def test_a_loader_whose_data_set_blocks_can_be_closed() -> None:
@@ -206,9 +201,10 @@ def test_a_loader_whose_data_set_blocks_can_be_closed() -> None:
     assert time.monotonic() - began < 3
 
 
-def train_holding(rank: int, seconds: int, is_busy: bool) -> int:
+def train_holding(rank: int, group: dict[str, Any], seconds: int, is_busy: bool) -> int:
     steps = 0
-    with ODBDataLoader(Numbers(0, 60), **nested(**(SETTINGS | {"timeout_s": 2, "collate_fn": collate}))) as loader:
+    options = SETTINGS | group | {"timeout_s": 2, "collate_fn": collate}
+    with ODBDataLoader(Numbers(0, 60), **nested(**options)) as loader:
         for _ in loader:
             if rank == 1 and steps == 2:
                 until = time.monotonic() + seconds
@@ -220,96 +216,122 @@ def train_holding(rank: int, seconds: int, is_busy: bool) -> int:
     return steps
 
 
-@pytest.mark.slow
 def test_a_trainer_that_holds_its_lock_is_waited_for_while_it_works_and_else_named() -> None:
-    results = run_ranks(2, train_holding, 6, True)
-    assert not any(result.error for result in results), results
-    results = run_ranks(2, train_holding, 6, False)
-    check_blamed(results, 1, "something holds its interpreter lock")
+    busy, idle = run_pairs(train_holding, [(4, True), (4, False)])
+    get_values(busy)
+    check_blamed(idle, 1, "something holds its interpreter lock")
 
 
-def wait_and_listen(rank: int, what: str, num_workers: int) -> list[str]:
-    """What rank 0 logs while rank 2 keeps it waiting."""
+def wait_and_listen(rank: int, what: str, num_workers: int, text: str, folder: Path) -> list[str]:
+    """What is logged while rank 2 keeps the others waiting, until each has said so."""
     lines: list[str] = []
+
+    def listen(record: logging.LogRecord) -> None:
+        lines.append(record.getMessage())
+        if re.search(f"rank {rank} waits for rank 2, which {text}", lines[-1]):
+            (folder / str(rank)).touch()
+
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = listen  # type: ignore[method-assign]
     logging.getLogger("odb_ref").addHandler(handler)
 
     def combine(samples: list[Any]) -> Any:
         if rank == 2 and what == "collate" and any(sample["number"] == 30 for sample in samples):
-            time.sleep(4)
+            wait_for_both(folder)
         return collate(samples)
 
-    slow = Slow(60, 20 if what == "read" and rank == 2 else None)
+    slow = Slow(60, folder if what == "read" and rank == 2 else None)
     options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers, "timeout_s": 6 if what == "stop" else 1}
     with ODBDataLoader(slow, **nested(**options)) as loader:
         for step, _ in enumerate(loader):
             if rank == 2 and what == "trainer" and step == 3:
-                time.sleep(4)
+                wait_for_both(folder)
             if rank == 2 and what == "stop" and step == 3:
-                subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
+                if os.fork() == 0:
+                    wait_for_both(folder)
+                    os.kill(os.getppid(), signal.SIGCONT)
+                    os._exit(0)
                 os.kill(os.getpid(), signal.SIGSTOP)
+                os.wait()
+    logging.getLogger("odb_ref").removeHandler(handler)
     return lines
+
+
+def wait_for_both(folder: Path) -> None:
+    deadline = time.monotonic() + 10
+    while len(os.listdir(folder)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 class Slow(Numbers):
     """Takes its time for one sample."""
 
-    def __init__(self, count: int, at: int | None) -> None:
+    def __init__(self, count: int, folder: Path | None) -> None:
         super().__init__(0, count)
-        self.at = at
+        self.folder = folder
 
     def __getitem__(self, index: int) -> Any:
-        if index == self.at:
-            time.sleep(4)
+        if index == 20 and self.folder is not None:
+            wait_for_both(self.folder)
         return super().__getitem__(index)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "num_workers", "text"),
-    [
-        ("read", 0, r"rank 0 waits for rank 2, which is reading, with \d+ samples so far"),
-        ("read", 1, r"rank 0 waits for rank 2, which is reading, with \d+ samples so far"),
-        ("collate", 0, r"rank 0 waits for rank 2, which is .*collating step \d+"),
-        ("collate", 1, r"rank 0 waits for rank 2, which is .*collating step \d+"),
-        ("trainer", 0, r"rank 0 waits for rank 2, which is waiting for its trainer, which holds step 3"),
-        ("stop", 0, r"rank 0 waits for rank 2, which has not answered for \d s: its process is stopped"),
-    ],
-)
-def test_a_rank_that_waits_says_for_whom(what: str, num_workers: int, text: str) -> None:
-    values = get_values(run_ranks(4, wait_and_listen, what, num_workers))
-    for rank in (0, 1, 3):
-        expected = text.replace("rank 0", f"rank {rank}")
-        assert any(re.search(expected, line) for line in values[rank]), values[rank]
+WAITED_FOR = [
+    ("read", 0, r"is reading, with \d+ samples so far"),
+    ("read", 1, r"is reading, with \d+ samples so far"),
+    ("collate", 0, r"is .*collating step \d+"),
+    ("collate", 1, r"is .*collating step \d+"),
+    ("trainer", 0, "is waiting for its trainer, which holds step 3"),
+    ("stop", 0, r"has not answered for \d s: its process is stopped"),
+]
+
+
+def test_a_rank_that_waits_says_for_whom(tmp_path: Path) -> None:
+    cases = [(*case, tmp_path / str(number)) for number, case in enumerate(WAITED_FOR)]
+    for *_, folder in cases:
+        folder.mkdir()
+    for (what, num_workers, _, folder), results in zip(cases, run_each(3, wait_and_listen, cases), strict=True):
+        said = {path.name for path in folder.iterdir()}
+        assert said == {"0", "1"}, (what, num_workers, get_values(results))
 
 
 LEAVER = """
-import os, signal, sys, threading, time
+import sys, time
 import torch.distributed as dist
-from odb_ref.torch import Batching, ODBDataLoader
+from odb_ref.torch import ODBDataLoader
+from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
 
-rank = int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-loader = ODBDataLoader(Numbers(0, 400), token_budget=60, collate_fn=collate, shard="given", batching=Batching(window=8))
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=2)
+options = {"token_budget": 60, "window": 8, "shard": "given", "collate_fn": collate, "timeout_s": 600, "name": "one"}
+loader = ODBDataLoader(Numbers(0, 400), **nested(**options))
 for step, batch in enumerate(loader):
     if step == 3:
-        if rank == 0:
-            time.sleep(0.3)
-            raise ValueError("the user's own")
-        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.3)
+        raise ValueError("the user's own")
 """
 
 
+def read_and_stop(store: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
+    options = SETTINGS | {"timeout_s": 600, "collate_fn": collate, "name": "one"}
+    for step, _ in enumerate(ODBDataLoader(Numbers(0, 400), **nested(**options))):
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def test_a_leave_that_nobody_takes_note_of_ends_with_the_users_exception(tmp_path: Path) -> None:
+    """As its interpreter does, which a forked rank has not."""
+    other = multiprocessing.get_context("fork").Process(target=read_and_stop, args=(tmp_path / "store",))
+    other.start()
     command = [sys.executable, "-c", LEAVER, str(tmp_path / "store")]
-    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    leaver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        _, text = ranks[0].communicate(timeout=100)
-        assert ranks[0].returncode == 1, text
+        _, text = leaver.communicate(timeout=100)
+        assert leaver.returncode == 1, text
         assert text.rstrip().endswith("ValueError: the user's own")
     finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+        leaver.kill()
+        leaver.communicate()
+        other.kill()
+        other.join()

@@ -1,4 +1,4 @@
-"""Epochs of updates that are saved and resumed again and again, at random: by other ranks, under other budgets, in mid-update.
+"""Epochs that are saved and resumed again and again, by other ranks: of updates at random, under other budgets, in mid-update.
 
 Bad samples come in clusters, as in a damaged file. A chain is what its number expands to, and many run in one launch of ranks.
 Spec: R10.3, R11.3, R16.5, R16.6.
@@ -42,6 +42,7 @@ class Chain:
 
     samples: int
     size: int
+    """How many samples an update has; 0 in the free mode."""
     shard: str
     bad: frozenset[int]
     legs: tuple[Leg, ...]
@@ -88,15 +89,16 @@ Found = tuple[dict[int, list[int]], dict[int, float], list[tuple[int, int, bool]
 
 def make_loader(chain: Chain, leg: Leg, group: Any) -> ODBDataLoader[Any]:
     options = {
-        "token_budget": leg.budget, "layout": leg.layout, "update_samples": chain.size, "shard": chain.shard,
+        "token_budget": leg.budget, "layout": leg.layout, "shard": chain.shard,
         "shuffle": chain.is_shuffled, "num_workers": chain.workers, "collate_fn": collate,
         "on_bad_sample": "quarantine", "max_bad_samples": 10**6, "timeout_s": 30,
         "process_group": group, "is_apart": group is not None,
+        **({"update_samples": chain.size} if chain.size else {"window": 9, "ramp_rounds": 0, "accumulation_steps": 3}),
     }  # fmt: skip
     return ODBDataLoader(Numbers(0, chain.samples, bad=chain.bad, fault="raise"), **nested(**options))
 
 
-def read_leg(loader: ODBDataLoader[Any], leg: Leg, state: Any, group: Any) -> Found:
+def read_leg(loader: ODBDataLoader[Any], chain: Chain, leg: Leg, state: Any, group: Any) -> Found:
     updates: dict[int, list[int]] = defaultdict(list)
     weights: dict[int, float] = defaultdict(float)
     steps: list[tuple[int, int, bool]] = []
@@ -107,6 +109,9 @@ def read_leg(loader: ODBDataLoader[Any], leg: Leg, state: Any, group: Any) -> Fo
         if not info.is_idle:
             updates[info.update] += batch["numbers"]
             weights[info.update] += info.loss_scale / info.world_size  # of all ranks together 1 in an update
+            if chain.size:
+                whole = info.local_supervised * info.world_size
+                assert info.loss_scale * info.update_supervised == pytest.approx(whole)
         steps.append((info.step, info.update, info.is_update_end))
         if len(steps) == leg.steps:
             saved = loader.state_dict()
@@ -131,7 +136,7 @@ def run_chain(rank: int, chain: Chain, groups: dict[int, Any]) -> str:
         with make_loader(chain, leg, groups[leg.ranks] if rank < leg.ranks else None) as loader:
             if rank < leg.ranks:
                 try:
-                    mine = read_leg(loader, leg, state, groups[leg.ranks])
+                    mine = read_leg(loader, chain, leg, state, groups[leg.ranks])
                 except Exception as error:
                     mine = f"{type(error).__name__}: {error}"
         of_all: list[Any] = [None] * MOST_RANKS
@@ -168,6 +173,10 @@ def judge(chain: Chain, taken: list[list[Found]]) -> str:
                 updates[update].update(numbers)
             for update, weight in part[1].items():
                 weights[update] += weight
+    if not chain.size:
+        taken_on = sum(updates.values(), Counter())
+        is_complete = taken_on == Counter(set(range(chain.samples)) - chain.bad)
+        return "" if is_complete else f"{chain}\n  has trained on {sorted(taken_on.elements())}"
     ends = [update for found in taken for _, update, is_end in found[0][2] if is_end]
     if ends != sorted(set(ends)):
         return f"{chain}\n  updates end in the order {ends}"
@@ -201,23 +210,45 @@ def check_chains(chains: list[Chain]) -> None:
 NO_BAD: frozenset[int] = frozenset()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "chain",
-    [
-        Chain(47, 8, "shared", NO_BAD, (Leg(2, 1, 30), Leg(2, 6, 45), Leg(2, END, 45))),
-        Chain(47, 8, "auto", NO_BAD, (Leg(2, 1, 30), Leg(1, 6, 60), Leg(1, END, 60))),
-        Chain(61, 25, "auto", frozenset({8}), (Leg(2, 5, 60, "packed"), Leg(3, 2, 60, "packed"), Leg(3, END, 60, "packed"))),
-        Chain(200, 8, "shared", frozenset({2, 3}), (Leg(2, END, 60),)),
+def test_chains_that_went_wrong() -> None:
+    """Checks: UPDATE, WEIGHT, RESUME."""
+    packed = (Leg(2, 5, 60, "packed"), Leg(3, 2, 60, "packed"), Leg(3, END, 60, "packed"))
+    chains = [
+        Chain(47, 8, "shared", NO_BAD, (Leg(2, 1, 30), Leg(2, 6, 45), Leg(2, END, 45))),  # weights, another budget
+        Chain(47, 8, "auto", NO_BAD, (Leg(2, 1, 30), Leg(1, 6, 60), Leg(1, END, 60))),  # weights, other ranks
+        Chain(61, 25, "auto", frozenset({8}), packed),  # a bad place behind the last good one
+        Chain(200, 8, "shared", frozenset({2, 3}), (Leg(2, END, 60),)),  # all of a portion
         Chain(30, 7, "shared", frozenset({14, 15, 28}), (Leg(3, 8, 30, "packed"), Leg(3, END, 30, "packed"))),
         Chain(30, 12, "shared", frozenset({14, 22, 24}), (Leg(1, 2, 60, "packed"), Leg(2, END, 90))),
-    ],
-    ids=["weights, other budget", "weights, other ranks", "a bad place behind the last good one", "all of a portion", "again",
-         "elsewhere"],
-)  # fmt: skip
-def test_a_chain_that_went_wrong(chain: Chain) -> None:
-    """Checks: UPDATE, WEIGHT, RESUME."""
-    check_chains([chain])
+    ]
+    check_chains(chains)
+
+
+@pytest.mark.parametrize("shard", ["auto", "shared"])
+def test_other_numbers_of_ranks_finish_an_epoch_of_the_free_mode(shard: str) -> None:
+    """Spec: R10.3, R11.3, R14.6. Checks: RESUME, ONCE, COVER. Twice; bad samples at both ends and in a row, or none."""
+    bad = frozenset({0, 1, 9, 10, 11, 23, 38, 45, 46})
+    check_chains(
+        [
+            Chain(47, 0, shard, spoilt, (Leg(first, steps, 60), Leg(second, steps, 60), Leg(third, END, 60)), True)
+            for first, second, third in ((1, 2, 3), (2, 3, 1), (3, 1, 2))
+            for steps in (1, 3)
+            for spoilt in (NO_BAD, bad)
+        ]
+    )
+
+
+@pytest.mark.parametrize("shard", ["auto", "shared"])
+def test_an_epoch_goes_on_with_another_number_of_ranks(shard: str) -> None:
+    """Saved after any step, and twice within an update. Checks: UPDATE, WEIGHT, RESUME."""
+    once = [
+        (Leg(before, steps, 60), Leg(after, END, 60 if before == after else 45))
+        for before, after, moments in ((2, 3, (1, 4, 9, 14)), (3, 1, (4, 9)), (1, 3, (4,)), (2, 2, (1, 14)))
+        for steps in moments
+    ]
+    twice = [(Leg(a, 1, 30), Leg(b, 1, 30), Leg(c, END, 30)) for a, b, c in ((2, 3, 1), (1, 2, 2), (3, 1, 2))]
+    chains = [Chain(103, 16, shard, NO_BAD, legs, True) for legs in once]
+    check_chains([*chains, *(Chain(47, 25, shard, NO_BAD, legs, True) for legs in twice)])
 
 
 @pytest.mark.deep

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import pickle
-import random
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset, DistributedSampler, RandomSampler
+from torch.utils.data import DistributedSampler, RandomSampler
 
 from odb_ref.torch import ODBDataLoader, UsageError
 from odb_ref.torch.reading.source import CHUNK_SAMPLES
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
-from tests.torch.ranks import CAN_SHARD, get_values, run_ranks
+from tests.torch.models import compute_loss, make_model
+from tests.torch.ranks import CAN_SHARD, get_values, run_each, run_ranks
 
 SAMPLES = 103
 UPDATE = 16
@@ -56,24 +56,24 @@ def list_expected(epoch: int = 0, **settings: Any) -> list[list[int]]:
     return [sorted(order[first : first + UPDATE]) for first in range(0, SAMPLES, UPDATE)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("world_size", "settings"),
-    [
-        (1, {}),
-        (2, {}),
-        (3, {"num_workers": 1}),
-        (4, {"shard": "shared"}),
-        (2, {"shard": "shared", "num_workers": 2, "token_budget": 30}),
-        (3, {"shard": "shared", "order": "sampler"}),
-        (2, {"budget_schedule": lambda step, current: 60 - step % 20}),
+PLACED: dict[int, list[dict[str, Any]]] = {
+    1: [{}],
+    2: [
+        {},
+        {"shard": "shared", "num_workers": 2, "token_budget": 30},
+        {"budget_schedule": lambda step, current: 60 - step % 20},
     ],
-)
-def test_an_update_holds_its_places_whoever_reads_them(world_size: int, settings: dict[str, Any]) -> None:
+    3: [{"num_workers": 1}, {"shard": "shared", "order": "sampler"}],
+    4: [{"shard": "shared"}],
+}
+
+
+@pytest.mark.parametrize("world_size", PLACED)
+def test_an_update_holds_its_places_whoever_reads_them(world_size: int) -> None:
     """Checks: UPDATE, COVER."""
-    results = run_ranks(world_size, read, settings, 2)
-    for epoch in range(2):
-        assert join(results, epoch) == list_expected(epoch)
+    for results in run_each(world_size, read, [(settings, 2) for settings in PLACED[world_size]]):
+        for epoch in range(2):
+            assert join(results, epoch) == list_expected(epoch)
 
 
 def read_dropping(rank: int, shard: str) -> tuple[int, list[dict[int, list[int]]]]:
@@ -83,23 +83,20 @@ def read_dropping(rank: int, shard: str) -> tuple[int, list[dict[int, list[int]]
     return count, read(rank, {"shard": shard, "drop_last": True})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shard", ["auto", "shared"])
-def test_the_last_update_may_be_dropped(shard: str) -> None:
-    results = run_ranks(2, read_dropping, shard)
-    assert [result.value[0] for result in results] == [SAMPLES // UPDATE] * 2
-    joined = [sorted(n for result in results for n in result.value[1][0][u]) for u in range(SAMPLES // UPDATE)]
-    assert joined == list_expected()[:-1]
+def test_the_last_update_may_be_dropped() -> None:
+    for results in run_each(2, read_dropping, [("auto",), ("shared",)]):
+        values = get_values(results)
+        assert [count for count, _ in values] == [SAMPLES // UPDATE] * 2
+        joined = [sorted(n for _, epochs in values for n in epochs[0][u]) for u in range(SAMPLES // UPDATE)]
+        assert joined == list_expected()[:-1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shard", ["auto", "shared"])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_sample_set_aside_leaves_its_update_smaller(shard: str, num_workers: int) -> None:
+def test_a_sample_set_aside_leaves_its_update_smaller() -> None:
     """Nothing is read in its place. Checks: UPDATE."""
-    settings = {"shard": shard, "on_bad_sample": "quarantine", "num_workers": num_workers}
-    results = run_ranks(2, read_with_bad, settings)
-    assert join(results) == [[n for n in update if n != 41] for update in list_expected()]
+    settings = {"on_bad_sample": "quarantine"}
+    cases = [(settings | {"shard": shard, "num_workers": n},) for shard in ("auto", "shared") for n in (0, 1)]
+    for results in run_each(2, read_with_bad, cases):
+        assert join(results) == [[n for n in update if n != 41] for update in list_expected()]
 
 
 def read_with_bad(rank: int, settings: dict[str, Any]) -> list[dict[int, list[int]]]:
@@ -112,15 +109,16 @@ def read_sampler(rank: int, kind: str) -> list[dict[int, list[int]]]:
     return read(rank, {"sampler": sampler, "shard": "auto" if kind == "unsaid" else "shared", "shuffle": False})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["random", "unsaid"])
-def test_the_order_may_be_that_of_a_sampler(kind: str) -> None:
+def test_the_order_may_be_that_of_a_sampler_which_ranks_must_share() -> None:
     """Each sample once, whether or not the ranks are told to share the order that each of them lists."""
-    (alone,) = run_ranks(1, read_sampler, kind)
-    together = run_ranks(2, read_sampler, kind)
     order = list(RandomSampler(range(SAMPLES), generator=torch.Generator().manual_seed(5)))
     expected = [sorted(order[first : first + UPDATE]) for first in range(0, SAMPLES, UPDATE)]
-    assert join([alone]) == join(together) == expected
+    alone = run_each(1, read_sampler, [("random",), ("unsaid",)])
+    *together, different = run_each(2, read_sampler, [("random",), ("unsaid",), ("different",)])
+    for results in (*alone, *together):
+        assert join(results) == expected
+    assert {result.error for result in different} == {"JobError"}
+    assert all("sampler" in result.text for result in different), different
 
 
 def read_replicas(rank: int, settings: dict[str, Any], replicas: int | None) -> Any:
@@ -134,33 +132,25 @@ def read_replicas(rank: int, settings: dict[str, Any], replicas: int | None) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"shard": "shared"}, {"drop_last": True}], ids=str)
-@pytest.mark.parametrize(("ranks", "replicas"), [(2, None), (3, None), (1, 1), (2, 1)])
-def test_the_order_may_be_that_of_distributed_sampler(
-    settings: dict[str, Any], ranks: int, replicas: int | None
-) -> None:
+@pytest.mark.parametrize(("ranks", "of_replicas"), [(2, (None, 1)), (3, (None,)), (1, (1,))])
+def test_the_order_may_be_that_of_distributed_sampler(ranks: int, of_replicas: tuple[int | None, ...]) -> None:
     """With its repeated samples at the end; its own epoch is set. One of one replica is an order for any number of ranks."""
-    results = run_ranks(ranks, read_replicas, settings, replicas)
-    assert not any(result.error for result in results), results
-    for epoch in range(2):
-        samplers = [DistributedSampler(range(SAMPLES), replicas or ranks, r, seed=5) for r in range(replicas or ranks)]
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-        order = [number for places in zip(*samplers, strict=True) for number in places]
-        ends = range(UPDATE, len(order) + (1 if "drop_last" in settings else UPDATE), UPDATE)
-        expected = [sorted(order[end - UPDATE : end]) for end in ends]
-        found = [sorted(n for r in results for n in r.value[0][epoch].get(u, [])) for u in range(len(expected))]
-        assert found == expected
-        assert all(
-            result.value[1] == len(expected) == len(set().union(*(r.value[0][epoch] for r in results)))
-            for result in results
-        )
-
-
-def test_samplers_that_differ_between_ranks_are_refused() -> None:
-    results = run_ranks(2, read_sampler, "different")
-    assert {result.error for result in results} == {"JobError"}
-    assert all("sampler" in result.text for result in results), results
+    options: list[dict[str, Any]] = [{}, {"shard": "shared"}, {"drop_last": True}]
+    cases = [(settings, replicas) for settings in options for replicas in of_replicas]
+    for (settings, replicas), results in zip(cases, run_each(ranks, read_replicas, cases), strict=True):
+        values = get_values(results)
+        for epoch in range(2):
+            count = replicas or ranks
+            samplers = [DistributedSampler(range(SAMPLES), count, r, seed=5) for r in range(count)]
+            for sampler in samplers:
+                sampler.set_epoch(epoch)
+            order = [number for places in zip(*samplers, strict=True) for number in places]
+            ends = range(UPDATE, len(order) + (1 if "drop_last" in settings else UPDATE), UPDATE)
+            expected = [sorted(order[end - UPDATE : end]) for end in ends]
+            found = [sorted(n for v, _ in values for n in v[epoch].get(u, [])) for u in range(len(expected))]
+            assert found == expected, (settings, replicas)
+            seen = set().union(*(v[epoch] for v, _ in values))
+            assert {said for _, said in values} == {len(expected)} == {len(seen)}
 
 
 class Counted(Numbers):
@@ -198,54 +188,6 @@ def test_a_part_of_an_update_is_read_ahead_while_two_are_held(shard: str, ahead:
 # State --------------------------------------------------------------------------------------------------------------------
 
 
-def read_and_stop(rank: int, shard: str, steps: int, state: Any, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Reads so many steps, from a state on; returns the samples by update, each update's weights, and the state."""
-    updates: dict[int, list[int]] = defaultdict(list)
-    supervised: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    with ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS | settings, shard=shard)) as loader:
-        if state is not None:
-            loader.load_state_dict(state)
-        taken = None
-        for step, (batch, info) in enumerate(loader.steps(), 1):
-            if not info.is_idle:
-                updates[info.update] += batch["numbers"]
-                assert info.loss_scale * info.update_supervised == pytest.approx(
-                    info.local_supervised * info.world_size
-                )
-            supervised[info.update].append((info.global_supervised, info.update_supervised))
-            if step == steps:
-                taken = loader.state_dict()
-                break
-    return dict(updates), dict(supervised), taken
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shard", ["auto", "shared"])
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 1), (1, 4)])
-@pytest.mark.parametrize("steps", [1, 4, 9, 14])
-def test_an_epoch_goes_on_with_another_number_of_ranks(shard: str, before: int, after: int, steps: int) -> None:
-    """Saved after any step. Checks: UPDATE, RESUME."""
-    saved = run_ranks(before, read_and_stop, shard, steps, None, {})
-    assert not any(r.error and r.error != "JobError" for r in saved), saved
-    states = [result.value[2] for result in saved]
-    settings = {} if before == after else {"token_budget": 45}
-    resumed = run_ranks(after, read_and_stop, shard, 10**6, states, settings)
-    assert not any(result.error for result in resumed), resumed
-    updates: dict[int, Counter[int]] = defaultdict(Counter)
-    for result in saved + resumed:
-        for update, numbers in result.value[0].items():
-            updates[update] += Counter(numbers)
-    found = [sorted(updates[update].elements()) for update in sorted(updates)]
-    assert found == list_expected()
-    # The weights of both parts of an update are those of the whole.
-    both: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for result in (saved[0], resumed[0]):
-        for update, counts in result.value[1].items():
-            both[update] += counts
-    for counts in both.values():
-        assert {update for _, update in counts} == {sum(own for own, _ in counts)}
-
-
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 def test_what_is_saved_between_updates_is_a_few_numbers(shard: str) -> None:
     """Spec: R16.6. However many samples an update has, and whatever was set aside."""
@@ -261,60 +203,16 @@ def test_what_is_saved_between_updates_is_a_few_numbers(shard: str) -> None:
 
 
 def test_another_size_of_updates_cannot_go_on() -> None:
-    saved = run_ranks(2, read_and_stop, "auto", 3, None, {})
-    states = [result.value[2] for result in saved]
+    with ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS)) as loader:
+        next(loader.steps())
+        state = loader.state_dict()
     with ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS | {"update_samples": 8})) as loader:
-        loader.load_state_dict(states)
+        loader.load_state_dict(state)
         with pytest.raises(UsageError, match="update_samples: saved 16, now 8"):
             iter(loader)
 
 
 # Training -----------------------------------------------------------------------------------------------------------------
-
-
-class Regression(Dataset[Any]):
-    """Sequences of features with a target for each supervised position."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        choose = random.Random(index)
-        length = choose.randint(1, 20)
-        ids = torch.tensor([choose.randint(1, 31) for _ in range(length)])
-        labels = ids.clone()
-        labels[: choose.randint(0, length - 1)] = -100
-        return {"input_ids": ids, "labels": labels, "number": index}
-
-
-def make_model() -> Any:
-    torch.manual_seed(3)
-    layers = torch.nn.Sequential(
-        torch.nn.Embedding(32, 8), torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 32)
-    )
-    return layers.double()
-
-
-def compute_losses(model: Any, batch: Any) -> Any:
-    """The sum over supervised tokens, and how many there are; causal."""
-    if isinstance(batch, dict) and "labels" in batch:
-        ids, labels = batch["input_ids"], batch["labels"]
-    logits = model(ids)[:, :-1]
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction="sum"
-    )
-
-
-def pad(samples: list[Any]) -> Any:
-    make = torch.nn.utils.rnn.pad_sequence
-    return {
-        "input_ids": make([s["input_ids"] for s in samples], batch_first=True),
-        "labels": make([s["labels"] for s in samples], batch_first=True, padding_value=-100),
-        "numbers": [s["number"] for s in samples],
-    }
 
 
 def pack(samples: list[Any]) -> Any:
@@ -323,7 +221,7 @@ def pack(samples: list[Any]) -> Any:
     return {"input_ids": torch.cat([s["input_ids"] for s in samples])[None], "labels": torch.cat(labels)[None]}
 
 
-TRAINED, EPOCHS = 90, 3
+TRAINED, EPOCHS = 58, 3
 UPDATES = -(-TRAINED // UPDATE)
 RESUMED = UPDATES + 2
 
@@ -335,13 +233,12 @@ def get_weights(model: Any) -> list[float]:
 
 @pytest.fixture(scope="module")
 def plain() -> list[list[float]]:
-    (weights,) = get_values(run_ranks(1, train_plain))
-    return weights
+    return train_plain()
 
 
-def train_plain(rank: int) -> list[list[float]]:
+def train_plain() -> list[list[float]]:
     """One process, fixed updates of the common order, mean over an update's supervised tokens."""
-    data, model = Regression(TRAINED), make_model()
+    data, model = Numbers(0, TRAINED), make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     weights = []
     for epoch in range(EPOCHS):
@@ -352,7 +249,7 @@ def train_plain(rank: int) -> list[list[float]]:
             samples = [data[i] for i in order[first : first + UPDATE]]
             count = sum(int((s["labels"][1:] != -100).sum()) for s in samples)
             for start in range(0, len(samples), 4):  # gradient accumulation
-                (compute_losses(model, pad(samples[start : start + 4])) / count).backward()
+                (compute_loss(model, collate(samples[start : start + 4]), "sum") / count).backward()
             optimizer.step()
             optimizer.zero_grad()
             weights.append(get_weights(model))
@@ -367,7 +264,7 @@ class SeededOrder(DistributedSampler[Any]):
 
 
 def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[list[float]]:
-    data, model = Regression(TRAINED), make_model()
+    data, model = Numbers(0, TRAINED), make_model()
     wrapped: Any
     if fsdp:
         from torch.distributed.fsdp import fully_shard
@@ -377,7 +274,7 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
     else:
         wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
-    options: dict[str, Any] = {"token_budget": 64, "collate_fn": pad, "loss_reduction": "sum"} | settings
+    options: dict[str, Any] = {"token_budget": 64, "collate_fn": collate, "loss_reduction": "sum"} | settings
     weights: list[list[float]] = []
     state: Any = None
     for updates in (RESUMED, EPOCHS * UPDATES):  # saved in the second epoch; another loader goes on
@@ -388,7 +285,7 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
                 loader.load_state_dict(state)
             while len(weights) < updates:
                 for batch, info in loader.steps():
-                    info.scale(compute_losses(wrapped, batch)).backward()
+                    info.scale(compute_loss(wrapped, batch, "sum")).backward()
                     if info.is_update_end:
                         optimizer.step()
                         optimizer.zero_grad()
@@ -428,10 +325,16 @@ def test_the_weights_are_those_of_plain_training_after_every_update(
 
 def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tuple[list[list[float]], bytes]:
     """So many updates from what was saved on, with a `DistributedSampler` of one replica; their weights, and what is saved."""
-    data, model = Regression(TRAINED), make_model()
+    data, model = Numbers(0, TRAINED), make_model()
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
-    options = {"token_budget": 64, "collate_fn": pad, "loss_reduction": "sum", "update_samples": UPDATE, "shard": shard}
+    options = {
+        "token_budget": 64,
+        "collate_fn": collate,
+        "loss_reduction": "sum",
+        "update_samples": UPDATE,
+        "shard": shard,
+    }
     weights: list[list[float]] = []
     sampler: Any = DistributedSampler(data, 1, 0, seed=7)
     with ODBDataLoader(data, **nested(sampler=sampler, **options)) as loader:
@@ -440,7 +343,7 @@ def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tupl
                 part.load_state_dict(state)
         while True:
             for batch, info in loader.steps():
-                info.scale(compute_losses(wrapped, batch)).backward()
+                info.scale(compute_loss(wrapped, batch, "sum")).backward()
                 if info.is_update_end:
                     optimizer.step()
                     optimizer.zero_grad()
