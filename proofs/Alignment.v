@@ -10,8 +10,7 @@ Import ListNotations.
 (** ** The model *)
 
 Section Sort.
-  Variable A : Type.
-  Variable before : A -> A -> bool.
+  Variables (A : Type) (before : A -> A -> bool).
   Fixpoint insert_by (x : A) (l : list A) : list A :=
     match l with
     | [] => [x]
@@ -55,8 +54,7 @@ Definition fullest_first (m : gauge) : line :=
   mkLine (fun g h => tokens_of m h <=? tokens_of m g) (fun g h => cost_of m h <=? cost_of m g).
 
 Section Align.
-Variable M : gauge.
-Variable way : line.
+Variables (M : gauge) (way : line).
 Notation middle := (middle_of M).
 
 (** Due groups first, then as the line has it. *)

@@ -51,15 +51,11 @@ Proof.
 Qed.
 
 Section Coupled.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation reachable := (System.reachable W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
-Notation second := (Keeps.second W cfg).
 Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).

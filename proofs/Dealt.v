@@ -5,14 +5,10 @@ From ODB Require Import Types Rules Alignment Layouts Runs Machine Local Rank Sy
 Import ListNotations.
 
 Section Dealt.
-Variables (W total n : nat).
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable order : nat -> sample.
+Variables (W total n : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
 (** What each rank draws where so many places are drawn: together the places of an update, or all that are left. Only of the last may a
     rank have none. *)
-Variable part : nat -> nat -> list nat.
-Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
+Variables (part : nat -> nat -> list nat) (wish : nat -> nat -> nat -> list sample -> list sample -> nat).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis part_next : forall d, Permutation (concat (map (part d) (ranks W))) (seq d (Nat.min n (total - d))).
 Hypothesis part_some : forall d r, r < W -> 1 <= length (part d r) \/ total <= d + n.

@@ -30,10 +30,7 @@ Record shared_sys := mkShared {
   told : list (option (nat -> nat)) }.
 
 Section Shared.
-Variables (W total : nat).
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable order : nat -> sample.
+Variables (W total : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
 Variable deal : (nat -> nat) -> nat -> nat -> list nat.
 (** What a rank wants: of its number, the round, how many places are drawn, what its window held and what is carried. *)
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.

@@ -7,10 +7,7 @@ From ODB Require Import Types Machine Local Rank System Facts Keeps Protocol End
 Import ListNotations.
 
 Section Gone.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation step := (System.step W cfg depth input).
@@ -98,8 +95,7 @@ Proof.
   destruct (dec_exists (fun q => gone q || is_lost (rank_of u q)) W) as [[q0 [Hq0 G0]]|NG].
   2:{ (* nobody is gone, nobody is lost *)
     assert (NG' : forall r, r < W -> gone r = false /\ is_lost (rank_of u r) = false) by (intros r H; apply orb_false_iff, NG, H).
-    assert (E : forall r, r < W -> rank_of u r = rank_of v r).
-    { intros r H. destruct (f_rank _ _ _ _ F r H) as [[_ [X _]]|[L _]]; [exact X|]. destruct (NG' r H) as [_ Z]. rewrite (l_lost _ _ L) in Z. discriminate. }
+    assert (E : forall r, r < W -> rank_of u r = rank_of v r) by (intros r H; exact (live_is_followed W u v r F H (proj2 (NG' r H)))).
     assert (Br : forall r, r < W -> broken W v r \/ forsaken W v r -> never_ends u r).
     { intros r H [[A [q [Hq [S1 [S2 S3]]]]]|[_ [q [Hq [S1 S2]]]]].
       - right. split; [intros p Hp; rewrite !E by assumption; apply A, Hp|]. exists q. rewrite !E by assumption. rewrite (f_running _ _ _ _ F q Hq). auto 6.
@@ -147,7 +143,7 @@ Proof.
   destruct (running u q) eqn:Rq.
   { left. left. exists (LTrained q). eexists. split; [|split; [exact Logic.I|split; [exact Gq|]]]; [apply StepTrained; [exact Hq|exact Rq|exact M]|].
     intros [[p [Hp [_ Lp]]]|[Al _]]; [specialize (M p Hp)|specialize (Al r H)]; lia. }
-  left. destruct (f_rank _ _ _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lost; discriminate].
+  left. pose proof (live_is_followed W u v q F Hq Lost) as Xq.
   destruct (takeableb (rank_of v q)) eqn:T; [apply (take_goes_on u v q R F Hq Gq Xq Rq); apply takeableb_spec, T|exfalso].
   pose proof (End q Hq Gq) as Eq. rewrite Xq in Eq, Stop. rewrite Xr, Xq in Lq. destruct (ended_current W cfg depth input ok v q R Hq Eq) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
   pose proof (k_free _ _ _ _ _ _ Kq Stop) as L1. rewrite Wq, Hk in L1.

@@ -64,10 +64,7 @@ Proof.
 Qed.
 
 Section Whole.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation reachable := (System.reachable W cfg depth input).

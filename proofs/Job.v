@@ -4,10 +4,7 @@ From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Pr
 Import ListNotations.
 
 Section Job.
-Variables (W total : nat).
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable order : nat -> sample.
+Variables (W total : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
 Variable deal : (nat -> nat) -> nat -> nat -> list nat.
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 Hypothesis ok : setting_ok W cfg.
@@ -16,7 +13,6 @@ Hypothesis deal_feeds : forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal w
 
 Notation shared_run := (shared_run W total cfg depth order deal wish).
 Notation shared_reachable := (shared_reachable W total cfg depth order deal wish).
-Notation shared_step := (shared_step W total cfg depth order deal wish).
 Notation own := (shared_config cfg deal).
 Notation content := (content order).
 Notation share_of := (share_of deal).
@@ -575,7 +571,7 @@ Proof.
   assert (P : Permutation (samples_of (steps_of (rank_of (base s) r))) (content (places s r)))
     by exact (with_losses_a_complete_rank_has_planned_its_whole_input W own depth input own_ok (base s) r Rb Hr Jm Nq En O).
   split; [|auto]. rewrite <- (b_upto _ _ Bk Bg). apply Nat.eqb_eq. rewrite <- (b_ended _ _ Bk Bg).
-  destruct (a_live_rank_is_followed W own depth input own_ok (base s) r Rb Hr) as [v [Rv [_ [Er _]]]]; [unfold is_lost; rewrite O; apply andb_false_r|]. rewrite Er in *.
+  destruct (a_live_rank_is_followed W own depth input own_ok (base s) r Rb Hr) as [v [Rv [_ [Er _]]]]; [exact (complete_is_not_lost _ O)|]. rewrite Er in *.
   exact (a_complete_rank_has_read_its_whole_input W own depth input own_ok v r Rv Hr Jm Nq En O).
 Qed.
 

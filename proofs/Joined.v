@@ -52,10 +52,7 @@ Proof.
 Qed.
 
 Section Joined.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
 
@@ -92,23 +89,13 @@ End Joined.
 (** ** The shipped configuration *)
 
 Section Shipped.
-Variable shape : layout.
-Variable C : nat -> nat.
-Variables W size ramp max_age print : nat.
+Variables (shape : layout) (C : nat -> nat) (W size ramp max_age print : nat).
 (** The largest budget there is, with its limits, and what share of one may be padding; under which budget each rank begins, and what it
     accepts in each round: any. *)
-Variables whole padding_share : nat.
-Variable limits : list nat.
-Variable first : nat -> nat.
-Variable accepts : nat -> nat -> nat.
-Variable is_quota : bool.
-Variable quota : option nat.
-Variable rule : offer -> nat.
-Variable o : order.
+Variables (whole padding_share : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat).
+Variables (is_quota : bool) (quota : option nat) (rule : offer -> nat) (o : order).
 (** Which ranks' windows are bounded in bytes. *)
-Variable windowed : nat -> bool.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (windowed : nat -> bool) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis some : 1 <= W.
 Hypothesis costs_grow : cost_ok C.
 Hypothesis old : 1 <= max_age.

@@ -25,6 +25,9 @@ Proof. intros c r d s peer cause E. simpl. unfold lose. rewrite E. reflexivity. 
 
 Definition is_lost (s : state) : bool := is_ending s && match ended_as s with Some (Lost _ _) => true | _ => false end.
 
+Lemma complete_is_not_lost : forall s, ended_as s = Some Complete -> is_lost s = false.
+Proof. intros s O. unfold is_lost. rewrite O. apply andb_false_r. Qed.
+
 (** A rank that has learnt of a loss, against what it would be without. *)
 Record lost_from (u v : state) : Prop := {
   l_phase : at_phase u = DONE;
@@ -98,16 +101,12 @@ Qed.
 (** ** The system *)
 
 Section Loss.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation reachable := (System.reachable W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
 Notation step := (System.step W cfg depth input).
-Notation whole := (Facts.whole cfg).
 
 (** Everything that can happen without a loss, and that a rank's driver says that a peer is lost. *)
 Inductive lossy_step : sys -> sys -> Prop :=
@@ -329,6 +328,9 @@ Proof.
   rewrite l_aligned0. simpl. repeat split; auto. rewrite l_window0. apply Permutation_app_comm.
 Qed.
 
+Lemma live_is_followed : forall u v r, follows u v -> r < W -> is_lost (rank_of u r) = false -> rank_of u r = rank_of v r.
+Proof. intros u v r F H L. destruct (f_rank _ _ _ F r H) as [[_ [E _]]|[X _]]; [exact E|]. rewrite (l_lost _ _ X) in L. discriminate. Qed.
+
 (** What a rank that is not lost knows is what it knows there. *)
 Lemma a_live_rank_is_followed : forall u r, lossy_reachable u -> r < W -> is_lost (rank_of u r) = false ->
   exists v, reachable v /\ follows u v /\ rank_of u r = rank_of v r /\ pending u r = pending v r.
@@ -379,17 +381,16 @@ Theorem with_losses_rounds_are_aligned : forall u r q j x y, lossy_reachable u -
   nth_error (steps_of (rank_of u r)) j = Some x -> nth_error (steps_of (rank_of u q)) j = Some y ->
   s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y.
 Proof.
-  intros u r q j x y Ru Hr Hq Hx Hy. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (follows_frame u v r F Hr) as [Er _]. destruct (follows_frame u v q F Hq) as [Eq _]. rewrite Er in Hx. rewrite Eq in Hy.
-  apply (rounds_are_aligned W cfg depth input ok v r q j x y R Hr Hq Hx Hy).
+  intros u r q j x y Ru Hr Hq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  destruct (follows_frame u v r F Hr) as [-> _], (follows_frame u v q F Hq) as [-> _]. exact (rounds_are_aligned W cfg depth input ok v r q j x y R Hr Hq).
 Qed.
 
 Theorem with_losses_every_rank_makes_the_same_number_of_steps_in_a_round : forall u r q k, lossy_reachable u -> r < W -> q < W ->
   k < round (rank_of u r) -> k < round (rank_of u q) -> length (steps_in_round k (rank_of u r)) = length (steps_in_round k (rank_of u q)).
 Proof.
-  intros u r q k Ru Hr Hq Lr Lq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (follows_frame u v r F Hr) as [Er [_ [Rr _]]]. destruct (follows_frame u v q F Hq) as [Eq [_ [Rq _]]]. unfold steps_in_round. rewrite Er, Eq. rewrite Rr in Lr. rewrite Rq in Lq.
-  apply (every_rank_makes_the_same_number_of_steps_in_a_round W cfg depth input ok v r q k R Hr Hq Lr Lq).
+  intros u r q k Ru Hr Hq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold steps_in_round.
+  destruct (follows_frame u v r F Hr) as [-> [_ [-> _]]], (follows_frame u v q F Hq) as [-> [_ [-> _]]].
+  exact (every_rank_makes_the_same_number_of_steps_in_a_round W cfg depth input ok v r q k R Hr Hq).
 Qed.
 
 (** CONSERVE, with losses. *)
@@ -412,9 +413,8 @@ Qed.
 Theorem with_losses_release_needs_every_rank_ready : forall u r q j, lossy_reachable u -> r < W -> q < W -> j < length (released_of (rank_of u r)) ->
   j < length (released_of (rank_of u q)) \/ (j < length (steps_of (rank_of u q)) /\ collated (rank_of u q) = true).
 Proof.
-  intros u r q j Ru Hr Hq L. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (follows_frame u v r F Hr) as [_ [Er _]]. destruct (follows_frame u v q F Hq) as [Sq [Eq [_ [_ [Cq _]]]]]. rewrite Er in L. rewrite Eq, Sq, Cq.
-  apply (release_needs_every_rank_ready W cfg depth input ok v r q j R Hr Hq L).
+  intros u r q j Ru Hr Hq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  destruct (follows_frame u v r F Hr) as [_ [-> _]], (follows_frame u v q F Hq) as [-> [-> [_ [_ [-> _]]]]]. exact (release_needs_every_rank_ready W cfg depth input ok v r q j R Hr Hq).
 Qed.
 
 (** COVER, with losses: who closes COMPLETE has been given all of its samples, whatever others have learnt since. *)
@@ -422,17 +422,15 @@ Theorem with_losses_join_mode_covers : forall u r, lossy_reachable u -> r < W ->
   at_phase (rank_of u r) = DONE -> ended_as (rank_of u r) = Some Complete -> stopped (rank_of u r) = false ->
   Permutation (samples_of (taken (rank_of u r) ++ queue (rank_of u r))) (input r).
 Proof.
-  intros u r Ru H Jm Nq P O St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (f_rank _ _ _ F r H) as [[_ [E _]]|[L _]].
-  - rewrite E in *. apply (join_mode_covers W cfg depth input ok v r R H Jm Nq P O St).
-  - exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate.
+  intros u r Ru H Jm Nq P O St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  pose proof (live_is_followed u v r F H (complete_is_not_lost _ O)) as X. rewrite X in *. exact (join_mode_covers W cfg depth input ok v r R H Jm Nq P O St).
 Qed.
 
 Theorem with_losses_a_complete_rank_has_planned_its_whole_input : forall u r, lossy_reachable u -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   is_ending (rank_of u r) = true -> ended_as (rank_of u r) = Some Complete -> has_planned_everything input u r.
 Proof.
-  intros u r Ru H Jm Nq E O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold has_planned_everything. destruct (f_rank _ _ _ F r H) as [[_ [X _]]|[L _]].
-  - rewrite X in *. apply (a_complete_rank_has_planned_its_whole_input W cfg depth input ok v r R H Jm Nq E O).
-  - exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate.
+  intros u r Ru H Jm Nq E O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold has_planned_everything.
+  pose proof (live_is_followed u v r F H (complete_is_not_lost _ O)) as X. rewrite X in *. exact (a_complete_rank_has_planned_its_whole_input W cfg depth input ok v r R H Jm Nq E O).
 Qed.
 
 (** QUOTA, with losses: who closes COMPLETE. *)
@@ -441,9 +439,7 @@ Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q, los
   ended_as (rank_of u q) = Some Complete /\ length (steps_of (rank_of u q)) = length (steps_of (rank_of u r)) /\ closes_in_time W cfg input u r.
 Proof.
   intros u r q Ru Hr Hq Er Eq Lq O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]].
-  2:{ exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate. }
-  destruct (f_rank _ _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
+  pose proof (live_is_followed u v r F Hr (complete_is_not_lost _ O)) as Xr. pose proof (live_is_followed u v q F Hq Lq) as Xq. rewrite Xr, Xq in *.
   destruct (quota_ranks_close_at_the_same_first_step W cfg depth input ok v r q R Hr Hq Er Eq O) as [Q1 [Q2 Q3]].
   split; [exact Q1|]. split; [exact Q2|]. unfold closes_in_time in *. rewrite Xr.
   assert (D : (exists i, i < W /\ has_planned_everything input v i) -> exists i, i < W /\ has_planned_everything input u i).
@@ -468,8 +464,7 @@ Theorem with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_ag
   exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r).
 Proof.
   intros Jn Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
-  destruct (f_rank _ _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
-  destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
+  pose proof (live_is_followed u v r F H Lf) as X. rewrite X in *. destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
   apply (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest W cfg depth input ok Jn Pl v v' r x R Ld H Ph Hx Lr).
 Qed.
 
@@ -482,8 +477,7 @@ Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round
   (forall y, In y (steps_of (rank_of w r)) -> s_round y <= round (rank_of u r) + c_max_age (cfg r)).
 Proof.
   intros Gr Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
-  destruct (f_rank _ _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
-  destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
+  pose proof (live_is_followed u v r F H Lf) as X. rewrite X in *. destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
   apply (in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step W cfg depth input ok Gr Pl v v' r x R Ld H Ph Hx Lr).
 Qed.
 
@@ -503,16 +497,13 @@ Theorem ranks_that_have_ended_are_lost_or_agree : forall u r q, lossy_reachable 
   ended_as (rank_of u r) = ended_as (rank_of u q) /\ round (rank_of u r) = round (rank_of u q) /\ length (released_of (rank_of u r)) = length (released_of (rank_of u q)).
 Proof.
   intros u r q Ru Hr Hq Er Eq Lr Lq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate].
-  destruct (f_rank _ _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
-  apply (failure_ends_all_ranks_in_the_same_round W cfg depth input ok v r q R Hr Hq Er Eq).
+  pose proof (live_is_followed u v r F Hr Lr) as Xr. pose proof (live_is_followed u v q F Hq Lq) as Xq. rewrite Xr, Xq in *. apply (failure_ends_all_ranks_in_the_same_round W cfg depth input ok v r q R Hr Hq Er Eq).
 Qed.
 
 Theorem with_losses_an_outcome_names_the_rank_and_the_cause : forall u r, lossy_reachable u -> r < W -> is_ending (rank_of u r) = true -> is_lost (rank_of u r) = false ->
   exists o, ended_as (rank_of u r) = Some o /\ outcome_true W cfg u o.
 Proof.
-  intros u r Ru Hr Er Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate]. rewrite Xr in *.
+  intros u r Ru Hr Er Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. pose proof (live_is_followed u v r F Hr Lr) as Xr. rewrite Xr in *.
   destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok v r R Hr Er) as [o [O T]]. exists o. split; [exact O|].
   assert (X : forall q, q < W -> stopped (rank_of u q) = stopped (rank_of v q) /\ failure (rank_of u q) = failure (rank_of v q)).
   { intros q Hq. destruct (f_rank _ _ _ F q Hq) as [[_ [-> _]]|[L _]]; [auto|]. split; [apply (l_stopped _ _ L)|apply (l_failure _ _ L)]. }

@@ -12,10 +12,7 @@ Open Scope nat_scope.
 
 Section Ranks.
 (** [W] ranks, each with its configuration, the depth of its queue, and its samples. *)
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 (** There is a rank, configurations meet what [config_ok] lists, and those with equal fingerprints are equal. *)
 Hypothesis ok : setting_ok W cfg.
 
@@ -117,17 +114,9 @@ End Ranks.
 
 Section Shipped.
 (** The shipped configuration, in either layout and every order, by any cost, with any rule within the bounds of R3.3. *)
-Variable shape : layout.
-Variable C : nat -> nat.
-Variables W size ramp max_age print whole padding_share : nat.
-Variable limits : list nat.
-Variable first : nat -> nat.
-Variable accepts : nat -> nat -> nat.
-Variable is_quota : bool.
-Variable quota : option nat.
-Variable rule : offer -> nat.
-Variable windowed : nat -> bool.
-Variable depth : nat -> nat.
+Variables (shape : layout) (C : nat -> nat) (W size ramp max_age print whole padding_share : nat).
+Variables (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat) (is_quota : bool).
+Variables (quota : option nat) (rule : offer -> nat) (windowed : nat -> bool) (depth : nat -> nat).
 Variable input : nat -> list sample.
 Hypothesis some : 1 <= W.
 Hypothesis costs_grow : cost_ok C.

@@ -67,8 +67,7 @@ Proof.
 Qed.
 
 Section Shuffle.
-Variable M : gauge.
-Variable way : line.
+Variables (M : gauge) (way : line).
 Notation align := (align M way).
 
 Definition shuffle (before : nat -> nat -> nat -> bool) (k : nat) (gs : list group) (t due : nat) : list group * list sample :=

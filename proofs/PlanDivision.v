@@ -10,9 +10,7 @@ Definition ceil (n d : nat) : nat := (n + d - 1) / d.
 
 Section Division.
 (** Units take tokens, [len], and of each limit what [costs] say; what they cost is what is balanced. *)
-Variable cost : sample -> nat.
-Variable budget : nat.
-Variable limits : list nat.
+Variables (cost : sample -> nat) (budget : nat) (limits : list nat).
 (** Among how many of the cheapest a unit finds another, and the same where that decides how many micro-batches are needed; up to how many units
     are exchanged, and for how many a second order is tried. *)
 Variables near far exchanged tried : nat.

@@ -9,10 +9,7 @@ Arguments Nat.div : simpl never.
 
 Section Padding.
 (** How many samples a unit has, the longest of [len] tokens; and what a row of so many tokens costs. *)
-Variable rows : sample -> nat.
-Variable of : nat -> nat.
-Variable budget : nat.
-Variable limits : list nat.
+Variables (rows : sample -> nat) (of : nat -> nat) (budget : nat) (limits : list nat).
 
 Definition padded_room (g : group) : bool := (sum_over rows g * longest g <=? budget) && is_within limits g.
 

@@ -15,9 +15,7 @@ Record batch := mkBatch { b_start : nat; b_pending : bool; b_group : group }.
 
 Section Settling.
 (** What a unit costs; whether a micro-batch keeps its bounds; among how many of the cheapest a unit finds another. *)
-Variable cost : sample -> nat.
-Variable room : group -> bool.
-Variable near : nat.
+Variables (cost : sample -> nat) (room : group -> bool) (near : nat).
 
 Fixpoint spent (g : group) : nat := match g with [] => 0 | x :: r => cost x + spent r end.
 

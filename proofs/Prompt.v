@@ -77,12 +77,8 @@ Proof.
 Qed.
 
 Section Prompt.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
-Notation step := (System.step W cfg depth input).
 Notation reachable := (System.reachable W cfg depth input).
 Notation leads := (System.leads W cfg depth input).
 
@@ -163,7 +159,7 @@ Proof.
     assert (NE : q <> r) by congruence. assert (Ur : rank_of u r = v) by (simpl; apply update_same). assert (Uq : rank_of u q = rank_of t q) by (simpl; apply update_other, NE).
     split; [|exact Uq]. assert (Ru : reachable u) by (eapply reach_step; [exact R|exact St]).
     pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok _ Ru) r Hr))) as Ph.
-    unfold System.hist_of in Ph. change (results u) with (results t) in Ph. replace (got u r) with (S (got t r)) in Ph by (symmetry; simpl; apply update_same).
+    unfold System.hist_of, seen in Ph. change (results u) with (results t) in Ph. replace (got u r) with (S (got t r)) in Ph by (symmetry; simpl; apply update_same).
     rewrite (firstn_snoc _ _ _ x (results_nth _ _ _ El)), history_snoc in Ph. change (history (cfg 0) (firstn (got t r) (results t))) with (System.hist_of cfg t r) in Ph. rewrite <- Wx, Hk in Ph.
     unfold is_ending. destruct Ph as [-> | ->]; reflexivity.
 Qed.
@@ -230,7 +226,7 @@ Proof.
   intros k s n t r q Rs P Hr Hq Hk E Eq Lq. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok s Rs) as [v [R F]].
   destruct (lossy_path_leads W cfg depth input ok s n t P v R F) as [w [Ld Fw]].
   destruct (f_rank _ _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
-  destruct (f_rank _ _ _ _ Fw q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate].
+  pose proof (live_is_followed W t w q Fw Hq Lq) as Xq.
   pose proof (lossy_reachable_on W cfg depth input s n t P Rs) as Rt.
   destruct (with_losses_an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q Rt Hq Eq Lq) as [o' [O' T]].
   rewrite Xr, Xq in *. destruct (trouble_ends_the_epoch k v w r q R Ld Hr Hq Hk E Eq) as [A [o [O B]]]. split; [exact A|].

@@ -55,14 +55,9 @@ Proof.
 Qed.
 
 Section Protocol.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
-Notation invariant := (System.invariant W cfg depth input).
-Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
@@ -70,7 +65,7 @@ Lemma hist_order : forall s r q, got s r <= got s q ->
   (exists ext, h_steps (hist_of s q) = h_steps (hist_of s r) ++ ext /\ Forall (fun y => h_round (hist_of s r) <= snd (fst y)) ext) /\
   h_round (hist_of s r) <= h_round (hist_of s q) /\ h_released (hist_of s r) <= h_released (hist_of s q).
 Proof.
-  intros s r q L. unfold System.hist_of. replace (got s q) with (got s r + (got s q - got s r)) by lia. rewrite firstn_add. apply history_grows.
+  intros s r q L. unfold System.hist_of, seen. replace (got s q) with (got s r + (got s q - got s r)) by lia. rewrite firstn_add. apply history_grows.
 Qed.
 
 Lemma shared_nth : forall s r j x, reachable s -> r < W -> nth_error (steps_of (rank_of s r)) j = Some x -> nth_error (h_steps (hist_of s r)) j = Some (shared x).
@@ -145,9 +140,7 @@ Theorem no_sample_is_emitted_twice : forall s r, reachable s -> r < W -> NoDup (
 Proof.
   intros s r R H ND. pose proof (nothing_is_lost s r R H) as P. apply (Permutation_map pos) in P. symmetry in P.
   apply (Permutation_NoDup P) in ND. rewrite map_app in ND.
-  assert (A : forall (a b : list nat), NoDup (a ++ b) -> NoDup a).
-  { induction a as [|x a IH]; simpl; intros b D; [constructor|]. inversion D; subst. constructor; [intros F; apply H2, in_or_app; auto|eauto]. }
-  apply A in ND. split; [exact ND|]. unfold emitted, steps_of, samples_of in *. rewrite map_app, concat_app, map_app in ND. apply A in ND. exact ND.
+  apply NoDup_first in ND. split; [exact ND|]. unfold emitted, steps_of, samples_of in *. rewrite map_app, concat_app, map_app in ND. exact (NoDup_first _ _ _ ND).
 Qed.
 
 Lemma ended_current : forall s r, reachable s -> r < W -> is_ending (rank_of s r) = true -> hist_of s r = whole s /\ got s r = length (log s).
@@ -319,27 +312,23 @@ Qed.
 Theorem quota_mode_never_idles : forall s r, reachable s -> r < W -> (forall i, i < W -> c_is_quota (cfg i) = true) ->
   Forall (fun g => g <> []) (groups_of (rank_of s r)).
 Proof.
-  intros s r R H Qm. revert r H. induction R as [|s l t R IH St]; intros r H.
+  intros s r R H Qm. revert s R r H. apply (each_rank_always W cfg depth input ok (fun _ _ u => Forall (fun g => g <> []) (groups_of u))).
   - constructor.
-  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s i n la Hi D]; [|exact (IH r H)..].
-    simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].
-    specialize (IH i H). pose proof (answer_or_own e) as Cases.
-    pose proof (g_core _ _ _ _ _ I i H) as K. destruct Cases as [[y ->]|NG].
-    + simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
-      * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. unfold groups_of in *. rewrite S1. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|].
-        destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra Tg _ _ Al _].
-        -- destruct S2 as [S2 _]; [congruence|]. rewrite S2. exact IH2.
-        -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
-        -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
-        -- rewrite Al. destruct (answered_offer W cfg depth input s i a I H M P) as [o [os [A [Io [Po O]]]]].
-           destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [R4 _]]]]. destruct (ag_samples _ _ A o Io) as [Mi _]. rewrite (of_samples _ _ _ _ O), R4 in Mi.
-           unfold target in Tg. rewrite (Qm i H) in Tg. destruct (_ || _); [discriminate|].
-           apply (ok_align_work _ (configs_ok _ _ ok i H)); [rewrite R3; apply (ok_group_nonempty _ (configs_ok _ _ ok i H))|].
-           rewrite R3, (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) _ _)). destruct (is_quota_met _ _); lia.
-      * destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K P)) as [new [S2 [S3 _]]].
-        unfold groups_of in *. rewrite Al, app_nil_r, S2, map_app, S3. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|apply Forall_firstn, IH2].
-      * destruct (failure_of rs); [|discriminate]. injection E as <-. unfold groups_of. rewrite drain_steps. exact IH.
-    + pose proof (transition_same _ _ _ _ _ _ NG E) as X. unfold groups_of. rewrite (sa_steps _ _ X), (sa_aligned _ _ X). exact IH.
+  - intros s i e t R H M NG E IH. pose proof (transition_same _ _ _ _ _ _ NG E) as X. unfold groups_of. rewrite (sa_steps _ _ X), (sa_aligned _ _ X). exact IH.
+  - intros s i y t R H M E IH. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I i H) as K.
+    simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
+    + destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. unfold groups_of in *. rewrite S1. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|].
+      destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra Tg _ _ Al _];
+        try (destruct S2 as [S2 _]; [first [congruence|destruct P2; congruence]|rewrite S2; exact IH2]).
+      rewrite Al. destruct (answered_offer W cfg depth input s i a I H M P) as [o [os [A [Io [Po O]]]]].
+      destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [R4 _]]]]. destruct (ag_samples _ _ A o Io) as [Mi _]. rewrite (of_samples _ _ _ _ O), R4 in Mi.
+      unfold target in Tg. rewrite (Qm i H) in Tg. destruct (_ || _); [discriminate|].
+      apply (ok_align_work _ (configs_ok _ _ ok i H)); [rewrite R3; apply (ok_group_nonempty _ (configs_ok _ _ ok i H))|].
+      rewrite R3, (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) _ _)). destruct (is_quota_met _ _); lia.
+    + destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K P)) as [new [S2 [S3 _]]].
+      unfold groups_of in *. rewrite Al, app_nil_r, S2, map_app, S3. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|apply Forall_firstn, IH2].
+    + destruct (failure_of rs); [|discriminate]. injection E as <-. unfold groups_of. rewrite drain_steps. exact IH.
+  - auto.
 Qed.
 
 End Protocol.

@@ -4,10 +4,7 @@ From ODB Require Import Types Alignment Machine Local Rank System Facts Coupled 
 Import ListNotations.
 
 Section ReplayLoss.
-Variable W : nat.
-Variable c : config.
-Variable src : nat -> reader.
-Variable input : nat -> list sample.
+Variables (W : nat) (c : config) (src : nat -> reader) (input : nat -> list sample).
 Hypothesis ok : setting_ok W (fun _ => c).
 Notation cfg := (fun _ : nat => c).
 Notation replays := (Replay.replays W c src input).
@@ -101,7 +98,7 @@ Proof.
   intros d d' s s' r P P' H E E' O O'. destruct (a_run_with_losses_follows_one_that_replays d s P) as [v [R F]].
   destruct (a_run_with_losses_follows_one_that_replays d' s' P') as [v' [R' F']].
   assert (Live : forall u w, follows_as W left_behind u w -> is_ending (rank_of u r) = true -> ended_as (rank_of u r) = Some Complete -> rank_of u r = rank_of w r).
-  { intros u w Fu Eu Ou. destruct (f_rank _ _ _ _ Fu r H) as [[_ [X _]]|[L _]]; [exact X|]. pose proof (lb_lost _ _ L) as X. unfold is_lost in X. rewrite Ou, andb_false_r in X. discriminate. }
+  { intros u w Fu Eu Ou. destruct (f_rank _ _ _ _ Fu r H) as [[_ [X _]]|[L _]]; [exact X|]. pose proof (lb_lost _ _ L) as X. rewrite (complete_is_not_lost _ Ou) in X. discriminate. }
   pose proof (Live s v F E O) as X. pose proof (Live s' v' F' E' O') as X'. rewrite X in E, O |- *. rewrite X' in E', O' |- *.
   exact (complete_runs_have_planned_the_same_steps W c src input ok d d' v v' r R R' H E E' O O').
 Qed.

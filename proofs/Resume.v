@@ -34,9 +34,7 @@ Proof.
 Qed.
 
 Section Rank.
-Variable c : config.
-Variable src : reader.
-Variable inp : list sample.
+Variables (c : config) (src : reader) (inp : list sample).
 Hypothesis OK : config_ok c.
 Hypothesis placed : forall i x, nth_error inp i = Some x -> pos x = i.
 (** Its source is its own. *)
@@ -153,10 +151,7 @@ End Rank.
 (** ** The job *)
 
 Section Resume.
-Variable W : nat.
-Variable c : config.
-Variable src : nat -> reader.
-Variable input : nat -> list sample.
+Variables (W : nat) (c : config) (src : nat -> reader) (input : nat -> list sample).
 Hypothesis ok : setting_ok W (fun _ => c).
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation history := (history c).
@@ -272,7 +267,7 @@ Lemma rounds_count : forall d s n, tells W c src input d s -> n <= length (log s
 Proof.
   intros d s n T. induction n as [|n IH]; intros L A; [reflexivity|]. pose proof (alive_before c _ n (S n) (Nat.le_succ_diag_r n) A) as B. specialize (IH ltac:(lia) B).
   destruct (nth_error (log s) n) as [[ms x]|] eqn:E; [|apply nth_error_None in E; lia]. pose proof (results_nth _ _ _ E) as Ex. simpl in Ex.
-  pose proof (tell_log _ _ _ _ _ _ T n ms x E (or_introl A)) as M. destruct (basis_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) E) as [Lm [Rd _]]. simpl in Lm, Rd.
+  pose proof (tell_log _ _ _ _ _ _ T n ms x E (or_introl A)) as M. destruct (log_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) E) as [Lm [Rd _]]. simpl in Lm, Rd.
   destruct (nth_error ms 0) as [m|] eqn:Hm; [|apply nth_error_None in Hm; pose proof (some_rank _ _ ok); lia]. specialize (M 0 m Hm). unfold message_of in M.
   rewrite (firstn_snoc _ _ _ _ Ex), history_snoc in *. set (h := history (firstn n (results s))) in *. unfold alive, h_step in *. apply nth_error_In in Hm.
   destruct (h_kind h) as [|k| |o lm] eqn:K; try contradiction.
@@ -312,12 +307,15 @@ Proof.
     assert (Same : forall r, r < W -> exists s, rank_of s r = rank_of (moments r) r /\ tells W c src input (depths r) s /\ seen s r = seen t r).
     { intros r H. destruct (Each r H) as [s [E [T [G [L A]]]]]. exists s. split; [exact E|]. split; [exact T|]. rewrite Se. unfold seen in *. rewrite G in *. rewrite G0 in *.
       apply (same_results W c src input _ _ s t0 T T0); [pose proof (got_some _ _ _ _ _ _ _ T H); lia|lia|exact A|exact A0]. }
+    assert (Ranks : forall r, r < W -> stands c (d r) r (input r) (history (seen t r)) (rank_of t r) /\ image c (src r) (input r) (history (seen t r)) (view_at t r) (rank_of t r)).
+    { intros r H. destruct (Same r H) as [s [E [T <-]]]. unfold t, loaded. cbn [rank_of]. rewrite <- E. assert (Sv : has_begun (rank_of s r)) by (rewrite E; apply (B r H)).
+      destruct (begun_loads (depths r) s r T H Sv) as [Ls Li]. exact (conj (Ls (d r)) Li). }
     constructor.
-    + constructor.
-      * intros r H. destruct (Same r H) as [s [E [T <-]]]. unfold t, loaded. cbn [rank_of]. rewrite <- E. assert (Sv : has_begun (rank_of s r)) by (rewrite E; apply (B r H)). destruct (begun_loads (depths r) s r T H Sv) as [Ls Li]. exact (Ls (d r)).
+    + constructor; [constructor|apply Ranks].
+      * intros r H. destruct (Ranks r H) as [[h [_ KT]] _]. exists h. exact KT.
       * intros r H. unfold sync. change (pending t r) with (is_waiting (rank_of t r)). destruct (is_waiting (rank_of t r)); [left|right; right]; repeat split.
-      * apply Forall_firstn, (bs_log _ _ _ _ _ (tell_basis _ _ _ _ _ _ T0)).
-    + intros r H. destruct (Same r H) as [s [E [T <-]]]. unfold t, loaded. cbn [rank_of]. rewrite <- E. assert (Sv : has_begun (rank_of s r)) by (rewrite E; apply (B r H)). destruct (begun_loads (depths r) s r T H Sv) as [Ls Li]. exact Li.
+      * apply Forall_firstn, (g_log _ _ _ _ _ (tell_basis _ _ _ _ _ _ T0)).
+    + intros r H. apply (Ranks r H).
     + intros i ms x Hi. unfold t in Hi. cbn [log] in Hi. assert (Li : i < 2 * k) by (rewrite <- Lp; apply nth_error_Some; congruence).
       assert (F : forall j, j <= 2 * k -> firstn j (results t) = firstn j (results t0)).
       { intros j Lj. unfold t, results. cbn [log]. unfold past. rewrite <- firstn_map, firstn_firstn, Nat.min_l by exact Lj. reflexivity. }
@@ -357,7 +355,7 @@ Proof.
   destruct (nth_error (log s) n) as [[ms x]|] eqn:El; [|apply nth_error_None in El; lia]. pose proof (results_nth _ _ _ El) as Ex. rewrite Ea in Ex. injection Ex as <-.
   assert (Wh : history (firstn (S n) (results s)) = whole (fun _ => c) s) by (rewrite firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
   assert (Pl : plain c (history (firstn n (results s))) (history (firstn (S n) (results s)))) by (right; rewrite Wh; split; [eauto|apply Q]).
-  destruct (basis_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) El) as [Lm [Rd _]]. simpl in Lm, Rd. destruct (nth_error ms r) as [m|] eqn:Hm; [|apply nth_error_None in Hm; lia].
+  destruct (log_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) El) as [Lm [Rd _]]. simpl in Lm, Rd. destruct (nth_error ms r) as [m|] eqn:Hm; [|apply nth_error_None in Hm; lia].
   pose proof (tell_log _ _ _ _ _ _ T n ms _ El Pl r m Hm) as M. unfold message_of in M. rewrite K in M. destruct M as [_ [o [-> Oo]]].
   destruct (reduce_agreed _ _ Rd) as [os [-> A]]. apply nth_error_In, in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->. destruct (ag_samples _ _ A o Io) as [_ S2]. rewrite Z in S2.
   unfold offer_of in Oo. rewrite Q in Oo. rewrite Oo in S2. simpl in S2.

@@ -24,10 +24,7 @@ Proof.
 Qed.
 
 Section Run.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Notation step := (System.step W cfg depth input).
 Notation lossy_step := (Loss.lossy_step W cfg depth input).
 

@@ -36,8 +36,7 @@ Section Epoch.
 
 (** [W] ranks, an order of [total] places, and any deal: of what each rank wants and of how many places are drawn, the places that each
     draws. They are the next ones; and a rank that wants something has some of them, or they are all that is left. *)
-Variable W total : nat.
-Variable deal : (nat -> nat) -> nat -> nat -> list nat.
+Variables (W total : nat) (deal : (nat -> nat) -> nat -> nat -> list nat).
 Definition dealt_out (wants : nat -> nat) (d : nat) : list nat := concat (map (deal wants d) (ranks W)).
 Hypothesis deal_next : forall wants d, exists n, n <= total - d /\ Permutation (dealt_out wants d) (seq d n).
 Hypothesis deal_feeds : forall wants d r, r < W -> 1 <= wants r -> 1 <= length (deal wants d r) \/ total <= d + length (dealt_out wants d).

@@ -277,19 +277,10 @@ Definition sized (s : nat -> bool) (C : nat -> nat) (whole padding_share : nat) 
     (fun _ => window_samples size ramp) is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded false (keeps_one Padded whole).
 
 Section System.
-Variable s : nat -> bool.
-Variable C : nat -> nat.
-Variables W size ramp max_age print whole padding_share : nat.
-Variable limits : list nat.
-Variable first : nat -> nat.
-Variable accepts : nat -> nat -> nat.
-Variable is_quota : bool.
-Variable quota : option nat.
-Variable rule : offer -> nat.
-Variable before : nat -> nat -> nat -> bool.
-Variable windowed : nat -> bool.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (s : nat -> bool) (C : nat -> nat) (W size ramp max_age print whole padding_share : nat).
+Variables (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat) (is_quota : bool).
+Variables (quota : option nat) (rule : offer -> nat) (before : nat -> nat -> nat -> bool).
+Variables (windowed : nat -> bool) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis some : 1 <= W.
 Hypothesis friendly : sizes_ok s.
 Hypothesis costs_grow : cost_ok C.

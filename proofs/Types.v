@@ -100,6 +100,9 @@ Proof.
   - eapply Permutation_trans; eauto.
 Qed.
 
+Lemma concat_of_nonempty : forall gs : list group, Forall (fun g => g <> []) gs -> length gs <= length (concat gs).
+Proof. induction 1 as [|g gs Hg F IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia. Qed.
+
 (** ** Lists without repetitions *)
 
 Lemma NoDup_first : forall (A : Type) (a b : list A), NoDup (a ++ b) -> NoDup a.

@@ -156,8 +156,7 @@ Proof. exists (run (fun _ => join) 33 [CLose 1 (Some 0) 9] [CLose 0 None 8]). sp
 
 (** Runs for REPLAY and RESUME. *)
 Section Alike.
-Variable one : config.
-Variable src : nat -> reader.
+Variables (one : config) (src : nat -> reader).
 Definition is_alike (s : sys) (c : choice) : bool :=
   match c with
   | CRead r n en full =>
