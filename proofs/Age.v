@@ -1,7 +1,7 @@
 (** AGE: a sample that is held in round [k] is planned in round [k + A] at the latest; in quota mode unless round [k + A], or one
     before it, is the last that makes steps. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol.
 Import ListNotations.
 
 Lemma last_n_hd : forall (l : list nat) n, 1 <= n -> n <= length l -> hd 0 (last_n n l) = nth (length l - n) l 0.

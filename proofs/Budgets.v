@@ -4,7 +4,7 @@
     told to a rank between two offers matters to nobody before the second; the differential tests make such a function of what
     was told. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol.
 Import ListNotations.
 
 (** The budgets that were agreed on, one a round; [None] is the largest there is. *)

@@ -1,7 +1,7 @@
 (** FREE, for loader, bounded output queue and trainer together: some transition is always possible, so with TERM every
     schedule, fair or not, ends. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending.
 Import ListNotations.
 
 Lemma dec_exists : forall (p : nat -> bool) n, (exists r, r < n /\ p r = true) \/ (forall r, r < n -> p r = false).

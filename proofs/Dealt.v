@@ -1,7 +1,7 @@
 (** UPDATE where ranks share an order (R16.4): each update is dealt out, in whatever parts; so a rank draws its part of update [u] for
     round [u], and trains on it in that round. Spec: R14, R16. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Rules Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Rounds Instance Loss Shards Drawing Job Updates.
+From ODB Require Import Lists Types Rules Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Rounds Instance Loss Shards Drawing Job Updates.
 Import ListNotations.
 
 Section Dealt.

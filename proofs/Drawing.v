@@ -4,7 +4,7 @@
     it learns what all want, draws its share of the common order and reads it. What is beside the system of System.v are the books: who
     has drawn what. So what is proved of every run of System.v with losses holds of shared shards as it stands ([Job.v]). *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Loss Shards.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Loss Shards.
 Import ListNotations.
 
 (** ** One rank *)

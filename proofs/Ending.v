@@ -1,6 +1,6 @@
 (** ABORT and STOP: an epoch that ends early ends on every rank, in one round, with one cause. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol.
 Import ListNotations.
 
 Lemma first_failed_spec : forall rs, match first_failed rs with

@@ -1,7 +1,7 @@
 (** RESUME, COVER and ONCE over a whole epoch whose number of ranks changes (R10.3): the jobs of [Resume.v], each on what those before
     it had left ([Rest.v]). Together they train on each item of the epoch once. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local System Facts Protocol Replay Rest Resume.
+From ODB Require Import Lists Types Alignment Machine Local System Facts Protocol Replay Rest Resume.
 Import ListNotations.
 
 Section Epoch.

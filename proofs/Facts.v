@@ -1,7 +1,7 @@
 (** What the whole system keeps beyond each rank's invariant: some rank has work in every step, a report has a cause,
     an epoch closes only when it is complete, and the global counts are true. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System.
+From ODB Require Import Lists Types Alignment Machine Local Rank System.
 Import ListNotations.
 
 (** Every assumption about the ranks, in one place. *)

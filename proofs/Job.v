@@ -1,6 +1,6 @@
 (** Jobs with shared shards: their books, and what follows for the job. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Shards Drawing.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Shards Drawing.
 Import ListNotations.
 
 Section Job.

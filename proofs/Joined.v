@@ -1,6 +1,6 @@
 (** What is proved of grouping, of alignment and of losses, joined to the steps that the system makes with the shipped configuration. *)
 Require Import List Arith Lia Bool Permutation Sorted QArith.
-From ODB Require Import Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Protocol Budgets Rounds Instance Loss Sampler Weight.
+From ODB Require Import Lists Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Protocol Budgets Rounds Instance Loss Sampler Weight.
 Import ListNotations.
 Open Scope nat_scope.
 

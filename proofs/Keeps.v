@@ -1,7 +1,7 @@
 (** The second invariant of the system: some rank has work in every step, a report has a cause, an epoch is complete only
     when there is nothing left to do, and the global counts are the true sums. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts.
 Import ListNotations.
 
 Lemma failure_not_complete : forall rs, failure_of rs <> Some Complete.

@@ -1,6 +1,6 @@
 (** FREE with shared shards, with losses: what the system of System.v can do, a job can do, which is that system with books ([Job.v]). *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Gone Shards Drawing Job.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Gone Shards Drawing Job.
 Import ListNotations.
 
 Section Lively.

@@ -5,7 +5,7 @@
     reading and collating and never learns another result. So what is proved of every run without a loss holds of what the
     ranks hold and have done, with losses too. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age.
 Import ListNotations.
 
 (** ** One rank *)

@@ -4,7 +4,7 @@
     [before k i j] says whether, in round [k], place [i] comes before place [j]. Shipped is the comparison of their hashes; what is
     proved holds for any comparison. Fullest first is that of the numbers themselves. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment.
+From ODB Require Import Lists Types Alignment.
 Import ListNotations.
 
 Definition permutation (before : nat -> nat -> nat -> bool) (k t : nat) : list nat := sort_by (before k) (seq 0 t).

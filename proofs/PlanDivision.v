@@ -1,7 +1,7 @@
 (** Dividing units into micro-batches, of odb_ref/plan/division.py and packing.py, in the packed layout: as few as are found, or so many,
     settled. Spec: R13.3, R13.4, R13.5. *)
 Require Import List Arith Lia Permutation Bool.
-From ODB Require Import Types Alignment Packing PlanSettling.
+From ODB Require Import Lists Types Alignment Packing PlanSettling.
 Import ListNotations.
 
 (** ** The model *)

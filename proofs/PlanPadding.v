@@ -1,7 +1,7 @@
 (** Dividing units into micro-batches of the padded layout, of odb_ref/plan/padding.py: into runs, by rising length. What is proved holds of
     any cost of a row, and of units of any number of samples. Spec: R13.3, R13.4, R13.5. *)
 Require Import List Arith Lia Permutation Bool.
-From ODB Require Import Types Alignment PlanSettling PlanDivision.
+From ODB Require Import Lists Types Alignment PlanSettling PlanDivision.
 Import ListNotations.
 Arguments Nat.div : simpl never.
 
@@ -18,13 +18,8 @@ Definition charge (g : group) : nat := sum_over rows g * of (longest g).
 Definition is_below (bound : option nat) (g : group) : bool := match bound with Some most => charge g <=? most | None => true end.
 
 (** A run takes units while it keeps its bounds; the first it takes in any case. *)
-Fixpoint sweep (bound : option nat) (run : group) (l : list sample) : list group :=
-  match l with
-  | [] => [run]
-  | x :: r => let more := run ++ [x] in if padded_room more && is_below bound more then sweep bound more r else run :: sweep bound [x] r
-  end.
-
-Definition runs (bound : option nat) (l : list sample) : list group := match l with [] => [] | x :: r => sweep bound [x] r end.
+Definition runs (bound : option nat) (l : list sample) : list group :=
+  greedy (fun run x => let more := run ++ [x] in padded_room more && is_below bound more) [] l.
 
 (** The longest are set apart, those that cost at least what the costliest of the others then does; and the runs of these. *)
 Fixpoint set_apart (l : list sample) (count fuel apart beyond : nat) (found : list group) : nat * list group :=
@@ -102,18 +97,11 @@ Definition runs_ok (l : list sample) (gs : list group) : Prop := concat gs = l /
 
 Definition fit_padded (l : list sample) : Prop := Forall (fun x => padded_room [x] = true) l.
 
-Lemma sweep_ok : forall bound l run, fit_padded l -> run <> [] -> padded_room run = true -> runs_ok (run ++ l) (sweep bound run l).
-Proof.
-  intros bound. induction l as [|x l IH]; intros run F Nh R; simpl.
-  - split; [reflexivity|repeat constructor; assumption].
-  - inversion F; subst. destruct (padded_room (run ++ [x]) && is_below bound (run ++ [x])) eqn:E.
-    + apply andb_true_iff in E. change (x :: l) with ([x] ++ l). rewrite app_assoc. apply IH; [assumption|destruct run; discriminate|apply E].
-    + destruct (IH [x]) as [C G]; [assumption|discriminate|assumption|]. split; [simpl; rewrite C; reflexivity|constructor; auto].
-Qed.
-
 Lemma runs_are_ok : forall bound l, fit_padded l -> runs_ok l (runs bound l).
 Proof.
-  intros bound [|x l] F; [split; constructor|]. inversion F; subst. apply (sweep_ok bound l [x]); [assumption|discriminate|assumption].
+  intros bound l F. split; [apply greedy_concat|]. apply (greedy_keeps _ _ _ l) with (before := []); auto.
+  - intros x I. split; [discriminate|]. unfold fit_padded in F. rewrite Forall_forall in F. exact (F x I).
+  - intros _ run x _ _ _ J. apply andb_true_iff in J as [J _]. split; [destruct run; discriminate|exact J].
 Qed.
 
 Lemma sum_over_app : forall (A : Type) (f : A -> nat) l m, sum_over f (l ++ m) = sum_over f l + sum_over f m.

@@ -1,7 +1,7 @@
 (** Settling, of odb_ref/plan/settling.py: units are moved between micro-batches, or exchanged, until the costliest ones cost no less for
     it. It ends, loses nothing, keeps the bounds, and fills what is empty. Spec: R13.5. *)
 Require Import List Arith Lia Permutation Bool.
-From ODB Require Import Types Alignment.
+From ODB Require Import Lists Types Alignment.
 Import ListNotations.
 Arguments Nat.eqb : simpl never.
 Arguments Nat.leb : simpl never.

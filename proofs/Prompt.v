@@ -4,7 +4,7 @@
     that holds such an offer is the last. Only an offer that it had posted before may still end the epoch in another way, or
     make one more round. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
 Import ListNotations.
 
 (** ** What a rank says *)

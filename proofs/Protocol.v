@@ -1,6 +1,6 @@
 (** The properties of the protocol, for every number of ranks, input, schedule and target rule within the bounds. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps.
 Import ListNotations.
 
 (** ** Histories only grow *)

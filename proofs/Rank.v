@@ -1,6 +1,6 @@
 (** Every transition of a rank keeps its invariant, whatever the event. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local.
+From ODB Require Import Lists Types Alignment Machine Local.
 Import ListNotations.
 
 Definition next_hist (c0 : config) (h : hist) (e : event) : hist := match e with Got x => h_step c0 h x | _ => h end.

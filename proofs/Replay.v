@@ -5,7 +5,7 @@
     [view] says too, up to the one that ends the epoch. Two things of a source matter beside its samples: whether it says with its last
     sample that it has ended, or only when it is asked for more; and how many of the next samples a window has room for. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt.
 Import ListNotations.
 
 Lemma skipn_more : forall (A : Type) n m (l : list A), skipn (n + m) l = skipn m (skipn n l).

@@ -1,6 +1,6 @@
 (** REPLAY with losses: whatever ranks are lost, and whenever, the steps that are planned are those of a run without. *)
 Require Import List Arith Lia Bool.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Coupled Loss Replay.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Coupled Loss Replay.
 Import ListNotations.
 
 Section ReplayLoss.

@@ -3,7 +3,7 @@
     This is Generation.compute_rest of odb_ref/torch/plan/state.py, without samples set aside, and the arithmetic of its shares:
     what was taken, and what is left, are together what there was. [Resume.v] joins it to the steps of a system. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment.
+From ODB Require Import Lists Types Alignment.
 Import ListNotations.
 
 (** The items of a list at the given places, in their order. *)

@@ -5,7 +5,7 @@
     everything is true that Replay.v rests on; and the ranks of a job that is loaded, which exchange anew, plan what those plan that
     go on. For another number of ranks, what a checkpoint calls taken is what was taken; Rest.v shares out the rest. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt Replay Rest.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt Replay Rest.
 Import ListNotations.
 
 (** ** What is saved, and loaded *)

@@ -1,6 +1,6 @@
 (** TERM, sharper in join mode: an epoch has no more rounds than the largest shard has samples. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination.
 Import ListNotations.
 
 Section Rounds.

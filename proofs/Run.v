@@ -1,6 +1,6 @@
 (** [perform]: what can happen, as a program. It is exactly [lossy_step]. What ranks that share an order draw is not in it. *)
 Require Import List Arith Lia Bool.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
 Import ListNotations.
 
 (** What happens next. [CRead r n en full] gives rank [r] its next [n] samples; [CLose] says that a peer is lost. *)

@@ -1,7 +1,7 @@
 (** ORDER in the order sampler, for the whole system: what a rank plans is its input from the first sample on, in its order. That is
     so for any grouping and alignment that keep samples in their order; Runs.v has those that ship. *)
 Require Import List Arith Lia Bool Permutation Sorted.
-From ODB Require Import Types Alignment Runs Machine Local Rank System Facts Keeps Age Loss.
+From ODB Require Import Lists Types Alignment Runs Machine Local Rank System Facts Keeps Age Loss.
 Import ListNotations.
 
 Section Sampler.

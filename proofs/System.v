@@ -4,7 +4,7 @@
     their kinds or sizes differ. Each rank then receives the result in its own time. A trainer runs a collective of its
     own in every step: it enters with the step it takes, and leaves when every rank has taken that step. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank.
+From ODB Require Import Lists Types Alignment Machine Local Rank.
 Import ListNotations.
 
 (** ** The reduction *)

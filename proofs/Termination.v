@@ -1,6 +1,6 @@
 (** TERM: a measure that falls on every transition, with its explicit start value: every schedule, fair or not, ends. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled.
 Import ListNotations.
 
 (** ** What the measure looks at *)

@@ -1,7 +1,7 @@
 (** UPDATE: where a rule keeps no group of any rank back, a round holds exactly the samples of its window, on every rank; and
     windows that are the shares of an update make rounds that are updates. Spec: R16. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Rules Types Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Ending Coupled Termination Rounds Instance Loss.
+From ODB Require Import Lists Rules Types Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Ending Coupled Termination Rounds Instance Loss.
 Import ListNotations.
 
 (** Where the window of round [k] begins in a rank's input, when no window is full of bytes and nothing is carried. *)
