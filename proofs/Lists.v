@@ -16,7 +16,13 @@ Proof. induction n; simpl; auto. Qed.
 Lemma Forall_perm : forall A (P : A -> Prop) l m, Permutation l m -> Forall P l -> Forall P m.
 Proof. intros A P l m H F. rewrite Forall_forall in *. intros x Hx. apply F. eapply Permutation_in; [symmetry; exact H|exact Hx]. Qed.
 
+Lemma singles_are : forall A (l : list A), concat (map (fun x => [x]) l) = l.
+Proof. induction l; simpl; congruence. Qed.
+
 Lemma Forall_firstn : forall A (P : A -> Prop) n l, Forall P l -> Forall P (firstn n l).
+Proof. intros A P n l F. rewrite <- (firstn_skipn n l), Forall_app in F. apply F. Qed.
+
+Lemma Forall_skipn : forall A (P : A -> Prop) n l, Forall P l -> Forall P (skipn n l).
 Proof. intros A P n l F. rewrite <- (firstn_skipn n l), Forall_app in F. apply F. Qed.
 
 (** ** Lists without repetitions *)
