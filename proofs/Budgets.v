@@ -35,7 +35,7 @@ Proof.
   - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. exists (o :: os). split; [simpl; f_equal; apply offers_of_map, E|].
     simpl. rewrite fold_budgets. destruct (o_budget o); reflexivity.
   - destruct (counts_of _ _); discriminate.
-  - destruct (reports_of ms); discriminate.
+  - destruct (reports_of _); discriminate.
 Qed.
 
 (** [a] is no more than [b]; [None] is more than any number. *)

@@ -20,13 +20,6 @@ Proof.
   - exists (S n). split; [lia|]. intros i Hi. destruct (Nat.eq_dec i (S n)) as [->|NE]; [lia|]. specialize (M i ltac:(lia)). lia.
 Qed.
 
-Lemma offers_of_total : forall os, offers_of (map MOffer os) = Some os.
-Proof. induction os as [|o os IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
-Lemma reports_of_total : forall os, reports_of (map MReport os) = Some os.
-Proof. induction os as [|o os IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
-Lemma counts_of_total : forall n l, Forall (fun c => length c = n) l -> counts_of n (map MCounts l) = Some l.
-Proof. induction 1 as [|c l E F IH]; simpl; [reflexivity|]. rewrite E, Nat.eqb_refl, IH. reflexivity. Qed.
-
 Lemma map_choice : forall (A B : Type) (f : A -> B) (P : A -> Prop) (l : list B), (forall x, In x l -> exists a, x = f a /\ P a) -> exists m, l = map f m /\ Forall P m.
 Proof.
   induction l as [|x l IH]; intros H; [exists []; split; [reflexivity|constructor]|]. destruct (H x (or_introl eq_refl)) as [a [-> Pa]]. destruct IH as [m [-> Pm]]; [intros; apply H; right; assumption|].
@@ -121,13 +114,11 @@ Proof.
     unfold agree. destruct (is_bad a) eqn:B; [eauto|].
     assert (Rr : o_round_min a = round (rank_of s r)).
     { destruct (of_round _ _ _ _ O) as [R1 R2]. destruct (ag_round _ _ A o Io) as [R3 R4].
-      unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [_ B]. apply negb_false_iff, Nat.eqb_eq in B. lia. }
+      destruct (not_bad a B) as [_ [Eq _]]. lia. }
     rewrite Rr, Nat.eqb_refl. simpl. destruct (o_stop_rank a) eqn:Sr; [eauto|].
     destruct (o_ready a) eqn:Ra; simpl; [destruct (target (cfg r) a); [eauto|]; destruct (c_align _ _ _ _ _); eauto|].
-    exfalso. destruct (at_ready _ _ A Ra) as [o1 [Ho Ro]]. apply In_nth_error in Ho as Hi. destruct Hi as [i Hi].
-    destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. destruct (Fl Ro) as [F|F].
-    + apply (ag_failed _ _ A o1 Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].
-    + apply (ag_stop _ _ A o1 Ho) in F. contradiction.
+    exfalso. assert (Rt : o_ready a = true); [|congruence]. apply (all_were_ready a os A B Sr). intros o1 Ho Ro. apply In_nth_error in Ho as [i Hi].
+    destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. exact (Fl Ro).
   - destruct (reduce_counted _ _ ER) as [l [-> [F _]]]. apply in_map_iff in Em as [c [Ec Ic]]. rewrite <- Ec in Sa. destruct Sa as [Ph ->]. rewrite Ph.
     rewrite Forall_forall in F. specialize (F _ Ic). rewrite map_length in F. unfold count. rewrite F, Nat.eqb_refl. simpl. eauto.
   - destruct (reduce_reported _ _ ER) as [-> _]. apply in_map_iff in Em as [y [Ey _]]. rewrite <- Ey in Sa. destruct Sa as [Ph _]. rewrite Ph. destruct (failure_of rs); [eauto|easy].
@@ -167,11 +158,12 @@ Proof.
     rewrite Sa. apply map_length. }
   destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk.
   - destruct (map_choice _ _ MOffer (fun _ => True) (messages W s)) as [os [E _]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
-    rewrite E in *. destruct os as [|o os]; [easy|]. simpl. rewrite offers_of_total. eauto.
+    rewrite E in *. destruct os as [|o os]; [easy|]. simpl. unfold offers_of. rewrite (all_say_total _ _ MOffer (fun _ => True)); auto; [eauto|]. apply Forall_forall. auto.
   - destruct (map_choice _ _ MCounts (fun c => length c = n) (messages W s)) as [l [E F]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
-    rewrite E in *. destruct l as [|c l]; [easy|]. inversion F; subst. simpl. rewrite counts_of_total by assumption. eauto.
+    rewrite E in *. destruct l as [|c l]; [easy|]. inversion F; subst. simpl. unfold counts_of. rewrite (all_say_total _ _ MCounts (fun k => length k = length c)); [eauto| |assumption]. intros k ->. rewrite Nat.eqb_refl. reflexivity.
   - destruct (map_choice _ _ MReport (fun _ => True) (messages W s)) as [rs [E _]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
-    rewrite E in *. destruct rs as [|o rs]; [easy|]. simpl. rewrite reports_of_total. eauto.
+    rewrite E in *. destruct rs as [|o rs]; [easy|]. cbn [reduce map]. change (MReport o :: map MReport rs) with (map MReport (o :: rs)). unfold reports_of.
+    rewrite (all_say_total _ _ MReport (fun _ => True)); auto; [eauto|]. apply Forall_forall. auto.
   - exfalso. destruct (C 0 ltac:(lia)) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
     unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; rewrite Ph in Wa; discriminate.
 Qed.

@@ -303,7 +303,7 @@ Proof.
   - destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q'|] eqn:Sr; [|simpl in Hk; destruct (target (cfg 0) a); discriminate].
     simpl in Hk. injection Hk as -> Hn _. destruct (messages W s) as [|[o0|cs|rp] ms] eqn:Em; simpl in Rd; try discriminate.
     2:{ destruct (counts_of _ _); discriminate. }
-    2:{ destruct (reports_of ms); discriminate. }
+    2:{ destruct (reports_of _); discriminate. }
     destruct (offers_of ms) as [os|] eqn:Eo; [|discriminate]. injection Rd as Ra. apply offers_of_map in Eo. subst ms.
     exists (o0 :: os), a. split; [apply in_or_app; right; left; reflexivity|].
     pose proof (fold_min o_stop_rank (fun _ _ => eq_refl) os o0) as F1. pose proof (fold_min o_stop_step (fun _ _ => eq_refl) os o0) as F2. rewrite Ra in F1, F2. rewrite Sr in F1.

@@ -310,10 +310,7 @@ Lemma ready_agreement : forall s a os, agreement_of a os -> is_bad a = false -> 
   (forall o, In o os -> exists r, r < W /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o) ->
   o_ready a = true.
 Proof.
-  intros s a os A B Sr X. destruct (o_ready a) eqn:R; [reflexivity|]. destruct (at_ready _ _ A R) as [o [Ho Ro]]. destruct (X o Ho) as [r [_ [_ [_ O]]]].
-  exfalso. destruct (of_flag _ _ _ _ O Ro) as [F|F].
-  - apply (ag_failed _ _ A o Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].
-  - apply (ag_stop _ _ A o Ho) in F. contradiction.
+  intros s a os A B Sr X. apply (all_were_ready a os A B Sr). intros o Ho Ro. destruct (X o Ho) as [r [_ [_ [_ O]]]]. exact (of_flag _ _ _ _ O Ro).
 Qed.
 
 Definition quota_met (h : hist) : bool := is_quota_met (cfg 0) (h_samples h).

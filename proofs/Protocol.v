@@ -68,6 +68,13 @@ Proof.
   intros s r q L. unfold System.hist_of, seen. replace (got s q) with (got s r + (got s q - got s r)) by lia. rewrite firstn_add. apply history_grows.
 Qed.
 
+(** What has been exchanged begins with what a rank has received. *)
+Lemma whole_goes_on : forall s r, (exists ext, h_steps (whole s) = h_steps (hist_of s r) ++ ext) /\ h_round (hist_of s r) <= h_round (whole s).
+Proof.
+  intros s r. destruct (history_grows (cfg 0) (skipn (got s r) (results s)) (seen s r)) as [[ext [E _]] [L _]]. unfold seen in E, L. rewrite firstn_skipn in E, L.
+  split; [exists ext; exact E|exact L].
+Qed.
+
 Lemma shared_nth : forall s r j x, reachable s -> r < W -> nth_error (steps_of (rank_of s r)) j = Some x -> nth_error (h_steps (hist_of s r)) j = Some (shared x).
 Proof.
   intros s r j x R H E. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as K. rewrite <- (k_steps _ _ _ _ _ _ K). apply map_nth_error, E.
@@ -231,10 +238,7 @@ Proof.
   destruct (is_bad a) eqn:B; simpl in L; [left; exact L|]. destruct (o_stop_rank a) eqn:Sr; simpl in L; [left; exact L|]. right.
   pose proof (log_entry W cfg depth input s _ _ I El) as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
   assert (Ra : o_ready a = true).
-  { destruct (o_ready a) eqn:Ra; [reflexivity|]. exfalso. destruct (at_ready _ _ A Ra) as [o [Ho Ro]]. apply In_nth_error in Ho as Hi. destruct Hi as [i Hi].
-    destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. destruct (Fl Ro) as [F|F].
-    - apply (ag_failed _ _ A o Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].
-    - apply (ag_stop _ _ A o Ho) in F. contradiction. }
+  { apply (all_were_ready a os A B Sr). intros o Ho Ro. apply In_nth_error in Ho as [i Hi]. destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. exact (Fl Ro). }
   pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ Kq)) as Ph. rewrite K in Ph. unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; [rewrite Ph in Wa; discriminate|].
   destruct (k_offer _ _ _ _ _ _ Kq Ph) as [o [Po O]]. unfold message in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
   destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [C _]. split; [|exact C]. rewrite <- (map_length shared), (k_steps _ _ _ _ _ _ Kq). exact L.
@@ -245,10 +249,7 @@ Theorem global_counts_are_the_sums_over_all_ranks : forall s r j x, reachable s 
   s_counts x = sum_counts (map (fun q => count_group (nth j (groups_of (rank_of s q)) [])) (seq 0 W)).
 Proof.
   intros s r j x R H E. destruct (reachable_second W cfg depth input ok s R) as [I S]. apply (shared_nth s r j x R H) in E.
-  destruct (hist_cases W cfg depth input s r I H) as [[_ Wa]|[_ [_ [_ [ms [y [_ [_ Wa]]]]]]]].
-  - rewrite Wa in E. apply (n_true _ _ _ S j (shared x) E).
-  - destruct (h_step_grows (cfg 0) (hist_of s r) y (history_released _ _)) as [[ext [X _]] _]. rewrite <- Wa in X.
-    apply (n_true _ _ _ S j (shared x)). rewrite X, nth_error_app1 by (apply nth_error_Some; congruence). exact E.
+  destruct (whole_goes_on s r) as [[ext X] _]. apply (n_true _ _ _ S j (shared x)). rewrite X, nth_error_app1 by (apply nth_error_Some; congruence). exact E.
 Qed.
 
 (** What the counts of any rank say of a further resource is above 0 exactly where some rank's batch uses it. *)
@@ -268,9 +269,7 @@ Theorem some_rank_has_work_in_every_step : forall s r x, reachable s -> r < W ->
 Proof.
   intros s r x R H E. destruct (reachable_second W cfg depth input ok s R) as [I S]. apply In_nth_error in E as [j E]. apply (shared_nth s r j x R H) in E.
   pose proof (n_work _ _ _ S) as F. rewrite Forall_forall in F. apply (F (shared x)).
-  destruct (hist_cases W cfg depth input s r I H) as [[_ Wa]|[_ [_ [_ [ms [y [_ [_ Wa]]]]]]]].
-  - rewrite Wa in E. eapply nth_error_In, E.
-  - destruct (h_step_grows (cfg 0) (hist_of s r) y (history_released _ _)) as [[ext [X _]] _]. rewrite <- Wa in X. rewrite X. apply in_or_app. left. eapply nth_error_In, E.
+  destruct (whole_goes_on s r) as [[ext ->] _]. apply in_or_app. left. exact (nth_error_In _ _ E).
 Qed.
 
 Definition samples_by (n : nat) (s : state) : nat := sum_nat (map (fun x => n_samples (s_counts x)) (firstn n (steps_of s))).

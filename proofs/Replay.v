@@ -451,7 +451,7 @@ Proof.
     assert (Ah : alive (whole cfg s)) by (unfold alive; rewrite Kk; exact Logic.I).
     destruct (ready_is_full _ _ _ _ (i_window _ _ _ _ _ _ Ir Ah Qm) W0) as [Fw [Fr Fe]].
     destruct (i_offer _ _ _ _ _ _ Ir Ph) as [o2 [Po2 Ss]]. rewrite Po in Po2. injection Po2 as <-.
-    assert (Nf : o_failed o = None) by (destruct (o_failed o) eqn:X; [exfalso; assert (Y : o_failed a <> None) by (apply (ag_failed _ _ A o Iy); congruence); unfold is_bad in B; destruct (o_failed a); [discriminate|easy]|reflexivity]).
+    assert (Nf : o_failed o = None) by (destruct (o_failed o) eqn:X; [exfalso; apply (ag_failed _ _ A o Iy); [congruence|apply (not_bad a B)]|reflexivity]).
     assert (Ns : o_stop_rank o = None) by (destruct (o_stop_rank o) eqn:X; [exfalso; apply (ag_stop _ _ A o Iy); congruence|reflexivity]).
     specialize (Ss Ns). destruct (of_round _ _ _ _ Oo) as [Or1 Or2]. destruct (of_print _ _ _ _ Oo) as [Op1 Op2]. pose proof (of_samples _ _ _ _ Oo) as Om2.
     rewrite Kr in Or1, Or2. rewrite Kg in Os. pose proof (of_budget _ _ _ _ Oo) as Ob. rewrite Kr in Ob.

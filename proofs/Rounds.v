@@ -92,9 +92,7 @@ Theorem join_mode_has_no_more_rounds_than_the_largest_shard_has_samples : forall
 Proof.
   intros s r R H. pose proof (rounds_within_largest s R) as B. destruct (rounds_within_steps W cfg depth input ok s R) as [_ L].
   pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite (k_round _ _ _ _ _ _ K).
-  assert (G : h_round (hist_of s r) <= h_round (whole s)).
-  { destruct (hist_cases W cfg depth input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ Wa]]]]]]]]; [lia|]. rewrite Wa.
-    destruct (h_step_grows (cfg 0) (hist_of s r) x (history_released _ _)) as [_ [Rr _]]. exact Rr. }
+  destruct (whole_goes_on cfg s r) as [_ G].
   assert (kind_ops (h_kind (whole s)) <= 2) by (destruct (h_kind (whole s)); simpl; lia). lia.
 Qed.
 

@@ -9,26 +9,17 @@ Import ListNotations.
 
 (** ** The reduction *)
 
-Fixpoint offers_of (ms : list msg) : option (list offer) :=
+(** What messages say, where all say something of one kind. *)
+Fixpoint all_say {A : Type} (says : msg -> option A) (ms : list msg) : option (list A) :=
   match ms with
   | [] => Some []
-  | MOffer o :: r => match offers_of r with Some os => Some (o :: os) | None => None end
-  | _ => None
+  | m :: r => match says m, all_say says r with Some x, Some xs => Some (x :: xs) | _, _ => None end
   end.
 
-Fixpoint counts_of (n : nat) (ms : list msg) : option (list (list counts)) :=
-  match ms with
-  | [] => Some []
-  | MCounts cs :: r => if length cs =? n then match counts_of n r with Some x => Some (cs :: x) | None => None end else None
-  | _ => None
-  end.
-
-Fixpoint reports_of (ms : list msg) : option (list report) :=
-  match ms with
-  | [] => Some []
-  | MReport x :: r => match reports_of r with Some rs => Some (x :: rs) | None => None end
-  | _ => None
-  end.
+Definition offers_of : list msg -> option (list offer) := all_say (fun m => match m with MOffer o => Some o | _ => None end).
+Definition counts_of (n : nat) : list msg -> option (list (list counts)) :=
+  all_say (fun m => match m with MCounts cs => if length cs =? n then Some cs else None | _ => None end).
+Definition reports_of : list msg -> option (list report) := all_say (fun m => match m with MReport x => Some x | _ => None end).
 
 Fixpoint add_lists (a b : list counts) : list counts :=
   match a, b with x :: a', y :: b' => add_counts x y :: add_lists a' b' | _, _ => [] end.
@@ -107,10 +98,28 @@ Proof.
     + one_of T12 o p. destruct (Nat.max_dec (o_print_max o) (o_print_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
 Qed.
 
-Lemma offers_of_map : forall ms os, offers_of ms = Some os -> ms = map MOffer os.
+Lemma all_say_is : forall (A : Type) (says : msg -> option A) make (P : A -> Prop), (forall m x, says m = Some x -> m = make x /\ P x) ->
+  forall ms xs, all_say says ms = Some xs -> ms = map make xs /\ Forall P xs.
 Proof.
-  induction ms as [|[o|c|r] ms IH]; simpl; intros os H; try discriminate; [injection H as <-; reflexivity|].
-  destruct (offers_of ms) as [x|]; [|discriminate]. injection H as <-. simpl. f_equal. apply IH. reflexivity.
+  intros A says make P S. induction ms as [|m ms IH]; simpl; intros xs E; [injection E as <-; auto|].
+  destruct (says m) as [x|] eqn:Sm; [|discriminate]. destruct (all_say says ms) as [r|]; [|discriminate]. injection E as <-.
+  destruct (S m x Sm) as [-> Px]. destruct (IH r eq_refl) as [-> F]. auto.
+Qed.
+
+Lemma all_say_total : forall (A : Type) (says : msg -> option A) make (P : A -> Prop), (forall x, P x -> says (make x) = Some x) ->
+  forall xs, Forall P xs -> all_say says (map make xs) = Some xs.
+Proof. intros A says make P S. induction 1 as [|x xs Px F IH]; simpl; [reflexivity|]. rewrite (S x Px), IH. reflexivity. Qed.
+
+Lemma offers_of_map : forall ms os, offers_of ms = Some os -> ms = map MOffer os.
+Proof. intros ms os E. refine (proj1 (all_say_is _ _ MOffer (fun _ => True) _ ms os E)). intros [o|c|r] x X; simpl in X; try discriminate. injection X as ->. auto. Qed.
+
+Lemma reports_of_map : forall ms rs, reports_of ms = Some rs -> ms = map MReport rs.
+Proof. intros ms rs E. refine (proj1 (all_say_is _ _ MReport (fun _ => True) _ ms rs E)). intros [o|c|r] x X; simpl in X; try discriminate. injection X as ->. auto. Qed.
+
+Lemma counts_of_map : forall n ms cs, counts_of n ms = Some cs -> ms = map MCounts cs /\ Forall (fun c => length c = n) cs.
+Proof.
+  intros n ms cs. apply all_say_is. intros [o|c|r] x X; simpl in X; try discriminate. destruct (length c =? n) eqn:L; [|discriminate].
+  injection X as ->. apply Nat.eqb_eq in L. auto.
 Qed.
 
 Lemma reduce_agreed : forall ms a, reduce ms = Some (Agreed a) -> exists os, ms = map MOffer os /\ agreement_of a os.
@@ -119,13 +128,7 @@ Proof.
   - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. exists (o :: os). split; [|apply fold_offers].
     simpl. f_equal. apply offers_of_map, E.
   - destruct (counts_of _ _); discriminate.
-  - destruct (reports_of ms); discriminate.
-Qed.
-
-Lemma reports_of_map : forall ms rs, reports_of ms = Some rs -> ms = map MReport rs.
-Proof.
-  induction ms as [|[o|c|r] ms IH]; simpl; intros os H; try discriminate; [injection H as <-; reflexivity|].
-  destruct (reports_of ms) as [x|]; [|discriminate]. injection H as <-. simpl. f_equal. apply IH. reflexivity.
+  - destruct (reports_of _); discriminate.
 Qed.
 
 Lemma reduce_reported : forall ms rs, reduce ms = Some (Reported rs) -> ms = map MReport rs /\ rs <> [].
@@ -133,15 +136,7 @@ Proof.
   intros [|[o|c|r] ms] rs H; simpl in H; try discriminate.
   - destruct (offers_of ms); discriminate.
   - destruct (counts_of _ _); discriminate.
-  - destruct (reports_of ms) as [x|] eqn:E; [|discriminate]. injection H as <-. split; [|discriminate].
-    simpl. f_equal. apply reports_of_map, E.
-Qed.
-
-Lemma counts_of_map : forall n ms cs, counts_of n ms = Some cs -> ms = map MCounts cs /\ Forall (fun c => length c = n) cs.
-Proof.
-  induction ms as [|[o|c|r] ms IH]; simpl; intros os H; try discriminate; [injection H as <-; split; [reflexivity|constructor]|].
-  destruct (length c =? n) eqn:L; [|discriminate]. apply Nat.eqb_eq in L.
-  destruct (counts_of n ms) as [x|]; [|discriminate]. injection H as <-. destruct (IH x eq_refl) as [-> F]. split; [reflexivity|constructor; assumption].
+  - destruct (reports_of _) as [x|] eqn:E; [|discriminate]. injection H as <-. apply reports_of_map in E. split; [exact E|]. destruct x; discriminate.
 Qed.
 
 Lemma add_lists_length : forall a b, length a = length b -> length (add_lists a b) = length a.
@@ -161,7 +156,7 @@ Proof.
   - destruct (offers_of ms); discriminate.
   - destruct (counts_of (length c) ms) as [l|] eqn:E; [|discriminate]. injection H as <-. apply counts_of_map in E as [-> F].
     exists (c :: l). rewrite fold_add_length by assumption. repeat split; eauto.
-  - destruct (reports_of ms); discriminate.
+  - destruct (reports_of _); discriminate.
 Qed.
 
 (** All messages of one exchange are of one kind. *)
@@ -176,6 +171,19 @@ Proof.
   - destruct (reduce_agreed _ _ R) as [os [E A]]. rewrite E in I. apply in_map_iff in I as [o [<- I]]. eauto.
   - destruct (reduce_counted _ _ R) as [l [E _]]. rewrite E in I. apply in_map_iff in I as [c [<- _]]. exact Logic.I.
   - destruct (reduce_reported _ _ R) as [E _]. rewrite E in I. apply in_map_iff in I as [y [<- _]]. exact Logic.I.
+Qed.
+
+(** A round that no report and no stop ends was offered by ranks that were all ready. *)
+Lemma not_bad : forall a, is_bad a = false -> o_failed a = None /\ o_round_min a = o_round_max a /\ o_print_min a = o_print_max a.
+Proof.
+  intros a B. unfold is_bad in B. rewrite !orb_false_iff, !negb_false_iff, !Nat.eqb_eq in B. destruct (o_failed a); [destruct B as [[B _] _]; discriminate|tauto].
+Qed.
+
+Lemma all_were_ready : forall a os, agreement_of a os -> is_bad a = false -> o_stop_rank a = None ->
+  (forall o, In o os -> o_ready o = false -> o_failed o <> None \/ o_stop_rank o <> None) -> o_ready a = true.
+Proof.
+  intros a os A B Sr X. destruct (o_ready a) eqn:R; [reflexivity|exfalso]. destruct (at_ready _ _ A R) as [o [Ho Ro]].
+  destruct (X o Ho Ro) as [F|F]; [apply (ag_failed _ _ A o Ho) in F|apply (ag_stop _ _ A o Ho) in F; contradiction]. apply F, (not_bad a B).
 Qed.
 
 (** ** The system *)
@@ -393,7 +401,7 @@ Proof.
   { intros q Hq. destruct (nth_error os q) as [o|] eqn:E; [|apply nth_error_None in E; lia].
     assert (In o os) by (eapply nth_error_In; eauto). destruct (ag_print _ _ A o H0) as [P1 P2].
     specialize (M q (MOffer o)). rewrite (map_nth_error MOffer _ _ E) in M. destruct (M eq_refl) as [M1 [M2 _]].
-    unfold is_bad in B. apply orb_false_iff in B as [_ B]. apply negb_false_iff, Nat.eqb_eq in B. lia. }
+    destruct (not_bad a B) as [_ [_ Eq]]. lia. }
   apply prints_differ; [assumption|lia|]. rewrite !X; [reflexivity|lia|assumption].
 Qed.
 

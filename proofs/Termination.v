@@ -108,8 +108,7 @@ Proof.
   intros s r R H. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
   pose proof (steps_within_total s R) as B1. destruct (rounds_within_steps s R) as [B2 B3].
   assert (G : length (h_steps (hist_of s r)) <= length (h_steps (whole s)) /\ h_round (hist_of s r) <= h_round (whole s)).
-  { destruct (hist_cases W cfg depth input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ Wa]]]]]]]]; [lia|]. rewrite Wa.
-    destruct (h_step_grows (cfg 0) (hist_of s r) x (history_released _ _)) as [[ext [E _]] [Rr _]]. rewrite E, app_length. lia. }
+  { destruct (whole_goes_on cfg s r) as [[ext E] Rr]. rewrite E, app_length. lia. }
   rewrite <- (map_length shared), (k_steps _ _ _ _ _ _ K), (k_round _ _ _ _ _ _ K).
   assert (kind_ops (h_kind (whole s)) <= 2) by (destruct (h_kind (whole s)); simpl; lia). lia.
 Qed.
