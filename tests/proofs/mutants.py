@@ -196,7 +196,7 @@ MUTANTS = (
           "samples_of (steps_of u) ++ concat (aligned u) ++ window u.",
           "concat (aligned u) ++ samples_of (steps_of u) ++ window u.", "what_is_read_stays_in_line", is_quick=True),
     _edit("a window without a sample is full", "Machine.v", "(length xs <? wanted s) && negb (is_nil (window s ++ xs)).",
-          "(length xs <? wanted s).", "read_core"),
+          "(length xs <? wanted s).", "moved_core"),
     _edit("a full window is read on", "Machine.v", "(set_wanted (if en || full then 0 else", "(set_wanted (if en then 0 else",
           "granted_event"),
     _edit("no window is ever full", "System.v", "c_bounded (cfg r) r = true /\\ at_phase (rank_of s r) <> DONE)",
