@@ -241,8 +241,12 @@ Proof. intros u v []. auto. Qed.
 
 Lemma lost_transition : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
-  (exists xs en, e = SamplesRead xs en false) \/ e = Collated.
+  ((exists xs en, e = SamplesRead xs en false) \/ e = Collated) /\
+  (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged /\ (forall xs en, e <> SamplesRead xs en true).
 Proof.
+  enough (Ev : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e -> transition (cfg i) i (depth i) (rank_of u i) e = Some t ->
+    lost_from (rank_of u i) (rank_of v i) -> (exists xs en, e = SamplesRead xs en false) \/ e = Collated).
+  { intros u v i e t R F H M E L. specialize (Ev u v i e t R F H M E L). split; [exact Ev|]. destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate. }
   intros u v i e t R F H M E L. pose proof (l_phase _ _ L) as P. destruct e as [xs en full| |x| | |cause|]; eauto.
   { left. exists xs, en. destruct M as [_ [_ [_ M]]]. destruct full; [|reflexivity]. destruct (M eq_refl) as [_ M']. contradiction. }
   all: exfalso.
@@ -263,9 +267,7 @@ Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v ->
       (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
       (match e with StepTaken => update (running u) i true | _ => running u end)).
 Proof.
-  intros u v i e t R F H M E L Pe. pose proof (lost_transition u v i e t R F H M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
-  assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged /\ (forall xs en, e <> SamplesRead xs en true)) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
-  destruct NG as [N1 [N2 [N3 [N4 N6]]]].
+  intros u v i e t R F H M E L Pe. destruct (lost_transition u v i e t R F H M E L) as [Ev [N1 [N2 [N3 [N4 N6]]]]]. pose proof (invariant_of W cfg depth input ok v R) as I.
   destruct (shadow_follows (cfg i) i (depth i) _ _ e t L (fun x q => head_number W cfg depth input v i x q I H) E (l_phase _ _ L) N1 N2 N3 N4 N6) as [N5 [[Pt [Ot [Po _]]] [w [E' L']]]].
   assert (M' : may cfg input v i e) by (destruct Ev as [[xs [en ->]]| ->]; simpl in *; [rewrite (l_read _ _ L) in M; intuition discriminate|exact Logic.I]).
   assert (HP : has_posted (rank_of u i) t = false) by (unfold has_posted, is_waiting; rewrite Pt; reflexivity). rewrite HP.
@@ -456,6 +458,14 @@ Proof.
   - destruct (every_step_is_followed t l v1 w R1 F1 St) as [v2 [Sv [F2 _]]]. exists v2. split; [eapply leads_on; eauto|exact F2].
 Qed.
 
+Lemma a_live_rank_is_followed_on : forall u n w r, lossy_reachable u -> lossy_path u n w -> r < W -> is_lost (rank_of u r) = false ->
+  exists v v', reachable v /\ System.leads W cfg depth input v v' /\ rank_of u r = rank_of v r /\
+  steps_of (rank_of w r) = steps_of (rank_of v' r) /\ round (rank_of w r) = round (rank_of v' r).
+Proof.
+  intros u n w r Ru P H Lf. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
+  destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. exists v, v'. pose proof (live_is_followed u v r F H Lf). auto.
+Qed.
+
 Theorem with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest :
   (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
@@ -463,9 +473,8 @@ Theorem with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_ag
   at_phase (rank_of u r) <> COUNT -> is_lost (rank_of u r) = false -> In x (window (rank_of u r)) -> round (rank_of u r) + c_max_age (cfg r) < round (rank_of w r) ->
   exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r).
 Proof.
-  intros Jn Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
-  pose proof (live_is_followed u v r F H Lf) as X. rewrite X in *. destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
-  apply (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest W cfg depth input ok Jn Pl v v' r x R Ld H Ph Hx Lr).
+  intros Jn Pl u n w r x Ru P H Ph Lf. destruct (a_live_rank_is_followed_on u n w r Ru P H Lf) as [v [v' [R [Ld [X [-> ->]]]]]]. rewrite X in *.
+  exact (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest W cfg depth input ok Jn Pl v v' r x R Ld H Ph).
 Qed.
 
 Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step :
@@ -476,9 +485,8 @@ Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round
   (exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r)) \/
   (forall y, In y (steps_of (rank_of w r)) -> s_round y <= round (rank_of u r) + c_max_age (cfg r)).
 Proof.
-  intros Gr Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
-  pose proof (live_is_followed u v r F H Lf) as X. rewrite X in *. destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
-  apply (in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step W cfg depth input ok Gr Pl v v' r x R Ld H Ph Hx Lr).
+  intros Gr Pl u n w r x Ru P H Ph Lf. destruct (a_live_rank_is_followed_on u n w r Ru P H Lf) as [v [v' [R [Ld [X [-> ->]]]]]]. rewrite X in *.
+  exact (in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step W cfg depth input ok Gr Pl v v' r x R Ld H Ph).
 Qed.
 
 (** STOP, with losses. *)
@@ -521,9 +529,7 @@ Proof.
     ended_as (rank_of u r) = ended_as (rank_of t r) /\ queue (rank_of u r) = queue (rank_of t r) /\ taken (rank_of u r) = taken (rank_of t r)).
   { intros t l t' Rt Lt St. destruct (Done t Rt Lt) as [v [R [F L]]]. pose proof (l_phase _ _ L) as Ph.
     destruct St as [t i e w Hi M E|t x Pe Rd|t i Hi Run Tk|t i m la Hi Dr]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; auto].
-    pose proof (lost_transition t v i e w R F Hi M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
-    assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged /\ (forall xs en, e <> SamplesRead xs en true)) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
-    destruct NG as [N1 [N2 [N3 [N4 N6]]]].
+    destruct (lost_transition t v i e w R F Hi M E L) as [_ [N1 [N2 [N3 [N4 N6]]]]]. pose proof (invariant_of W cfg depth input ok v R) as I.
     destruct (shadow_follows (cfg i) i (depth i) _ _ e w L (fun x q => head_number W cfg depth input v i x q I Hi) E Ph N1 N2 N3 N4 N6) as [_ [[X1 [X2 [_ X3]]] _]]. auto. }
   induction P as [s|s t n u P IH St|s t n u l P IH St Dr]; [destruct (Done s Rs Ls) as [v [_ [_ L]]]; split; [apply (l_phase _ _ L)|auto]|..];
     destruct (IH Rs Ls) as [Pt [Ot [Qt Tt]]]; rewrite <- Ot, <- Qt, <- Tt; pose proof (lossy_reachable_on s n t P Rs) as Rt;

@@ -114,15 +114,7 @@ Proof.
   intros rounds emitted D E. rewrite <- D. eapply Permutation_trans; [|apply every_place_dealt_is_drawn_once_by_one_rank].
   assert (M : forall l, map (fun p => nth p l 0) (seq 0 (length l)) = l).
   { induction l as [|x l IH]; [reflexivity|]. simpl. f_equal. rewrite <- seq_shift, map_map. exact IH. }
-  assert (G : forall l, (forall i, In i l -> i < W) ->
-    Permutation (concat (map (fun i => map (fun p => nth p (drawn_by i rounds) 0) (emitted i)) l))
-                (concat (map (fun i => drawn_by i rounds) l))).
-  { induction l as [|x l IH]; intros B; simpl; [constructor|]. apply Permutation_app.
-    - apply (Permutation_trans (l' := map (fun p => nth p (drawn_by x rounds) 0) (seq 0 (length (drawn_by x rounds))))).
-      + apply Permutation_map. apply E. apply B. left. reflexivity.
-      + rewrite M. apply Permutation_refl.
-    - apply IH. intros i Hi. apply B. right. exact Hi. }
-  apply G. intros i Hi. unfold ranks in Hi. apply in_seq in Hi. lia.
+  apply each_gives. intros i Hi. rewrite (Permutation_map _ (E i Hi)), M. reflexivity.
 Qed.
 
 End Epoch.
