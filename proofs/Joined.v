@@ -1,6 +1,6 @@
 (** What is proved of grouping, of alignment and of losses, joined to the steps that the system makes with the shipped configuration. *)
 Require Import List Arith Lia Bool Permutation Sorted QArith.
-From ODB Require Import Lists Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Protocol Budgets Rounds Instance Loss Sampler Weight.
+From ODB Require Import Lists Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Protocol Budgets Termination Rounds Instance Loss Sampler Weight.
 Import ListNotations.
 Open Scope nat_scope.
 
@@ -33,14 +33,6 @@ Proof.
   unfold losses_of, supervised, count_group. simpl. destruct g; [reflexivity|exact F].
 Qed.
 
-Lemma sum_nat_swap : forall (f : nat -> nat -> nat) rs js,
-  sum_nat (map (fun r => sum_nat (map (fun j => f r j) js)) rs) = sum_nat (map (fun j => sum_nat (map (fun r => f r j) rs)) js).
-Proof.
-  intros f rs. induction js as [|j js IH]; simpl.
-  - induction rs; simpl; auto.
-  - rewrite <- IH. clear IH. induction rs as [|r rs IH]; simpl; [reflexivity|]. rewrite IH. lia.
-Qed.
-
 Lemma firstn_skipn_map : forall (A B : Type) (f : A -> B) (g : nat -> B) l m j, j + m <= length l -> (forall i x, nth_error l i = Some x -> f x = g i) ->
   map f (firstn m (skipn j l)) = map g (seq j m).
 Proof.
@@ -64,7 +56,7 @@ Proof.
   rewrite (firstn_skipn_map _ _ (fun x => n_supervised (s_counts x)) own (steps_of (rank_of s r)) m j Lj).
   2:{ intros i x E. unfold own. rewrite (global_counts_are_the_sums_over_all_ranks W cfg depth input ok s r i x R H E).
       unfold sum_counts. rewrite sum_supervised. simpl. rewrite map_map. reflexivity. }
-  unfold own. rewrite <- sum_nat_swap. unfold all_supervised, window_of, sum_nat. f_equal. rewrite map_map. apply map_ext. intros q. f_equal. rewrite map_map. apply map_ext. intros i.
+  unfold own. rewrite sum_swap. unfold all_supervised, window_of, sum_nat. f_equal. rewrite map_map. apply map_ext. intros q. f_equal. rewrite map_map. apply map_ext. intros i.
   apply losses_supervised, L.
 Qed.
 

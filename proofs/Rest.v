@@ -88,9 +88,6 @@ Proof.
   destruct (nth_error a i) as [j|]; simpl; [|reflexivity]. destruct (nth_error l j); reflexivity.
 Qed.
 
-Lemma same_members : forall a b : list nat, NoDup a -> NoDup b -> (forall x, In x a <-> In x b) -> Permutation a b.
-Proof. intros. apply NoDup_Permutation; assumption. Qed.
-
 (** ** One rank *)
 
 Lemma part_positions : forall n k, sound n k ->
@@ -98,7 +95,7 @@ Lemma part_positions : forall n k, sound n k ->
                filter (fun p => negb (among p (k_taken k))) (seq (k_read_samples k) (n - k_read_samples k))) (seq 0 n).
 Proof.
   intros n k [L [ND F]]. rewrite <- (filter_split nat (is_taken k) (seq 0 n)) at 2. apply Permutation_app_head. rewrite Forall_forall in F.
-  apply same_members.
+  apply NoDup_Permutation.
   - apply NoDup_app_of; [apply NoDup_filter, ND|apply NoDup_filter, seq_NoDup|]. intros x Hx Hy. apply filter_In in Hx as [Hx _]. apply filter_In in Hy as [Hy _]. apply in_seq in Hy. specialize (F x Hx). lia.
   - apply NoDup_filter, seq_NoDup.
   - intros x. rewrite in_app_iff, !filter_In, !in_seq. unfold is_taken. split.
