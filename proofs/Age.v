@@ -14,24 +14,15 @@ Qed.
 Lemma last_n_length : forall (A : Type) (l : list A) n, length (last_n n l) = Nat.min n (length l).
 Proof. intros. unfold last_n. rewrite skipn_length. lia. Qed.
 
-Lemma skipn_twice : forall (A : Type) k (l : list A), skipn 1 (skipn k l) = skipn (S k) l.
-Proof. induction k as [|k IH]; intros l; [reflexivity|]. destruct l; [reflexivity|]. simpl skipn at 2. rewrite IH. reflexivity. Qed.
-
 Lemma last_n_snoc : forall (A : Type) (l : list A) n x, 1 <= n -> last_n n (last_n n l ++ [x]) = last_n n (l ++ [x]).
 Proof.
   intros A l n x H. unfold last_n. rewrite !app_length, skipn_length. simpl length. destruct (le_lt_dec n (length l)) as [L|L].
   - replace (length l - (length l - n) + 1 - n) with 1 by lia. replace (length l + 1 - n) with (S (length l - n)) by lia.
     assert (E : skipn (length l - n) (l ++ [x]) = skipn (length l - n) l ++ [x]).
     { rewrite skipn_app. replace (length l - n - length l) with 0 by lia. reflexivity. }
-    rewrite <- (skipn_twice _ (length l - n)), E. reflexivity.
+    rewrite <- (Nat.add_1_r (length l - n)), skipn_more, E. reflexivity.
   - replace (length l - n) with 0 by lia. simpl skipn at 2. rewrite Nat.sub_0_r. reflexivity.
 Qed.
-
-Lemma in_firstn_nth : forall (A : Type) (l : list A) n x, In x (firstn n l) -> exists j, nth_error l j = Some x.
-Proof. intros A l n x H. apply In_nth_error. rewrite <- (firstn_skipn n l). apply in_or_app. auto. Qed.
-
-Lemma nth_error_skipn_add : forall (A : Type) n (l : list A) j, nth_error (skipn n l) j = nth_error l (n + j).
-Proof. induction n as [|n IH]; intros l j; [reflexivity|]. destruct l; [destruct j; reflexivity|]. simpl. apply IH. Qed.
 
 (** What reading and marking see. *)
 Definition aged (s : state) : list nat * nat * list sample * nat := (marks s, read s, window s, round s).
@@ -127,7 +118,6 @@ Hypothesis ok : setting_ok W cfg.
 Hypothesis growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j.
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation reachable := (System.reachable W cfg depth input).
-Notation invariant := (System.invariant W cfg depth input).
 Notation step := (System.step W cfg depth input).
 Notation leads := (System.leads W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
@@ -493,8 +483,8 @@ Proof.
       destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7].
       assert (New : forall x k, In x (reads e) -> k < length (m i) -> pos x < nth k (m i) 0 -> False).
       { intros x k Hx Lk Lp. specialize (Y1 k Lk).
-        destruct e as [xs en full| | | | | |]; try (destruct Hx; fail). simpl in Hx. destruct My as [Ex _]. fold u in Ex. rewrite Ex in Hx. apply in_firstn_nth in Hx.
-        destruct Hx as [j Hj]. rewrite nth_error_skipn_add in Hj. apply (placed i _ _ H) in Hj. lia. }
+        destruct e as [xs en full| | | | | |]; try (destruct Hx; fail). simpl in Hx. destruct My as [Ex _]. fold u in Ex. rewrite Ex in Hx.
+        apply In_nth_error in Hx as [j Hj]. apply nth_error_of_firstn in Hj as [_ Hj]. rewrite nth_error_of_skipn in Hj. apply (placed i _ _ H) in Hj. lia. }
       assert (Old : forall x k, In x (concat (aligned u) ++ window u ++ reads e) -> k < length (m i) -> pos x < nth k (m i) 0 -> In x (concat (aligned u) ++ window u)).
       { intros x k Hx Lk Lp. rewrite app_assoc in Hx. apply in_app_or in Hx as [Hx|Hx]; [exact Hx|]. exfalso. apply (New x k Hx Lk Lp). }
       constructor; rewrite ?Ag1, ?Ag2, ?Ag3, ?Ag4, ?(sa_aligned _ _ Sm), ?(sa_steps _ _ Sm); auto.
@@ -555,9 +545,7 @@ Proof.
   assert (Hi : In x (firstn (read (rank_of s r)) (input r))).
   { apply (Permutation_in _ (k_cons _ _ _ _ _ _ K)). apply in_or_app. right. apply in_or_app. right. exact Hx. }
   assert (Px : pos x < nth (round (rank_of s r)) (m' r) 0).
-  { apply In_nth_error in Hi as [j Hj]. assert (Lj : j < length (firstn (read (rank_of s r)) (input r))) by (apply nth_error_Some; congruence). rewrite firstn_length in Lj.
-    assert (Hj' : nth_error (input r) j = Some x) by (rewrite <- (firstn_skipn (read (rank_of s r)) (input r)), nth_error_app1 by (rewrite firstn_length; lia); exact Hj).
-    rewrite (placed r j x H Hj'). lia. }
+  { apply In_nth_error in Hi as [j Hj]. apply nth_error_of_firstn in Hj as [Lj Hj]. rewrite (placed r j x H Hj). lia. }
   assert (Ht : In x (firstn (read (rank_of t r)) (input r))).
   { replace (read (rank_of t r)) with (read (rank_of s r) + (read (rank_of t r) - read (rank_of s r))) by lia. rewrite firstn_add. apply in_or_app. auto. }
   apply (Permutation_in _ (Permutation_sym (k_cons _ _ _ _ _ _ K'))) in Ht. apply in_app_or in Ht as [Ht|Ht]; [left|].

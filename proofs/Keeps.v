@@ -225,7 +225,7 @@ Proof.
   assert (Eq : l = map (fun q => map count_group (aligned (rank_of s q))) (seq 0 W)).
   { apply nth_ext with (d := []) (d' := []); [rewrite map_length, seq_length; exact Ll|]. intros n Hn. rewrite Ll in Hn.
     destruct (X n Hn) as [_ Xn]. erewrite nth_error_nth by exact Xn. symmetry. apply nth_error_nth.
-    apply (map_nth_error (fun q => map count_group (aligned (rank_of s q)))). rewrite nth_error_nth' with (d := 0) by (rewrite seq_length; exact Hn). rewrite seq_nth by exact Hn. reflexivity. }
+    apply (map_nth_error (fun q => map count_group (aligned (rank_of s q)))). apply nth_error_seq, Hn. }
   split.
   - intros r H. destruct (X r H) as [X1 X2]. split; [exact X1|]. rewrite Forall_forall in Fl. specialize (Fl _ (nth_error_In _ _ X2)). rewrite map_length in Fl. exact Fl.
   - intros j. rewrite El in Fl. inversion Fl as [|? ? F1 F2]; subst x l1.

@@ -25,6 +25,57 @@ Proof. intros A P n l F. rewrite <- (firstn_skipn n l), Forall_app in F. apply F
 Lemma Forall_skipn : forall A (P : A -> Prop) n l, Forall P l -> Forall P (skipn n l).
 Proof. intros A P n l F. rewrite <- (firstn_skipn n l), Forall_app in F. apply F. Qed.
 
+Lemma concat_perms : forall (A B : Type) (f g : A -> list B) l, (forall x, In x l -> Permutation (f x) (g x)) -> Permutation (concat (map f l)) (concat (map g l)).
+Proof.
+  intros A B f g. induction l as [|x l IH]; simpl; intros H; [constructor|]. apply Permutation_app; [apply H; auto|apply IH; auto].
+Qed.
+
+Lemma concat_map_app : forall (A B : Type) (f g : A -> list B) l,
+  Permutation (concat (map (fun x => f x ++ g x) l)) (concat (map f l) ++ concat (map g l)).
+Proof.
+  intros A B f g. induction l as [|x l IH]; simpl; [constructor|]. rewrite IH, <- !app_assoc. apply Permutation_app_head, Permutation_app_swap_app.
+Qed.
+
+(** ** Parts of a list, place by place *)
+
+Lemma firstn_add : forall (A : Type) n m (l : list A), firstn (n + m) l = firstn n l ++ firstn m (skipn n l).
+Proof. induction n as [|n IH]; simpl; intros m l; [reflexivity|]. destruct l; simpl; [rewrite firstn_nil; reflexivity|]. rewrite IH. reflexivity. Qed.
+
+Lemma firstn_snoc : forall (A : Type) (l : list A) n x, nth_error l n = Some x -> firstn (S n) l = firstn n l ++ [x].
+Proof.
+  induction l as [|y l IH]; intros n x H; [destruct n; discriminate|]. destruct n; simpl in *; [injection H as ->; reflexivity|].
+  f_equal. apply IH, H.
+Qed.
+
+Lemma skipn_more : forall (A : Type) n m (l : list A), skipn (n + m) l = skipn m (skipn n l).
+Proof. induction n as [|n IH]; intros m l; simpl; [reflexivity|]. destruct l as [|x l]; [rewrite skipn_nil; reflexivity|apply IH]. Qed.
+
+Lemma nth_error_of_firstn : forall (A : Type) n (l : list A) i x, nth_error (firstn n l) i = Some x -> i < n /\ nth_error l i = Some x.
+Proof.
+  intros A n l i x E. assert (L : i < length (firstn n l)) by (apply nth_error_Some; congruence). split; [rewrite firstn_length in L; lia|].
+  rewrite <- (firstn_skipn n l), nth_error_app1 by exact L. exact E.
+Qed.
+
+Lemma nth_error_of_skipn : forall (A : Type) n (l : list A) j, nth_error (skipn n l) j = nth_error l (n + j).
+Proof. induction n as [|n IH]; intros l j; [reflexivity|]. destruct l; [destruct j; reflexivity|]. simpl. apply IH. Qed.
+
+Lemma nth_error_seq : forall n i, i < n -> nth_error (seq 0 n) i = Some i.
+Proof. intros n i L. rewrite nth_error_nth' with (d := 0) by (rewrite seq_length; exact L). rewrite seq_nth by exact L. reflexivity. Qed.
+
+Lemma nth_error_ext : forall (A : Type) (a b : list A), (forall i, nth_error a i = nth_error b i) -> a = b.
+Proof.
+  induction a as [|x a IH]; intros [|y b] H; [reflexivity|specialize (H 0); discriminate|specialize (H 0); discriminate|].
+  pose proof (H 0) as E. injection E as ->. f_equal. apply IH. intros i. apply (H (S i)).
+Qed.
+
+(** What lies at each place by its number is the numbers from 0 on. *)
+Lemma map_numbered : forall (A : Type) (f : A -> nat) l, (forall i x, nth_error l i = Some x -> f x = i) -> map f l = seq 0 (length l).
+Proof.
+  intros A f l N. apply nth_error_ext. intros i. rewrite nth_error_map. destruct (nth_error l i) as [x|] eqn:E; simpl.
+  - rewrite (N i x E). symmetry. apply nth_error_seq, nth_error_Some. congruence.
+  - symmetry. apply nth_error_None. rewrite seq_length. apply nth_error_None, E.
+Qed.
+
 (** ** Lists without repetitions *)
 
 Lemma NoDup_first : forall (A : Type) (a b : list A), NoDup (a ++ b) -> NoDup a.

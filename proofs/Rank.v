@@ -15,9 +15,6 @@ Definition admissible (c c0 : config) (inp : list sample) (s : state) (e : event
   | _ => True
   end.
 
-Lemma firstn_add : forall (A : Type) n m (l : list A), firstn (n + m) l = firstn n l ++ firstn m (skipn n l).
-Proof. induction n as [|n IH]; simpl; intros m l; [reflexivity|]. destruct l; simpl; [rewrite firstn_nil; reflexivity|]. rewrite IH. reflexivity. Qed.
-
 Lemma make_steps_shared : forall gs cs n rd, length gs <= length cs ->
   map shared (make_steps n rd gs cs) = make_shared n rd (firstn (length gs) cs).
 Proof.

@@ -8,20 +8,9 @@ Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt.
 Import ListNotations.
 
-Lemma skipn_more : forall (A : Type) n m (l : list A), skipn (n + m) l = skipn m (skipn n l).
-Proof. induction n as [|n IH]; intros m l; simpl; [reflexivity|]. destruct l as [|x l]; [rewrite skipn_nil; reflexivity|apply IH]. Qed.
-
 Lemma counted_samples : forall k rd xs released cs n m, h_samples (mkHist k rd (xs ++ make_shared n m cs) released) = h_samples (mkHist k rd xs released) + total_samples cs.
 Proof.
-  intros k rd xs released cs n m. unfold h_samples, total_samples. simpl. rewrite map_app.
-  assert (Sn : forall a b, sum_nat (a ++ b) = sum_nat a + sum_nat b) by (induction a as [|y a IH]; simpl; intros; [reflexivity|rewrite IH; lia]). rewrite Sn. f_equal. clear Sn.
-  revert n. induction cs as [|y cs IH]; intros n; simpl; [reflexivity|]. rewrite IH. reflexivity.
-Qed.
-
-Lemma nth_error_ext : forall (A : Type) (a b : list A), (forall i, nth_error a i = nth_error b i) -> a = b.
-Proof.
-  induction a as [|x a IH]; intros [|y b] H; [reflexivity|specialize (H 0); discriminate|specialize (H 0); discriminate|].
-  pose proof (H 0) as E. injection E as ->. f_equal. apply IH. intros i. apply (H (S i)).
+  intros k rd xs released cs n m. unfold h_samples, total_samples. simpl. rewrite map_app, sum_nat_app, make_shared_samples. reflexivity.
 Qed.
 
 (** ** What a rank plans *)

@@ -142,8 +142,7 @@ Qed.
 
 Lemma by_rank_app : forall A B (f g : nat -> A -> list B) parts, Permutation (by_rank f parts ++ by_rank g parts) (by_rank (fun r k => f r k ++ g r k) parts).
 Proof.
-  intros A B f g parts. unfold by_rank. induction (combine (seq 0 (length parts)) parts) as [|rp l IH]; [constructor|]. simpl.
-  rewrite <- IH, <- !app_assoc. apply Permutation_app_head. rewrite !app_assoc. apply Permutation_app_tail. apply Permutation_app_comm.
+  intros A B f g parts. unfold by_rank. symmetry. apply concat_map_app.
 Qed.
 
 Lemma by_rank_of_rank : forall A B (f : nat -> list B) (parts : list A), by_rank (fun r _ => f r) parts = concat (map f (seq 0 (length parts))).

@@ -62,19 +62,6 @@ Proof.
 Qed.
 
 
-Lemma in_firstn : forall (l : list sample) n x, In x (firstn n l) -> exists i, i < n /\ nth_error l i = Some x.
-Proof.
-  induction l as [|y l IH]; intros n x H; [rewrite firstn_nil in H; destruct H|]. destruct n; [destruct H|]. destruct H as [->|H]; [exists 0; split; [lia|reflexivity]|].
-  destruct (IH n x H) as [i [L E]]. exists (S i). split; [lia|exact E].
-Qed.
-
-Lemma in_skipn : forall (l : list sample) n x, In x (skipn n l) -> exists i, n <= i /\ nth_error l i = Some x.
-Proof.
-  induction l as [|y l IH]; intros n x H; [rewrite skipn_nil in H; destruct H|]. destruct n.
-  - apply In_nth_error in H as [i E]. exists i. split; [lia|exact E].
-  - destruct (IH n x H) as [i [L E]]. exists (S i). split; [lia|exact E].
-Qed.
-
 Section Saved.
 Variables (h : hist) (v : view) (depth : nat) (u : state).
 Hypothesis K : stands c depth rank inp h u.
@@ -103,9 +90,9 @@ Proof.
   split; [|split; [reflexivity|split; [exact Kp|split; [exact Kg|exact (i_budget _ _ _ _ _ _ Im saved_alive)]]]].
   rewrite Wx, filter_app, (filter_all _ _ true), (filter_all _ _ false), app_nil_r; [reflexivity| |].
   - intros y Hy. apply Nat.ltb_ge. rewrite Fx in Hy. assert (Hs : In y (skipn (v_read v) inp)) by (rewrite <- (firstn_skipn (length x)); apply in_or_app; left; exact Hy).
-    apply in_skipn in Hs as [i [L E]]. rewrite (placed i y E). exact L.
+    apply In_nth_error in Hs as [i E]. rewrite nth_error_of_skipn in E. rewrite (placed _ y E). apply Nat.le_add_r.
   - intros y Hy. apply Nat.ltb_lt. assert (Hf : In y (firstn (v_read v) inp)) by (apply (Permutation_in _ C), in_or_app; right; exact Hy).
-    apply in_firstn in Hf as [i [L E]]. rewrite (placed i y E). exact L.
+    apply In_nth_error in Hf as [i E]. apply nth_error_of_firstn in E as [L E]. rewrite (placed i y E). exact L.
 Qed.
 
 Lemma saved_reading : forall before, reading src inp v (place c rank before (save u)) /\ (b_ended (save u) = true -> v_read v = length inp).
@@ -398,12 +385,7 @@ Proof.
   set (v := view_at s r) in *. set (rd := v_read v) in *. set (S := map pos (samples_of (steps_of (rank_of s r)))). set (w := map pos (v_window v)).
   assert (Ps : Permutation (S ++ w) (seq 0 rd)).
   { unfold S, w. rewrite <- map_app, (Permutation_map pos Cs). assert (X : map pos (firstn rd (input r)) = seq 0 rd); [|rewrite X; reflexivity].
-    apply nth_error_ext. intros i. destruct (Nat.lt_ge_cases i rd) as [L|L].
-    - destruct (nth_error (input r) i) as [x|] eqn:E; [|apply nth_error_None in E; lia]. assert (Ef : nth_error (firstn rd (input r)) i = Some x).
-      { rewrite <- (firstn_skipn rd (input r)) in E. rewrite nth_error_app1 in E by (rewrite firstn_length; lia). exact E. }
-      rewrite (map_nth_error pos _ _ Ef), (placed r i x H E). symmetry. rewrite nth_error_nth' with (d := 0) by (rewrite seq_length; exact L). rewrite seq_nth by exact L. reflexivity.
-    - assert (X1 : nth_error (map pos (firstn rd (input r))) i = None) by (apply nth_error_None; rewrite map_length, firstn_length; lia).
-      rewrite X1. symmetry. apply nth_error_None. rewrite seq_length. exact L. }
+    rewrite map_numbered, firstn_length, Nat.min_l by (exact Le || (intros i x E; apply nth_error_of_firstn in E as [_ E]; exact (placed r i x H E))). reflexivity. }
   assert (Nd : NoDup (S ++ w)) by (apply (Permutation_NoDup (Permutation_sym Ps)), seq_NoDup).
   assert (In_all : forall p, In p (S ++ w) <-> p < rd).
   { intros p. split; intros I; [apply (Permutation_in _ Ps), in_seq in I; lia|apply (Permutation_in _ (Permutation_sym Ps)), in_seq; lia]. }

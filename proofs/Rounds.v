@@ -10,7 +10,6 @@ Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg 
 (** An alignment carries only what is surplus. *)
 Hypothesis surplus : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = [].
 Notation reachable := (System.reachable W cfg depth input).
-Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
 Definition made (s : state) : nat := length (samples_of (steps_of s)) + length (concat (aligned s)).

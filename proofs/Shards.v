@@ -3,6 +3,7 @@
     A deal is a function of what all ranks want and of how many places are drawn. What is proved of draws holds for every deal that
     gives the next places, each to one rank; the shipped one is proved to be such a deal, and to be even at the end. *)
 Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Lists.
 Import ListNotations.
 
 Definition sum (l : list nat) : nat := fold_right Nat.add 0 l.
@@ -68,20 +69,7 @@ Theorem no_more_is_drawn_than_there_is : forall rounds, drawn rounds <= total.
 Proof. induction rounds as [|wants before IH]; simpl; [lia|]. pose proof (dealt_within wants (drawn before)). lia. Qed.
 
 Lemma each_gives : forall (A : Type) (f g : nat -> list A) w, (forall r, r < w -> Permutation (f r) (g r)) -> Permutation (concat (map f (seq 0 w))) (concat (map g (seq 0 w))).
-Proof.
-  intros A f g w H. assert (L : forall r, In r (seq 0 w) -> r < w) by (intros r I; apply in_seq in I; lia). revert L. generalize (seq 0 w).
-  induction l as [|r l IH]; intros L; simpl; [constructor|]. apply Permutation_app; [apply H, L; left; reflexivity|apply IH; intros z I; apply L; right; exact I].
-Qed.
-
-Lemma concat_map_app : forall (A : Type) (f g : nat -> list A) l,
-  Permutation (concat (map (fun i => f i ++ g i) l)) (concat (map f l) ++ concat (map g l)).
-Proof.
-  intros A f g. induction l as [|x l IH]; simpl; [constructor|].
-  rewrite <- !app_assoc. apply Permutation_app_head.
-  apply (Permutation_trans (l' := g x ++ concat (map f l) ++ concat (map g l))).
-  - apply Permutation_app_head. exact IH.
-  - rewrite !app_assoc. apply Permutation_app_tail. apply Permutation_app_comm.
-Qed.
+Proof. intros A f g w H. apply concat_perms. intros r I. apply in_seq in I. apply H. lia. Qed.
 
 (** DEAL: whatever the ranks want, what they have drawn together is what was dealt: each place once, by one rank. *)
 Theorem every_place_dealt_is_drawn_once_by_one_rank : forall rounds,
@@ -306,7 +294,7 @@ Proof.
   intros W kept begin last told Hw Nn F. induction F as [|loads later L F IH]; intros d; [easy|]. cbn [portions]. set (portion := last - d - _).
   assert (Le : portion <= last - d) by (unfold portion; lia).
   destruct (a_portion_is_dealt_out loads (d - begin) portion) as [Ls S]; [intros ->; simpl in L; lia|]. rewrite L in Ls. set (ds := portion_shares _ _ _) in *.
-  transitivity (concat (map (draw d ds) (ranks W)) ++ concat (map (drawn_in (portions kept begin (d + portion) last later)) (ranks W))); [exact (concat_map_app _ (draw d ds) (drawn_in (portions kept begin (d + portion) last later)) (ranks W))|].
+  transitivity (concat (map (draw d ds) (ranks W)) ++ concat (map (drawn_in (portions kept begin (d + portion) last later)) (ranks W))); [exact (concat_map_app _ _ (draw d ds) (drawn_in (portions kept begin (d + portion) last later)) (ranks W))|].
   replace (seq d (last - d)) with (seq d portion ++ seq (d + portion) (last - (d + portion))) by (rewrite <- seq_app; f_equal; lia).
   apply Permutation_app; [rewrite <- Ls, draws_of_a_round_are_neighbours_in_the_order_of_the_ranks, S; reflexivity|].
   destruct later as [|x later]; [|apply IH; easy]. replace (last - (d + portion)) with 0 by (unfold portion; lia). simpl.

@@ -381,12 +381,6 @@ Proof.
     match goal with |- at_phase (drain ?d ?o ?l ?s) <> _ => destruct (drain_phase d o l s) as [-> | ->]; discriminate end.
 Qed.
 
-Lemma firstn_snoc : forall (A : Type) (l : list A) n x, nth_error l n = Some x -> firstn (S n) l = firstn n l ++ [x].
-Proof.
-  induction l as [|y l IH]; intros n x H; [destruct n; discriminate|]. destruct n; simpl in *; [injection H as ->; reflexivity|].
-  f_equal. apply IH, H.
-Qed.
-
 Lemma results_nth : forall s i p, nth_error (log s) i = Some p -> nth_error (results s) i = Some (snd p).
 Proof. intros. unfold results. apply map_nth_error. assumption. Qed.
 
@@ -439,8 +433,7 @@ Qed.
 Lemma messages_nth : forall s r, r < W -> nth_error (messages s) r = Some (message (rank_of s r)).
 Proof.
   intros s r H. unfold messages. apply (map_nth_error (fun q => message (rank_of s q))).
-  assert (X : nth_error (seq 0 W) r = Some (nth r (seq 0 W) 0)) by (apply nth_error_nth'; rewrite seq_length; exact H).
-  rewrite X, seq_nth by exact H. reflexivity.
+  apply nth_error_seq, H.
 Qed.
 
 Lemma messages_length : forall s, length (messages s) = W.

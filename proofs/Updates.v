@@ -269,9 +269,7 @@ Proof.
   intros s u r R H. apply NoDup_filtered. replace (flat_map _ _) with (map (fun p => r + W * p) (map pos (samples_of (steps_of (rank_of s r))))).
   2:{ unfold samples_of. rewrite map_map, concat_map, map_map, flat_map_concat_map. reflexivity. }
   apply FinFun.Injective_map_NoDup; [intros a b; nia|]. apply (with_losses_no_sample_is_emitted_twice W cfg depth input ok s r R H).
-  apply NoDup_nth_error. intros i j Li E. rewrite map_length in Li. rewrite !nth_error_map in E.
-  destruct (nth_error (input r) i) as [a|] eqn:Ei; [|apply nth_error_None in Ei; lia]. destruct (nth_error (input r) j) as [b|] eqn:Ej; [|discriminate].
-  injection E as E. rewrite <- (numbered r i a H Ei), <- (numbered r j b H Ej). exact E.
+  rewrite (map_numbered _ pos (input r) (fun i x => numbered r i x H)). apply seq_NoDup.
 Qed.
 
 (** The common order has so many places. *)
