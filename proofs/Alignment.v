@@ -342,7 +342,7 @@ Proof.
     + apply sort_by_forall, split_keeps; [|exact F]. intros g _ Fg. split; eapply H; try exact Fg.
       * rewrite firstn_skipn. reflexivity.
       * rewrite Permutation_app_comm, firstn_skipn. reflexivity.
-    + apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. exact E.
+    + apply Forall_repeat, E.
 Qed.
 
 Lemma concat_length_singles : forall gs : list group, Forall (fun g => length g <= 1) gs -> length (concat gs) <= length gs.
@@ -376,12 +376,11 @@ Theorem the_steps_of_an_alignment_are_lined_up : forall gs target due, line_ok w
 Proof.
   intros gs target due [_ Ok Idle]. unfold align. destruct (target <? length gs); simpl; [apply sort_by_sorted, Ok|].
   assert (I : forall n, StronglySorted (fun g h => leaves_first way g h = true) (repeat [] n)).
-  { induction n as [|n IH]; simpl; constructor; [exact IH|]. apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. apply Idle. }
+  { induction n as [|n IH]; simpl; constructor; [exact IH|apply Forall_repeat, Idle]. }
   assert (S : StronglySorted (fun g h => leaves_first way g h = true) (line_up (split_groups (target - length gs) gs)))
     by apply sort_by_sorted, Ok.
   revert S. generalize (line_up (split_groups (target - length gs) gs)) as l. induction l as [|g l IH]; simpl; intros S; [apply I|].
-  inversion S as [|? ? S1 S2]; subst. constructor; [apply IH, S1|]. apply Forall_app. split; [exact S2|].
-  apply Forall_forall. intros h Hh. apply repeat_spec in Hh. subst. apply Idle.
+  inversion S as [|? ? S1 S2]; subst. constructor; [apply IH, S1|]. apply Forall_app. split; [exact S2|apply Forall_repeat, Idle].
 Qed.
 
 (** Splitting evens out: it makes no group as costly as the most costly one was not. *)

@@ -105,10 +105,7 @@ Proof.
               eexists. split; [exact Po|]. simpl. intros c Hc. rewrite Fe. exact Hc.
            ++ exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; congruence.
            ++ destruct (failure_of rs); [|discriminate]. injection E as <-. exfalso. match type of Ph with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [P2|P2]; congruence end.
-        -- pose proof (rank_step_after W cfg depth input ok s r e t I H M E) as K.
-           assert (P0 : at_phase (rank_of s r) = REPORT).
-           { pose proof (k_kind _ _ _ _ _ _ K) as K2. unfold kind_ok in K2. rewrite Ph in K2. replace (next_hist (cfg 0) (hist_of s r) e) with (hist_of s r) in K2 by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-             pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H))) as P1. rewrite K2 in P1. exact P1. }
+        -- pose proof (own_event_reports _ _ _ _ _ _ NG E Ph) as P0.
            destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct S1 as [_ S3]; [unfold is_waiting; rewrite P0; reflexivity|].
            destruct (d_cause s IH r H P0) as [x [Po C]]. exists x. split; [congruence|]. intros c Hc. specialize (C c Hc). rewrite <- C.
            apply (sa_failure _ _ (transition_same _ _ _ _ _ _ NG E)). congruence.

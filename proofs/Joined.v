@@ -126,6 +126,16 @@ Proof.
   - apply Nat.ltb_ge in E. rewrite Nat.min_r by lia. rewrite Nat.ltb_irrefl. reflexivity.
 Qed.
 
+Lemma the_budget_in_force_by_round : forall c, c_first c = (fun r => offered whole (first r)) -> c_accepts c = (fun r k => offered whole (accepts r k)) ->
+  setting_ok W (fun _ => c) -> forall v r x, System.reachable W (fun _ => c) depth input v -> r < W -> In x (steps_of (rank_of v r)) ->
+  budget_of whole (in_force c r (results v) (s_round x)) = budget_in_force r (s_round x).
+Proof.
+  intros c Ef Ea ok v r x R H Ix. destruct (s_round x) as [|k] eqn:Ex; [simpl; rewrite Ef; apply offered_budget|].
+  rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W (fun _ => c) depth input ok v r x k R H Ix Ex). unfold least_accepted.
+  rewrite Ea, <- (map_map (fun q => accepts q k) (offered whole)), offered_least. simpl. apply Nat.min_r.
+  unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.
+Qed.
+
 (** BUDGET, in every step of every rank, with losses and without, whatever the windows, and whether an order is shared: of the budget in force in the step's round. *)
 Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall shares windows, let cfg := fun _ : nat => with_reading shares windows one in
   setting_ok W cfg -> forall u r, lossy_reachable W cfg depth input u -> r < W ->
@@ -138,11 +148,7 @@ Proof.
     (fun q b w _ => in_every_order_every_group_fits_the_budget o shape padding_share (budget_of whole b) (limits_of whole limits b) w)
     (fun q b k gs t d _ G => in_every_order_an_alignment_keeps_the_budget o shape C k _ _ _ gs t d costs_grow G) v r R H) as Z.
   rewrite Forall_forall in *. intros x Ix. specialize (Z x Ix). cbv beta in Z. rewrite limits_by_budget in Z.
-  assert (E : budget_of whole (in_force (cfg r) r (results v) (s_round x)) = budget_in_force r (s_round x)); [|unfold limits_in_force; rewrite <- E; exact Z].
-  destruct (s_round x) as [|k] eqn:Ex; [apply offered_budget|].
-  rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W cfg depth input ok v r x k R H Ix Ex).
-  unfold least_accepted. simpl. rewrite <- (map_map (fun q => accepts q k) (offered whole)), offered_least. simpl. apply Nat.min_r.
-  unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.
+  unfold limits_in_force. rewrite <- (the_budget_in_force_by_round (with_reading shares windows one) eq_refl eq_refl ok v r x R H Ix). exact Z.
 Qed.
 
 (** ORDER, in the order sampler, with losses and without: whatever is carried, split, cut by a quota or idle, each rank plans its input

@@ -45,6 +45,12 @@ Proof.
   destruct (post_phase c r (moved d u e)) as [-> |[X ->]]; destruct (moved_phase d u e) as [Y|[Y Z]]; try rewrite Z in *; try rewrite Y in *; try rewrite X in *; reflexivity.
 Qed.
 
+Lemma own_event_reports : forall c r d u e t, (forall x, e <> Got x) -> transition c r d u e = Some t -> at_phase t = REPORT -> at_phase u = REPORT.
+Proof.
+  intros c r d u e t NG E P. destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [|exact P].
+  destruct (post_phase c r (moved d u e)) as [X|[_ X]], (moved_phase d u e) as [Y|[_ Y]]; congruence.
+Qed.
+
 Lemma sum_counts_ge : forall (f : nat -> counts) n q, q < n -> n_samples (f q) <= n_samples (sum_counts (map f (seq 0 n))).
 Proof.
   intros f n q H. unfold sum_counts. rewrite fold_add_samples. simpl. assert (X : In q (seq 0 n)) by (apply in_seq; lia). clear H.
@@ -186,9 +192,7 @@ Proof.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ _ Po _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n _ _ _ _ P2 _ _ _]; try congruence. eauto.
       * exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; congruence.
       * destruct (failure_of rs); [|discriminate]. injection E as <-. exfalso. match type of P with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [P2|P2]; congruence end.
-    + assert (P0 : at_phase (rank_of s r) = REPORT).
-      { pose proof (k_kind _ _ _ _ _ _ K) as K2. unfold kind_ok in K2. rewrite P in K2. replace (next_hist (cfg 0) (hist_of s r) e) with (hist_of s r) in K2 by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-        pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K0)) as P1. rewrite K2 in P1. exact P1. }
+    + pose proof (own_event_reports _ _ _ _ _ _ NG E P) as P0.
       destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct S1 as [S2 S3]; [unfold is_waiting; rewrite P0; reflexivity|]. rewrite S3. apply F2, P0.
   - intros l HC. assert (D : forall q, q < W -> dry s q -> dry s' q).
     { intros q Hq [D1 D2]. destruct (Nat.eq_dec q r) as [->|NE]; [|unfold dry; rewrite (Rq q NE); split; assumption]. unfold dry. rewrite Rr.

@@ -19,6 +19,9 @@ Proof. intros A P l m H F. rewrite Forall_forall in *. intros x Hx. apply F. eap
 Lemma singles_are : forall A (l : list A), concat (map (fun x => [x]) l) = l.
 Proof. induction l; simpl; congruence. Qed.
 
+Lemma Forall_repeat : forall A (P : A -> Prop) x n, P x -> Forall P (repeat x n).
+Proof. induction n; simpl; auto. Qed.
+
 Lemma Forall_firstn : forall A (P : A -> Prop) n l, Forall P l -> Forall P (firstn n l).
 Proof. intros A P n l F. rewrite <- (firstn_skipn n l), Forall_app in F. apply F. Qed.
 

@@ -53,7 +53,7 @@ Proof.
   intros Q p steps P E F. apply Forall_app. split.
   - rewrite Forall_forall in *. intros g Hg. apply filter_In in Hg as [Hg _]. apply F.
     eapply Permutation_in; [apply places_perm, P|exact Hg].
-  - apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. exact E.
+  - apply Forall_repeat, E.
 Qed.
 
 (** Where no step is idle, the steps are those of the alignment at the places that the permutation lists. *)

@@ -376,7 +376,7 @@ Proof.
       + destruct (length fewest <? count); [|discriminate]. apply even_out_holds in V. eexists. split; [reflexivity|]. rewrite map_length. exact V.
       + eexists. split; [reflexivity|]. rewrite app_length, repeat_length. split; [|lia]. destruct H as [P R]. split.
         * rewrite concat_app, concat_repeat_nil, app_nil_r. exact P.
-        * apply Forall_app. split; [exact R|]. apply Forall_forall. intros g I. apply repeat_spec in I. subst g. apply room_of_none. }
+        * apply Forall_app. split; [exact R|apply Forall_repeat, room_of_none]. }
   destruct S as [gs [-> [G Len]]]. destruct (settle_all_holds units (as_batches gs)) as [A B]; [rewrite groups_of_batches; exact G|].
   split; [exact A|]. split; [rewrite B; unfold as_batches; rewrite map_length; exact Len|]. apply settle_all_fills; assumption.
 Qed.

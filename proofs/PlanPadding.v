@@ -257,15 +257,13 @@ Proof.
   destruct (beside_loners padded_room units found (sort_by dearer (found ++ singles alone))) as [Q [Al [Ln Each]]];
     [rewrite C; exact Pl|eapply Forall_impl; [|exact R]; simpl; tauto|apply sort_by_perm|]. fold (too_large units) in Ln. fold alone in Ln.
   assert (La : length (found ++ singles alone) = length found + length alone) by (unfold singles; rewrite app_length, map_length; reflexivity).
-  assert (Empty : forall P : group -> Prop, P [] -> Forall P (repeat [] (count - length (found ++ singles alone)))).
-  { intros P N. apply Forall_forall. intros g I. apply repeat_spec in I. subst g. exact N. }
   split; [rewrite concat_app, concat_repeat_nil, app_nil_r; exact Q|]. split; [apply Forall_app; split; [exact Al|]|split].
-  - apply Empty. left. unfold padded_room, is_within. simpl. apply forallb_forall. intros [r limit] _. reflexivity.
+  - apply Forall_repeat. left. unfold padded_room, is_within. simpl. apply forallb_forall. intros [r limit] _. reflexivity.
   - rewrite app_length, repeat_length. lia.
   - destruct Fi as [Fi|Fi]; [left|right]; apply Forall_app; (split; [apply Each; [|assumption]|]).
     + discriminate.
     + replace (count - _) with 0 by lia. constructor.
     + simpl. lia.
-    + apply Empty. simpl. lia.
+    + apply Forall_repeat. simpl. lia.
 Qed.
 End Padding.

@@ -225,7 +225,7 @@ Proof.
   intros C way gs target due F. unfold align. destruct (target <? length gs); simpl.
   - apply sort_by_forall, Forall_firstn, sort_by_forall, F.
   - apply Forall_app. split; [apply sort_by_forall, split_keeps; [apply halves_friendly|exact F]|].
-    apply Forall_forall. intros g Hg. apply repeat_spec in Hg. left. exact Hg.
+    apply Forall_repeat. left. reflexivity.
 Qed.
 
 Theorem shuffled_friendly_groups_are_friendly : forall C way before k gs t d, Forall is_friendly gs ->
@@ -295,12 +295,8 @@ Proof.
     - apply shuffling_keeps_what_passes_to_parts; [left; simpl; lia|apply (fits_in_passes_on Padded)|exact G2]. }
   pose proof (every_batch_keeps_what_grouping_gives_under_the_budget_in_force W cfg depth input ok keeps Formed Aligned v r R H) as Z.
   rewrite Forall_forall in *. intros x Ix. specialize (Z x Ix). destruct Z as [Z1 Z2]. split; [exact Z1|]. rewrite (limits_by_budget W max_age whole limits some old) in Z2.
-  assert (E : budget_of whole (in_force (cfg r) r (results v) (s_round x)) = budget_in_force W whole first accepts r (s_round x));
-    [|unfold limits_in_force; rewrite <- E; exact Z2].
-  destruct (s_round x) as [|k] eqn:Ex; [exact (offered_budget W max_age whole some old _)|].
-  rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W cfg depth input ok v r x k R H Ix Ex).
-  unfold least_accepted. simpl. rewrite <- (map_map (fun q => accepts q k) (offered whole)), (offered_least W max_age whole some old). simpl. apply Nat.min_r.
-  unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.
+  unfold limits_in_force.
+  rewrite <- (the_budget_in_force_by_round W max_age whole first accepts depth input some old (with_reading shares windows one) eq_refl eq_refl ok v r x R H Ix). exact Z2.
 Qed.
 
 End System.
