@@ -253,30 +253,15 @@ Definition finished (s : sys) (r : nat) : Prop :=
 Definition forsaken (s : sys) (r : nat) : Prop :=
   running s r = true /\ exists q, q < W /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r)).
 
-Lemma read_possible : forall s r, invariant s -> r < W -> failure (rank_of s r) = None -> wanted (rank_of s r) <> 0 -> can (calm s) s.
-Proof.
-  intros s r I H Nf Wa. set (u := rank_of s r) in *. set (xs := firstn (wanted u) (skipn (read u) (input r))).
-  pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Rd. fold u in Rd.
-  assert (Lx : length xs = Nat.min (wanted u) (length (input r) - read u)) by (unfold xs; rewrite firstn_length, skipn_length; reflexivity).
-  set (en := length xs <? wanted u).
-  assert (T : exists t, transition (cfg r) r (depth r) u (SamplesRead xs en false) = Some t).
-  { simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Wa). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
-    rewrite andb_true_r, orb_false_r. replace (is_nil xs && negb en) with false by (symmetry; unfold en; destruct xs; [simpl; replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia); reflexivity|reflexivity]). simpl. eauto. }
-  destruct T as [t T]. eapply (can_rank s r (SamplesRead xs en false)); [exact H| |exact T|split; [exact Logic.I|exact Nf]].
-  simpl. fold u. split; [|split; [|split; [|discriminate]]].
-  - rewrite Lx. unfold xs. destruct (le_ge_dec (wanted u) (length (input r) - read u)) as [L|L].
-    + rewrite Nat.min_l by exact L. reflexivity.
-    + rewrite Nat.min_r by exact L. rewrite !firstn_all2; [reflexivity| |]; rewrite skipn_length; lia.
-  - intros E. unfold en in E. apply Nat.ltb_lt in E. lia.
-  - destruct xs eqn:E; [right; left; unfold en; simpl; apply Nat.ltb_lt; lia|left; discriminate].
-Qed.
-
 (** R2.3: the longest run of samples for which a window has room; for the first sample it always has. *)
 Fixpoint with_room (no_room : list sample -> sample -> bool) (w l : list sample) : list sample :=
   match l with
   | [] => []
   | x :: later => if negb (is_nil w) && no_room w x then [] else x :: with_room no_room (w ++ [x]) later
   end.
+
+Lemma room_for_all : forall l w, with_room (fun _ _ => false) w l = l.
+Proof. induction l as [|x l IH]; intros w; simpl; [reflexivity|]. rewrite andb_false_r, IH. reflexivity. Qed.
 
 Lemma with_room_first : forall no_room l w, exists rest, l = with_room no_room w l ++ rest /\ (rest <> [] -> w ++ with_room no_room w l <> []).
 Proof.
@@ -285,17 +270,17 @@ Proof.
   - destruct (IH (w ++ [x])) as [rest [E1 E2]]. exists rest. split; [simpl; congruence|]. intros _. destruct w; discriminate.
 Qed.
 
-(** FREE, where windows are bounded in bytes: whatever room there is, an open read can be answered with the longest run for which there
-    is, as full where that is shorter. *)
-Theorem a_read_can_be_answered_with_what_there_is_room_for : forall s r no_room, reachable s -> r < W -> c_bounded (cfg r) r = true ->
-  at_phase (rank_of s r) <> DONE -> wanted (rank_of s r) <> 0 ->
+(** FREE: whatever room there is, an open read can be answered with the longest run for which there is, as full where that is shorter,
+    which it may be where windows are bounded in bytes. *)
+Theorem a_read_can_be_answered_with_what_there_is_room_for : forall s r no_room, reachable s -> r < W -> wanted (rank_of s r) <> 0 ->
   let next := firstn (wanted (rank_of s r)) (skipn (read (rank_of s r)) (input r)) in
   let xs := with_room no_room (window (rank_of s r)) next in
   let full := length xs <? length next in
   let answer := SamplesRead xs (negb full && (length next <? wanted (rank_of s r))) full in
+  (full = true -> c_bounded (cfg r) r = true /\ at_phase (rank_of s r) <> DONE) ->
   may cfg input s r answer /\ exists t, transition (cfg r) r (depth r) (rank_of s r) answer = Some t.
 Proof.
-  intros s r no_room R H B En Wa next xs full answer. set (u := rank_of s r) in *. unfold answer.
+  intros s r no_room R H Wa next xs full answer B. set (u := rank_of s r) in *. unfold answer.
   pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H)) as Rd. fold u in Rd.
   destruct (with_room_first no_room next (window u)) as [rest [E1 E2]]. fold xs in E1, E2.
   assert (Ln : length next = Nat.min (wanted u) (length (input r) - read u)) by (unfold next; rewrite firstn_length, skipn_length; reflexivity).
@@ -307,20 +292,28 @@ Proof.
   { intros F. unfold full in F. apply Nat.ltb_lt in F. destruct rest; [simpl in Lx; lia|discriminate]. }
   assert (Nf : full = false -> xs = next).
   { intros F. unfold full in F. apply Nat.ltb_ge in F. destruct rest; [rewrite app_nil_r in E1; auto|simpl in Lx; lia]. }
-  assert (Eu : ended u = false).
-  { destruct (ended u) eqn:En'; [|reflexivity]. destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) En') as [_ Z].
-    unfold c_bounded in B. apply andb_true_iff in B as [_ B]. apply negb_true_iff in B. specialize (Z B). contradiction. }
+  assert (Eu : full = true -> ended u = false).
+  { intros F. destruct (B F) as [B' _]. destruct (ended u) eqn:En'; [|reflexivity]. destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) En') as [_ Z].
+    unfold c_bounded in B'. apply andb_true_iff in B' as [_ B']. apply negb_true_iff in B'. specialize (Z B'). contradiction. }
   split.
   - simpl. fold u. split; [exact Px|]. split; [|split].
     + intros E. apply andb_prop in E as [F E]. apply negb_true_iff in F. apply Nat.ltb_lt in E. rewrite (Nf F). lia.
     + destruct full eqn:F; [auto|]. specialize (Nf eq_refl). simpl. rewrite Nf. destruct next as [|x l]; [|left; discriminate].
       right; left. simpl. apply Nat.ltb_lt. lia.
-    + intros _. auto.
+    + exact B.
   - simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Wa). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
     destruct full eqn:F; simpl.
-    + rewrite andb_false_r. unfold may_be_full. rewrite Eu. simpl. specialize (E2 (Fu eq_refl)). unfold full in F. apply Nat.ltb_lt in F.
+    + rewrite andb_false_r. unfold may_be_full. rewrite (Eu eq_refl). simpl. specialize (E2 (Fu eq_refl)). unfold full in F. apply Nat.ltb_lt in F.
       replace (length xs <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia). destruct (window u ++ xs); [easy|]. simpl. eauto.
     + specialize (Nf eq_refl). rewrite Nf. destruct next as [|x l]; [|simpl; eauto]. simpl. replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia). simpl. eauto.
+Qed.
+
+(** So a read can be answered where there is room for all that is left. *)
+Lemma read_possible : forall s r, reachable s -> r < W -> failure (rank_of s r) = None -> wanted (rank_of s r) <> 0 -> can (calm s) s.
+Proof.
+  intros s r R H Nf Wa. pose proof (a_read_can_be_answered_with_what_there_is_room_for s r (fun _ _ => false) R H Wa) as A. cbv zeta in A.
+  rewrite room_for_all, Nat.ltb_irrefl in A. destruct A as [M [t T]]; [discriminate|].
+  eapply (can_rank s r); [exact H|exact M|exact T|split; [exact Logic.I|exact Nf]].
 Qed.
 
 Definition phase_is (p : phase_name) (s : state) : bool :=
@@ -350,7 +343,7 @@ Proof.
     destruct (t_fill _ _ (g_tight _ _ _ _ _ I f Hf) Pf) as [Me Fi].
     destruct (is_ready (rank_of s f)) eqn:Rd.
     2:{ left. unfold is_ready in Rd. assert (Nf : failure (rank_of s f) = None) by (unfold must_end in Me; destruct (failure (rank_of s f)); [discriminate|reflexivity]).
-        destruct (wanted (rank_of s f)) eqn:Wa; [|apply (read_possible s f I Hf Nf); rewrite Wa; discriminate].
+        destruct (wanted (rank_of s f)) eqn:Wa; [|apply (read_possible s f R Hf Nf); rewrite Wa; discriminate].
         simpl in Rd. rewrite andb_true_r in Rd. eapply (can_rank s f Collated); [exact Hf|exact Logic.I|simpl; rewrite Rd; reflexivity|split; [exact Logic.I|exact Nf]]. }
     destruct Fi as [Fi|[Ob Ur]]; [congruence|].
     pose proof (g_core _ _ _ _ _ I f Hf) as Kf. pose proof (k_kind _ _ _ _ _ _ Kf) as Kk. unfold kind_ok in Kk. rewrite Pf in Kk.

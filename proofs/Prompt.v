@@ -1,4 +1,4 @@
-(** A failure ends every rank in its own round or the next, and so does a stop: ABORT and STOP as one theorem each.
+(** A failure ends every rank in its own round or the next, and so does a stop: ABORT and STOP as one theorem.
 
     What follows one rank from the moment it failed, or its consumer stopped: it says so with its next offer, and the agreement
     that holds such an offer is the last. Only an offer that it had posted before may still end the epoch in another way, or
@@ -176,8 +176,12 @@ Proof.
   rewrite <- A1, <- A2. unfold is_ending in Er. destruct P as [[_ [_ [X _]]]|[[X _]|[[_ [X _]]|[[_ X]|[X [_ Y]]]]]]; try (rewrite X in Er; discriminate). auto.
 Qed.
 
-(** So it is of every rank that ends, and every rank ends when nothing more can happen. *)
-Lemma trouble_ends_every_rank : forall k s t r, reachable s -> leads s t -> r < W -> hit k (rank_of s r) -> is_ending (rank_of s r) = false ->
+(** ABORT, STOP. A rank that fails in round [k] ends every rank in round [k] or the next, as FAILED, naming a rank that did fail and its
+    cause, or as MISMATCH, where configurations do differ. So does a consumer that leaves, or as STOPPED, naming a rank whose consumer
+    has stopped. Only where the rank had posted its offer of round [k] before, that round may still be the last for another reason.
+    And when nothing more can happen, every rank has ended. *)
+Theorem a_failure_or_a_stop_in_round_k_ends_every_rank_in_round_k_or_the_next : forall k s t r, reachable s -> leads s t -> r < W ->
+  hit k (rank_of s r) -> is_ending (rank_of s r) = false ->
   (forall q, q < W -> is_ending (rank_of t q) = true ->
     (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
     exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\ (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
@@ -188,39 +192,6 @@ Proof.
     destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. auto.
   - intros deep Nc q Hq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W cfg depth input ok deep t R') as [C|A]; [contradiction|].
     unfold is_ending. destruct (A q Hq) as [-> |[-> _]]; reflexivity.
-Qed.
-
-(** ABORT. A rank that fails in round [k] ends every rank in round [k] or the next, as FAILED, naming a rank that did fail and its
-    cause, or as MISMATCH, where configurations do differ. Only where it had posted its offer of round [k] before, that round may
-    still be the last for another reason. And when nothing more can happen, every rank has ended. *)
-Theorem a_failure_in_round_k_ends_every_rank_in_round_k_or_the_next : forall s t r, reachable s -> leads s t -> r < W ->
-  failure (rank_of s r) <> None -> is_ending (rank_of s r) = false ->
-  (forall q, q < W -> is_ending (rank_of t q) = true ->
-    (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
-    exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\
-      ((exists i c, o = Failed i c) \/ (exists i, o = Mismatch i) \/ (had_offered AFailure (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
-  ((forall i, i < W -> 1 <= depth i) -> ~ can W cfg depth input (by_itself W t) t -> forall q, q < W -> is_ending (rank_of t q) = true).
-Proof.
-  intros s t r R Ld Hr F E. destruct (trouble_ends_every_rank AFailure s t r R Ld Hr F E) as [H Q]. split; [|exact Q].
-  intros q Hq Eq. destruct (H q Hq Eq) as [A [o [O [T B]]]]. split; [exact A|]. exists o. split; [exact O|]. split; [exact T|].
-  destruct B as [B|B]; [|auto]. destruct o as [|i n|i c|i|p c]; simpl in B; try tauto; try discriminate; eauto.
-Qed.
-
-(** STOP. A consumer that leaves in round [k] ends every rank in round [k] or the next, as STOPPED, naming a rank whose consumer has
-    stopped; or as FAILED or MISMATCH, which go first. Only where its rank had posted its offer of round [k] before, that round may
-    still be the last for another reason. And when nothing more can happen, every rank has ended. *)
-Theorem a_stop_in_round_k_ends_every_rank_in_round_k_or_the_next : forall s t r, reachable s -> leads s t -> r < W ->
-  stopped (rank_of s r) = true -> is_ending (rank_of s r) = false ->
-  (forall q, q < W -> is_ending (rank_of t q) = true ->
-    (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
-    exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\
-      ((exists i n, o = Stopped i n) \/ (exists i c, o = Failed i c) \/ (exists i, o = Mismatch i) \/
-       (had_offered AStop (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
-  ((forall i, i < W -> 1 <= depth i) -> ~ can W cfg depth input (by_itself W t) t -> forall q, q < W -> is_ending (rank_of t q) = true).
-Proof.
-  intros s t r R Ld Hr F E. destruct (trouble_ends_every_rank AStop s t r R Ld Hr F E) as [H Q]. split; [|exact Q].
-  intros q Hq Eq. destruct (H q Hq Eq) as [A [o [O [T B]]]]. split; [exact A|]. exists o. split; [exact O|]. split; [exact T|].
-  destruct B as [B|B]; [|auto]. destruct o as [|i n|i c|i|p c]; simpl in B; try tauto; eauto 6.
 Qed.
 
 (** The same with losses, for ranks that are not LOST. *)
