@@ -1,15 +1,31 @@
 (** FREE, for loader, bounded output queue and trainer together: some transition is always possible, so with TERM every
     schedule, fair or not, ends. *)
-Require Import List Arith Lia Bool Permutation.
+Require Import List Arith Lia Bool Permutation Decidable.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending.
 Import ListNotations.
 
+Lemma dec_true : forall b, decidable (b = true).
+Proof. intros [|]; [left; reflexivity|right; discriminate]. Qed.
+
+Lemma dec_some : forall (P : nat -> Prop) n, (forall r, decidable (P r)) -> decidable (exists r, r < n /\ P r).
+Proof.
+  intros P n D. induction n as [|n [[r [H E]]|IH]]; [right; intros [r [H _]]; lia|left; exists r; auto|].
+  destruct (D n) as [E|E]; [left; exists n; auto|right]. intros [r [H F]]. destruct (Nat.eq_dec r n) as [->|NE]; [auto|apply IH; exists r; split; [lia|exact F]].
+Qed.
+
+Lemma dec_every : forall (P : nat -> Prop) n, (forall r, decidable (P r)) -> decidable (forall r, r < n -> P r).
+Proof.
+  intros P n D. destruct (dec_some (fun r => ~ P r) n) as [[r [H F]]|F]; [intros r; apply dec_not, D|right; auto|left].
+  intros r H. destruct (D r) as [X|X]; [exact X|]. contradiction F. eauto.
+Qed.
+
+(** What says of ranks how many steps they have taken, and of what is true or false, is so or is not. *)
+Ltac decides := repeat first [apply dec_and|apply dec_or|apply dec_some; intro|apply dec_every; intro|apply dec_le|apply dec_lt|apply dec_eq_nat|apply dec_true].
+
 Lemma dec_exists : forall (p : nat -> bool) n, (exists r, r < n /\ p r = true) \/ (forall r, r < n -> p r = false).
 Proof.
-  induction n as [|n [[r [H E]]|IH]].
-  - right. intros; lia.
-  - left. exists r. split; [lia|exact E].
-  - destruct (p n) eqn:E; [left; exists n; split; [lia|exact E]|]. right. intros r H. destruct (Nat.eq_dec r n) as [->|NE]; [exact E|apply IH; lia].
+  intros p n. destruct (dec_some (fun r => p r = true) n) as [E|E]; [intros r; apply dec_true|auto|right].
+  intros r H. apply not_true_iff_false. intros P. apply E. eauto.
 Qed.
 
 Lemma min_exists : forall (f : nat -> nat) n, 1 <= n -> exists q, q < n /\ forall i, i < n -> f q <= f i.
@@ -194,16 +210,8 @@ Proof.
   intros m' E. injection E as <-. exact B.
 Qed.
 
-Lemma broken_or_not : forall s r, broken s r \/ ~ broken s r.
-Proof.
-  intros s r. set (n := length (taken (rank_of s r))).
-  destruct (dec_exists (fun p => n <? length (taken (rank_of s p))) W) as [[p [Hp Lp]]|Al].
-  { right. intros [B _]. apply Nat.ltb_lt in Lp. specialize (B p Hp). fold n in B. lia. }
-  destruct (dec_exists (fun q => stopped (rank_of s q) && running s q && (length (taken (rank_of s q)) =? n)) W) as [[q [Hq Eq]]|No].
-  - left. apply andb_true_iff in Eq as [Eq E3]. apply andb_true_iff in Eq as [E1 E2]. apply Nat.eqb_eq in E3. split; [|exists q; auto].
-    intros p Hp. specialize (Al p Hp). apply Nat.ltb_ge in Al. exact Al.
-  - right. intros [_ [q [Hq [E1 [E2 E3]]]]]. specialize (No q Hq). rewrite E1, E2 in No. simpl in No. apply Nat.eqb_neq in No. apply No, E3.
-Qed.
+Lemma broken_or_not : forall s r, decidable (broken s r).
+Proof. intros s r. unfold broken. decides. Qed.
 
 (** A trainer that waits in a step waits for one that can go on, or for one whose consumer has left. *)
 Lemma trainer_goes_on : forall s r, reachable s -> r < W -> running s r = true ->

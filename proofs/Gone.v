@@ -2,7 +2,7 @@
 
     A process that is gone takes no further step; what it has posted and what it holds go with it. Assumption A1 of the spec
     says that a rank whose exchange can no longer complete is told: its driver learns that a peer is gone, or has given up. *)
-Require Import List Arith Lia Bool.
+Require Import List Arith Lia Bool Decidable.
 From ODB Require Import Types Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
 Import ListNotations.
 
@@ -40,22 +40,8 @@ Definition goes_on (s : sys) : Prop :=
   (exists l t, step s l t /\ by_itself W s l /\ lives s l /\ match l with LTrained r => ~ never_ends s r | _ => True end) \/
   exists r, is_to_be_told s r.
 
-Lemma never_ends_or_not : forall s r, never_ends s r \/ ~ never_ends s r.
-Proof.
-  intros s r. set (n := length (taken (rank_of s r))).
-  destruct (dec_exists (fun q => (gone q || is_lost (rank_of s q) || stopped (rank_of s q)) && (length (taken (rank_of s q)) <? n)) W) as [[q [Hq Eq]]|No].
-  { left. left. exists q. apply andb_true_iff in Eq as [E1 E2]. apply Nat.ltb_lt in E2. apply orb_true_iff in E1 as [E1|E1]; [apply orb_true_iff in E1 as [E1|E1]|]; unfold is_out; auto 6. }
-  assert (Out : ~ exists q, q < W /\ is_out s q /\ length (taken (rank_of s q)) < n).
-  { intros [q [Hq [O L]]]. specialize (No q Hq). apply Nat.ltb_lt in L. rewrite L, andb_true_r in No. apply orb_false_iff in No as [No N3]. apply orb_false_iff in No as [N1 N2].
-    destruct O as [O|[O|O]]; congruence. }
-  destruct (dec_exists (fun p => n <? length (taken (rank_of s p))) W) as [[p [Hp Lp]]|Al].
-  { right. apply Nat.ltb_lt in Lp. intros [E|[A _]]; [apply Out, E|]. specialize (A p Hp). fold n in A. lia. }
-  destruct (dec_exists (fun q => (gone q || stopped (rank_of s q)) && running s q && (length (taken (rank_of s q)) =? n)) W) as [[q [Hq Eq]]|In].
-  - left. right. apply andb_true_iff in Eq as [Eq E3]. apply andb_true_iff in Eq as [E1 E2]. apply Nat.eqb_eq in E3. apply orb_true_iff in E1. split; [|exists q; auto].
-    intros p Hp. specialize (Al p Hp). apply Nat.ltb_ge in Al. exact Al.
-  - right. intros [E|[_ [q [Hq [E1 [E2 E3]]]]]]; [apply Out, E|]. specialize (In q Hq). rewrite E2, andb_true_r in In. fold n in E3. apply Nat.eqb_eq in E3. rewrite E3, andb_true_r in In.
-    apply orb_false_iff in In as [I1 I2]. destruct E1; congruence.
-Qed.
+Lemma never_ends_or_not : forall s r, decidable (never_ends s r).
+Proof. intros s r. unfold never_ends, is_out. decides. Qed.
 
 (** A consumer on a rank that has not been told has a step to take. *)
 Lemma take_goes_on : forall u v r, reachable v -> follows W u v -> r < W -> gone r = false -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->

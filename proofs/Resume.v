@@ -43,6 +43,11 @@ Notation history := (history c).
 Variable rank : nat.
 Notation view_of := (view_of c rank src inp).
 
+(** What is saved is where the round began: as the history and the view of then say it. *)
+Definition says_where (b : round_start) (h : hist) (v : view) : Prop :=
+  b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\
+  b_planned b = length (h_steps h) /\ b_gsum b = h_samples h /\ b_budget b = v_budget v.
+
 (** What a view says of reads and marks. *)
 Definition wants (h : hist) (v : view) : Prop :=
   last (v_marks v) 0 = v_read v /\
@@ -60,7 +65,6 @@ Proof.
     rewrite own, orb_false_r. split; [apply last_of_last_n, (ok_age _ OK)|reflexivity].
   - destruct (failure_of r); simpl; rewrite ?K; auto.
 Qed.
-
 
 Section Saved.
 Variables (h : hist) (v : view) (depth : nat) (u : state).
@@ -81,8 +85,7 @@ Proof.
   split; [apply Permutation_app_inv_r in C; exact C|lia].
 Qed.
 
-Lemma saved_fields : b_round (save u) = h_round h /\ b_read (save u) = v_read v /\ b_carried (save u) = v_window v /\ b_marks (save u) = v_marks v /\
-  b_planned (save u) = length (h_steps h) /\ b_gsum (save u) = h_samples h /\ b_budget (save u) = v_budget v.
+Lemma saved_fields : says_where (save u) h v.
 Proof.
   destruct Wa as [M _]. pose proof saved_cons as [C _]. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]]. unfold unread in Fx.
   destruct (stands_on _ _ _ _ _ _ K) as [Kr [_ [Kp [Kg _]]]].
@@ -156,10 +159,7 @@ Proof.
   unfold kind_ok in Kk. destruct Ph as [P|P]; rewrite P in Kk; exact Kk.
 Qed.
 
-Lemma begun_saves : forall d s r, tells W c src input d s -> r < W -> has_begun (rank_of s r) ->
-  let b := save (rank_of s r) in let h := history (seen s r) in let v := view_at s r in
-  b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\ b_planned b = length (h_steps h) /\ b_gsum b = h_samples h /\
-  b_budget b = v_budget v.
+Lemma begun_saves : forall d s r, tells W c src input d s -> r < W -> has_begun (rank_of s r) -> says_where (save (rank_of s r)) (history (seen s r)) (view_at s r).
 Proof.
   intros d s r T H Sv. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C.
   apply (saved_fields c (src r) (input r) (fun i x => placed r i x H) r _ _ _ _ K Im (views_want c (src r) (input r) C (proj2 (proj2 Sv)) r _) Kd Qu (proj1 Sv)).
@@ -187,9 +187,7 @@ Record saves (d : nat -> nat) (s : sys) (r : nat) : Prop := { sv_run : replays d
 
 (** RESUME: what is saved says where the round began. It does not depend on what was read since. *)
 Theorem what_a_rank_saves_is_where_its_round_began : forall d s r, saves d s r ->
-  let b := save (rank_of s r) in let h := history (seen s r) in let v := view_at s r in
-  b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\ b_planned b = length (h_steps h) /\ b_gsum b = h_samples h /\
-  b_budget b = v_budget v.
+  says_where (save (rank_of s r)) (history (seen s r)) (view_at s r).
 Proof. intros d s r [Rp H B]. apply (begun_saves d s r); auto. apply replays_tell; assumption. Qed.
 
 (** RESUME: loaded again, it makes a rank whose steps, window, marks and reads are those that the samples and what was exchanged
