@@ -69,33 +69,31 @@ Qed.
 Lemma post_going : forall c r s, is_ending s = false -> is_ending (post c r s) = false.
 Proof. intros c r s E. unfold is_ending in *. destruct (post_phase c r s) as [-> |[_ ->]]; auto. Qed.
 
-(** What a lost rank does, its shadow does too: it reads and collates to the end of what is under way. *)
-Lemma shadow_follows : forall c r d u v e t, lost_from u v -> (forall x q, queue v = x :: q -> s_number x = length (taken v)) ->
-  transition c r d u e = Some t -> at_phase u = DONE ->
-  (forall x, e <> Got x) -> e <> ConsumerStopped -> (forall x, e <> LocalFailed x) -> e <> Urged -> (forall xs en, e <> SamplesRead xs en true) ->
-  e <> StepTaken /\ (at_phase t = DONE /\ ended_as t = ended_as u /\ posted t = posted u /\ queue t = queue u /\ taken t = taken u) /\
+(** What a lost rank still does: it reads, and collates, to the end of what is under way. *)
+Definition of_its_source (e : event) : Prop := (exists xs en, e = SamplesRead xs en false) \/ e = Collated.
+
+(** That leaves the rest of it as it was. *)
+Lemma lost_keeps : forall c r d u e t, at_phase u = DONE -> of_its_source e -> transition c r d u e = Some t ->
+  granted u e /\ t = moved d u e /\ (forall x, e <> Got x) /\ e <> StepTaken /\
+  at_phase t = DONE /\ ended_as t = ended_as u /\ limit t = limit u /\ steps_of t = steps_of u /\ queue t = queue u /\ taken t = taken u /\ posted t = posted u.
+Proof.
+  intros c r d u e t P Ev E. assert (NG : forall x, e <> Got x) by (destruct Ev as [[xs [en ->]]| ->]; discriminate).
+  destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[_ D]]; [|destruct Ev as [[xs [en ->]]| ->]; discriminate].
+  assert (Pm : at_phase (moved d u e) = DONE) by (destruct (moved_phase d u e) as [-> |[X _]]; congruence).
+  rewrite post_ending by auto. split; [exact G|]. destruct Ev as [[xs [en ->]]| ->]; repeat split; try discriminate; exact P.
+Qed.
+
+(** And its shadow does it too. *)
+Lemma shadow_follows : forall c r d u v e t, lost_from u v -> of_its_source e -> transition c r d u e = Some t ->
   exists w, transition c r d v e = Some w /\ lost_from t w.
 Proof.
-  intros c r d u v e t L Nx E P N1 N2 N3 N4 N5. destruct (own_event _ _ _ _ _ _ N1 E) as [[G ->]|[_ D]].
-  2:{ exfalso. destruct e; try discriminate; [apply N2|eapply N3|apply N4]; reflexivity. }
-  destruct L. assert (Now : granted v e -> e <> StepTaken -> e <> StepTaken /\
-    (at_phase (post c r (moved d u e)) = DONE /\ ended_as (post c r (moved d u e)) = ended_as u /\ posted (post c r (moved d u e)) = posted u /\
-     queue (post c r (moved d u e)) = queue u /\ taken (post c r (moved d u e)) = taken u) /\
-    exists w, transition c r d v e = Some w /\ lost_from (post c r (moved d u e)) w).
-  { intros Gv NT. assert (Pm : at_phase (moved d u e) = DONE) by (destruct (moved_phase d u e) as [-> |[X _]]; congruence).
-    rewrite post_ending by auto. split; [exact NT|]. split; [destruct e; try congruence; auto|]. eexists. split; [exact (granted_event c r d v e Gv)|].
-    destruct e as [xs en full| |x| | |cause|]; try congruence; try (edestruct N1; reflexivity); try (edestruct N3; reflexivity).
-    - assert (full = false) by (destruct full; [exfalso; eapply N5; reflexivity|reflexivity]). subst full.
-      constructor; simpl; auto; try congruence; try exact l_lost0; try (apply post_going; exact l_live0); [|rewrite l_wanted0; reflexivity]. rewrite <- app_assoc, (Permutation_app_comm xs), app_assoc. apply Permutation_app_tail. exact l_window0.
-    - constructor; simpl; auto; try congruence; try exact l_lost0. apply post_going; exact l_live0. }
-  destruct e as [xs en full| |x| | |cause|]; simpl in G.
-  - apply Now; [|discriminate]. simpl. assert (full = false) by (destruct full; [exfalso; eapply N5; reflexivity|reflexivity]). subst full. rewrite <- l_wanted0. intuition discriminate.
-  - apply Now; [|discriminate]. simpl. congruence.
-  - edestruct N1. reflexivity.
-  - exfalso. destruct G as [x [q [Q B]]]. destruct l_limit0 as [l [L1 L2]]. rewrite l_queue0 in Q. rewrite L1, (Nx x q Q) in B. apply Nat.ltb_lt in B. lia.
-  - contradiction N2. reflexivity.
-  - edestruct N3. reflexivity.
-  - contradiction N4. reflexivity.
+  intros c r d u v e t L Ev E. destruct (lost_keeps _ _ _ _ _ _ (l_phase _ _ L) Ev E) as [G [-> _]]. destruct L. exists (post c r (moved d v e)).
+  destruct Ev as [[xs [en ->]]| ->]; simpl in G; (split; [apply granted_event; simpl|]).
+  - rewrite <- l_wanted0. intuition discriminate.
+  - constructor; simpl; auto; try congruence; try exact l_lost0; try (apply post_going; exact l_live0); [|rewrite l_wanted0; reflexivity].
+    rewrite <- app_assoc, (Permutation_app_comm xs), app_assoc. apply Permutation_app_tail. exact l_window0.
+  - congruence.
+  - constructor; simpl; auto; try congruence; try exact l_lost0. apply post_going; exact l_live0.
 Qed.
 
 (** ** The system *)
@@ -130,6 +128,7 @@ Section Following.
 Variable like : state -> state -> Prop.
 Hypothesis like_lose : forall peer cause s, is_ending s = false -> like (lose peer cause s) s.
 Hypothesis like_lost : forall u v, like u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v.
+Hypothesis like_closed : forall u v, like u v -> queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
 
 Definition follows_rank (u v : sys) (r : nat) : Prop :=
   (is_lost (rank_of u r) = false /\ rank_of u r = rank_of v r /\ pending u r = pending v r) \/
@@ -230,6 +229,22 @@ Proof.
       * intros j Hj. unfold update. destruct (j =? r) eqn:J; [|lia]. apply Nat.eqb_eq in J. subst j. rewrite Lf. simpl. lia.
 Qed.
 
+(** A lost rank can only read and collate. *)
+Lemma lost_transition : forall u v i e t, reachable v -> i < W -> may cfg input u i e ->
+  transition (cfg i) i (depth i) (rank_of u i) e = Some t -> like (rank_of u i) (rank_of v i) -> of_its_source e.
+Proof.
+  intros u v i e t R H M E L. destruct (like_lost _ _ L) as [P _]. unfold of_its_source. destruct e as [xs en full| |x| | |cause|]; eauto.
+  { left. exists xs, en. destruct M as [_ [_ [_ M]]]. destruct full; [|reflexivity]. destruct (M eq_refl) as [_ M']. contradiction. }
+  all: exfalso.
+  - destruct x; simpl in E; rewrite P in E; discriminate.
+  - destruct (like_closed _ _ L) as [Eq [l [L1 L2]]]. simpl in E. rewrite Eq in E. destruct (queue (rank_of v i)) as [|x q] eqn:Q; [discriminate|].
+    rewrite L1, (head_number W cfg depth input v i x q (invariant_of W cfg depth input ok v R) H Q) in E. simpl in E.
+    replace (length (taken (rank_of v i)) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
+  - destruct M as [_ M]. contradiction.
+  - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
+  - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
+Qed.
+
 Lemma start_follows : follows_as (start cfg) (start cfg).
 Proof. constructor; auto. intros r H. left. split; [reflexivity|auto]. Qed.
 
@@ -239,25 +254,8 @@ Notation follows := (follows_as lost_from).
 Lemma lost_shares : forall u v, lost_from u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v.
 Proof. intros u v []. auto. Qed.
 
-Lemma lost_transition : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
-  transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
-  ((exists xs en, e = SamplesRead xs en false) \/ e = Collated) /\
-  (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged /\ (forall xs en, e <> SamplesRead xs en true).
-Proof.
-  enough (Ev : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e -> transition (cfg i) i (depth i) (rank_of u i) e = Some t ->
-    lost_from (rank_of u i) (rank_of v i) -> (exists xs en, e = SamplesRead xs en false) \/ e = Collated).
-  { intros u v i e t R F H M E L. specialize (Ev u v i e t R F H M E L). split; [exact Ev|]. destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate. }
-  intros u v i e t R F H M E L. pose proof (l_phase _ _ L) as P. destruct e as [xs en full| |x| | |cause|]; eauto.
-  { left. exists xs, en. destruct M as [_ [_ [_ M]]]. destruct full; [|reflexivity]. destruct (M eq_refl) as [_ M']. contradiction. }
-  all: exfalso.
-  - destruct x; simpl in E; rewrite P in E; discriminate.
-  - pose proof (invariant_of W cfg depth input ok v R) as I. simpl in E. rewrite (l_queue _ _ L) in E. destruct (queue (rank_of v i)) as [|x q] eqn:Q; [discriminate|].
-    destruct (l_limit _ _ L) as [l [L1 L2]]. rewrite L1, (head_number W cfg depth input v i x q I H Q) in E. simpl in E.
-    replace (length (taken (rank_of v i)) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
-  - destruct M as [_ M]. contradiction.
-  - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
-  - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
-Qed.
+Lemma lost_is_closed : forall u v, lost_from u v -> queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
+Proof. intros u v []. auto. Qed.
 
 Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
@@ -267,8 +265,8 @@ Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v ->
       (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
       (match e with StepTaken => update (running u) i true | _ => running u end)).
 Proof.
-  intros u v i e t R F H M E L Pe. destruct (lost_transition u v i e t R F H M E L) as [Ev [N1 [N2 [N3 [N4 N6]]]]]. pose proof (invariant_of W cfg depth input ok v R) as I.
-  destruct (shadow_follows (cfg i) i (depth i) _ _ e t L (fun x q => head_number W cfg depth input v i x q I H) E (l_phase _ _ L) N1 N2 N3 N4 N6) as [N5 [[Pt [Ot [Po _]]] [w [E' L']]]].
+  intros u v i e t R F H M E L Pe. pose proof (lost_transition lost_from lost_shares lost_is_closed u v i e t R H M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
+  destruct (lost_keeps _ _ _ _ _ _ (l_phase _ _ L) Ev E) as [_ [_ [N1 [N5 [Pt [_ [_ [_ [_ [_ Po]]]]]]]]]]. destruct (shadow_follows _ _ _ _ _ e t L Ev E) as [w [E' L']].
   assert (M' : may cfg input v i e) by (destruct Ev as [[xs [en ->]]| ->]; simpl in *; [rewrite (l_read _ _ L) in M; intuition discriminate|exact Logic.I]).
   assert (HP : has_posted (rank_of u i) t = false) by (unfold has_posted, is_waiting; rewrite Pt; reflexivity). rewrite HP.
   pose proof (StepRank W cfg depth input v i e w H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
@@ -529,8 +527,8 @@ Proof.
     ended_as (rank_of u r) = ended_as (rank_of t r) /\ queue (rank_of u r) = queue (rank_of t r) /\ taken (rank_of u r) = taken (rank_of t r)).
   { intros t l t' Rt Lt St. destruct (Done t Rt Lt) as [v [R [F L]]]. pose proof (l_phase _ _ L) as Ph.
     destruct St as [t i e w Hi M E|t x Pe Rd|t i Hi Run Tk|t i m la Hi Dr]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; auto].
-    destruct (lost_transition t v i e w R F Hi M E L) as [_ [N1 [N2 [N3 [N4 N6]]]]]. pose proof (invariant_of W cfg depth input ok v R) as I.
-    destruct (shadow_follows (cfg i) i (depth i) _ _ e w L (fun x q => head_number W cfg depth input v i x q I Hi) E Ph N1 N2 N3 N4 N6) as [_ [[X1 [X2 [_ X3]]] _]]. auto. }
+    pose proof (lost_transition lost_from lost_shares lost_is_closed t v i e w R Hi M E L) as Ev.
+    destruct (lost_keeps _ _ _ _ _ _ Ph Ev E) as [_ [_ [_ [_ [X1 [X2 [_ [_ [X3 [X4 _]]]]]]]]]]. auto. }
   induction P as [s|s t n u P IH St|s t n u l P IH St Dr]; [destruct (Done s Rs Ls) as [v [_ [_ L]]]; split; [apply (l_phase _ _ L)|auto]|..];
     destruct (IH Rs Ls) as [Pt [Ot [Qt Tt]]]; rewrite <- Ot, <- Qt, <- Tt; pose proof (lossy_reachable_on s n t P Rs) as Rt;
     assert (Lt : is_lost (rank_of t r) = true) by (unfold is_lost in *; apply andb_true_iff in Ls as [_ Ls]; rewrite Ot, Ls; unfold is_ending; rewrite Pt; reflexivity);
