@@ -1,7 +1,7 @@
 (** AGE: a sample that is held in round [k] is planned in round [k + A] at the latest; in quota mode unless round [k + A], or one
     before it, is the last that makes steps. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol.
 Import ListNotations.
 
 Lemma last_n_hd : forall (l : list nat) n, 1 <= n -> n <= length l -> hd 0 (last_n n l) = nth (length l - n) l 0.
@@ -14,24 +14,15 @@ Qed.
 Lemma last_n_length : forall (A : Type) (l : list A) n, length (last_n n l) = Nat.min n (length l).
 Proof. intros. unfold last_n. rewrite skipn_length. lia. Qed.
 
-Lemma skipn_twice : forall (A : Type) k (l : list A), skipn 1 (skipn k l) = skipn (S k) l.
-Proof. induction k as [|k IH]; intros l; [reflexivity|]. destruct l; [reflexivity|]. simpl skipn at 2. rewrite IH. reflexivity. Qed.
-
 Lemma last_n_snoc : forall (A : Type) (l : list A) n x, 1 <= n -> last_n n (last_n n l ++ [x]) = last_n n (l ++ [x]).
 Proof.
   intros A l n x H. unfold last_n. rewrite !app_length, skipn_length. simpl length. destruct (le_lt_dec n (length l)) as [L|L].
   - replace (length l - (length l - n) + 1 - n) with 1 by lia. replace (length l + 1 - n) with (S (length l - n)) by lia.
     assert (E : skipn (length l - n) (l ++ [x]) = skipn (length l - n) l ++ [x]).
     { rewrite skipn_app. replace (length l - n - length l) with 0 by lia. reflexivity. }
-    rewrite <- (skipn_twice _ (length l - n)), E. reflexivity.
+    rewrite <- (Nat.add_1_r (length l - n)), skipn_more, E. reflexivity.
   - replace (length l - n) with 0 by lia. simpl skipn at 2. rewrite Nat.sub_0_r. reflexivity.
 Qed.
-
-Lemma in_firstn_nth : forall (A : Type) (l : list A) n x, In x (firstn n l) -> exists j, nth_error l j = Some x.
-Proof. intros A l n x H. apply In_nth_error. rewrite <- (firstn_skipn n l). apply in_or_app. auto. Qed.
-
-Lemma nth_error_skipn_add : forall (A : Type) n (l : list A) j, nth_error (skipn n l) j = nth_error l (n + j).
-Proof. induction n as [|n IH]; intros l j; [reflexivity|]. destruct l; [destruct j; reflexivity|]. simpl. apply IH. Qed.
 
 (** What reading and marking see. *)
 Definition aged (s : state) : list nat * nat * list sample * nat := (marks s, read s, window s, round s).
@@ -121,16 +112,12 @@ Proof.
 Qed.
 
 Section Age.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 (** In quota mode windows are not bounded in bytes, of one size on all ranks, and do not shrink (R2.3); positions count a rank's input from 0. *)
 Hypothesis growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j.
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation reachable := (System.reachable W cfg depth input).
-Notation invariant := (System.invariant W cfg depth input).
 Notation step := (System.step W cfg depth input).
 Notation leads := (System.leads W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
@@ -167,51 +154,30 @@ Proof. induction 1 as [|s l t R [m M] St]; [eexists; constructor|]. eexists. eap
 Lemma marked_reachable : forall s m, marked s m -> reachable s.
 Proof. induction 1; [constructor|eapply reach_step; eauto]. Qed.
 
-Definition count_phase (s : state) : nat := match at_phase s with COUNT => 1 | _ => 0 end.
-
-Lemma count_phase_stays : forall s r e t, invariant s -> r < W -> may cfg input s r e -> (forall y, e <> Got y) ->
-  transition (cfg r) r (depth r) (rank_of s r) e = Some t -> count_phase t = count_phase (rank_of s r).
-Proof.
-  intros s r e t I H M NG E. pose proof (rank_step_after W cfg depth input ok s r e t I H M E) as K'. pose proof (g_core _ _ _ _ _ I r H) as K.
-  replace (next_hist (cfg 0) (hist_of s r) e) with (hist_of s r) in K' by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-  pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as P1. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K')) as P2. unfold count_phase.
-  destruct (h_kind (hist_of s r)); [destruct P1 as [-> | ->], P2 as [-> | ->]|rewrite P1, P2|rewrite P1, P2|destruct P1 as [-> | ->], P2 as [-> | ->]]; reflexivity.
-Qed.
-
-(** The results that a rank has seen do not change when one is added. *)
-Lemma seen_stays : forall s r x rk g p ru, invariant s -> r < W -> (forall q, q < W -> pending s q = true) ->
-  firstn (got s r) (results (mkSys rk g p (log s ++ [x]) ru)) = firstn (got s r) (results s).
-Proof.
-  intros s r x rk g p ru I H P. destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [G _]]. unfold results. simpl. rewrite map_app, firstn_app, G, map_length, Nat.sub_diag.
-  simpl. rewrite app_nil_r. reflexivity.
-Qed.
-
 (** ** Windows are full, while there is something to read *)
 
 Record full (c : config) (r : nat) (met : bool) (s : state) : Prop := {
-  u_cap : c_is_quota c = true -> met = true \/ length (window s) + wanted s <= c_window c r (round s + count_phase s);
-  u_full : c_is_quota c = true -> ended s = false -> c_window c r (round s + count_phase s) <= length (window s) + wanted s }.
+  u_cap : c_is_quota c = true -> met = true \/ length (window s) + wanted s <= c_window c r (round s + in_count s);
+  u_full : c_is_quota c = true -> ended s = false -> c_window c r (round s + in_count s) <= length (window s) + wanted s }.
 
 Lemma reachable_full : forall s, reachable s -> forall r, r < W -> full (cfg r) r (quota_met (hist_of s r)) (rank_of s r).
 Proof.
-  induction 1 as [|s l t R IH St]; intros r H; [constructor; simpl; auto|]. pose proof (invariant_of W cfg depth input ok s R) as I. specialize (IH r H).
-  destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [| |exact IH|].
-  3:{ destruct (Nat.eq_dec r d) as [->|NE]; [|rewrite drawn_other by exact NE; exact IH].
-      constructor; intros Qm; destruct (growing d Hd Qm) as [_ [Sh _]]; destruct Dr; congruence. }
-  2:{ match goal with |- full _ _ (quota_met (hist_of ?z r)) _ => replace (hist_of z r) with (hist_of s r); [exact IH|] end.
-      unfold System.hist_of. f_equal. symmetry. apply (seen_stays s r); assumption. }
-  match goal with |- full _ _ (quota_met (hist_of ?x r)) _ => set (s' := x) end. destruct (Nat.eq_dec r i) as [->|NE].
-  2:{ replace (rank_of s' r) with (rank_of s r) by (simpl; rewrite update_other by exact NE; reflexivity).
-      replace (hist_of s' r) with (hist_of s r); [exact IH|]. unfold System.hist_of, s'. simpl. destruct e; try reflexivity. rewrite update_other by exact NE. reflexivity. }
-  assert (Rt : rank_of s' i = t) by (simpl; apply update_same). rewrite Rt. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *.
-  pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
-  - assert (Hh : hist_of s' i = h_step (cfg 0) (hist_of s i) y).
-    { unfold System.hist_of, s'. simpl. rewrite update_same. change (results _) with (results s). destruct M as [_ [M _]]. rewrite (firstn_snoc _ _ _ _ M). apply history_snoc. }
-    rewrite Hh. simpl in E. fold u in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
+  apply (each_rank_always W cfg depth input ok (fun r rs u => full (cfg r) r (quota_met (history (cfg 0) rs)) u)).
+  - intros r H. constructor; simpl; auto.
+  - intros s i e t R H M NG E [U1 U2]. pose proof (own_event_keeps_in_count _ _ _ _ _ _ NG E) as Z. pose proof (held_transition _ _ _ _ _ _ NG E) as A. set (u := rank_of s i) in *.
+    destruct e as [xs en full| | | | | |]; try (unfold held in A; injection A as A1 A2 A3 A4; constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2]).
+    destruct A as [W1 [W2 A]]. unfold held in A. injection A as A1 A2 A3 A4.
+    constructor; rewrite Z, A1, A2, A4, app_length.
+    + intros Qm. destruct (U1 Qm) as [U|U]; [auto|right]. destruct (en || full); lia.
+    + intros Qm Et. rewrite A3 in Et. apply orb_false_iff in Et as [En Et]. specialize (U2 Qm En). destruct M as [_ [_ [_ M]]].
+      assert (Nf : full = false) by (destruct full; [|reflexivity]; destruct (M eq_refl) as [B _]; destruct (growing i H Qm); congruence).
+      rewrite Et, Nf. simpl. lia.
+  - intros s i y t R H M E IH. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *.
+    rewrite history_snoc. change (history (cfg 0) (seen s i)) with (hist_of s i) in *. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
     + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Agreed a)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite agreed_steps; reflexivity). rewrite Q.
-      destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph, Nat.add_0_r in U1, U2. destruct (held_agree _ _ _ _ _ _ E) as [[Pt A]|[Pt A]]; unfold held in A; [injection A as A1 A2 A3 A4|injection A as A2 A3 A4].
-      * assert (Z : count_phase t = 0) by (unfold count_phase; destruct (at_phase t); try reflexivity; exfalso; apply Pt; reflexivity). constructor; rewrite Z, A1, A2, A4, Nat.add_0_r; [exact U1|rewrite A3; exact U2].
-      * assert (Z : count_phase t = 1) by (unfold count_phase; rewrite Pt; reflexivity).
+      destruct IH as [U1 U2]. unfold in_count in U1, U2. rewrite Ph, Nat.add_0_r in U1, U2. destruct (held_agree _ _ _ _ _ _ E) as [[Pt A]|[Pt A]]; unfold held in A; [injection A as A1 A2 A3 A4|injection A as A2 A3 A4].
+      * pose proof (not_in_count t Pt) as Z. constructor; rewrite Z, A1, A2, A4, Nat.add_0_r; [exact U1|rewrite A3; exact U2].
+      * assert (Z : in_count t = 1) by (unfold in_count; rewrite Pt; reflexivity).
         assert (Lw : length (window t) <= length (window u)).
         { destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
           destruct (answered_offer W cfg depth input s i a I H M Ph) as [o [os [A [Io [_ O]]]]]. fold u in O.
@@ -223,7 +189,7 @@ Proof.
         -- intros Qm En. rewrite A3 in En. rewrite A2, En, (proj1 (proj2 (growing i H Qm))). simpl. lia.
     + pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk Kc]. pose proof (k_gsum _ _ _ _ _ _ K) as Kg. fold u in Kg.
       pose proof (held_count _ _ _ _ _ E) as A. simpl in A. unfold held in A. injection A as A1 A2 A3 A4. destruct (count_cases _ _ _ _ _ E) as [Lc [_ [_ [_ [Pt _]]]]].
-      assert (Z : count_phase t = 0) by (unfold count_phase; destruct Pt as [-> | ->]; reflexivity). destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph in U1, U2.
+      assert (Z : in_count t = 0) by (unfold in_count; destruct Pt as [-> | ->]; reflexivity). destruct IH as [U1 U2]. unfold in_count in U1, U2. rewrite Ph in U1, U2.
       replace (round u + 1) with (S (round u)) in U1, U2 by lia. set (n := cut (cfg i) (gsum u) cs) in *.
       constructor; rewrite Z, A2, A4, Nat.add_0_r, A1.
       * intros Qm. destruct (skipn n (aligned u)) as [|g gs] eqn:Sk.
@@ -235,17 +201,8 @@ Proof.
       * intros Qm En. rewrite A3 in En. specialize (U2 Qm En). destruct (is_nil _); [exact U2|]. unfold by_position. rewrite sort_by_length, app_length. lia.
     + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Reported rs)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite reported_steps; reflexivity). rewrite Q.
       destruct (failure_of rs); [|discriminate]. injection E as <-.
-      match goal with |- full _ _ _ (drain ?d ?o ?l ?v) => assert (A1 : window (drain d o l v) = window v) by reflexivity; assert (A2 : wanted (drain d o l v) = wanted v) by reflexivity; assert (A3 : ended (drain d o l v) = ended v) by reflexivity; assert (A4 : round (drain d o l v) = round v) by reflexivity; assert (Z : count_phase (drain d o l v) = 0) by (unfold count_phase; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
-      destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph in U1, U2. constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2].
-  - replace (hist_of s' i) with (hist_of s i) by (unfold System.hist_of, s'; simpl; destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-    pose proof (count_phase_stays s i e t I H M NG E) as Z. fold u in Z. pose proof (held_transition _ _ _ _ _ _ NG E) as A. fold u in A. destruct IH as [U1 U2]. fold u in U1, U2.
-    destruct e as [xs en full| | | | | |]; try (unfold held in A; injection A as A1 A2 A3 A4; constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2]).
-    destruct A as [W1 [W2 A]]. unfold held in A. injection A as A1 A2 A3 A4.
-    constructor; rewrite Z, A1, A2, A4, app_length.
-    + intros Qm. destruct (U1 Qm) as [U|U]; [auto|right]. destruct (en || full); lia.
-    + intros Qm Et. rewrite A3 in Et. apply orb_false_iff in Et as [En Et]. specialize (U2 Qm En). destruct M as [_ [_ [_ M]]].
-      assert (Nf : full = false) by (destruct full; [|reflexivity]; destruct (M eq_refl) as [B _]; destruct (growing i H Qm); congruence).
-      rewrite Et, Nf. simpl. lia.
+      destruct IH as [U1 U2]. unfold in_count in U1, U2. rewrite Ph in U1, U2. constructor; rewrite drained_is_not_in_count; [exact U1|exact U2].
+  - intros s d m la R Hd Dr _. constructor; intros Qm; destruct (growing d Hd Qm) as [_ [Sh _]]; destruct Dr; congruence.
 Qed.
 
 (** ** The last round of quota mode *)
@@ -307,7 +264,7 @@ Proof.
         pose proof (ok_group_nonempty _ (configs_ok _ _ ok i Hi) (budget u) (window u)) as Ne. rewrite <- R3 in Ne.
         pose proof (ok_align_work _ (configs_ok _ _ ok i Hi) (round u) (groups u) (S m) (due_before (cfg i) u) Ne ltac:(lia)) as F. rewrite <- Al in F.
         pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i Hi) (round u) (groups u) (S m) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al, <- Ca in Pl.
-        assert (Lf : length (aligned t) <= length (concat (aligned t))) by (clear - F; induction F as [|g gs Hg F IH]; simpl; [lia|]; rewrite app_length; destruct g; [easy|simpl; lia]).
+        apply concat_of_nonempty in F.
         destruct (window t) as [|z zs]; [reflexivity|]. simpl in Pl. lia.
       * exfalso. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk _]. rewrite Wa in Hk. unfold h_step in Hk. rewrite Kk in Hk. discriminate.
     + rewrite (Win En NG). destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct St as [[Ph X]|[Ph X]]; (destruct S1 as [S3 S4]; [unfold is_waiting; fold u; rewrite Ph; reflexivity|]); fold u in S3, S4; rewrite S3, ?S4; auto.
@@ -319,11 +276,8 @@ Proof.
   intros s x R Sp P Rd. destruct (reachable_second W cfg depth input ok s R) as [I S2]. pose proof (some_rank _ _ ok) as SR.
   set (s' := mkSys _ _ _ _ _). assert (Wh : whole s' = h_step (cfg 0) (whole s) x) by (apply whole_snoc). assert (Rs : results s' = results s ++ [x]) by (unfold results, s'; simpl; rewrite map_app; reflexivity).
   assert (Lx : lowered (results s') = lowered (results s) || match x with Agreed a => is_lowered a | _ => false end) by (rewrite Rs; unfold lowered; rewrite existsb_app; simpl; rewrite orb_false_r; reflexivity).
-  destruct x as [a|cs|rs].
-  - destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [_ [X1 _]]]]. destruct (X1 0 ltac:(lia)) as [o0 [_ [Ph0 _]]].
-    destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 _].
-    assert (Hk : h_kind (whole s) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K; unfold kind_ok in K; rewrite Ph0, W0 in K; exact K).
-    destruct (is_bad a) eqn:B.
+  pose proof (exchange_kind W cfg depth input ok s x I P Rd) as Hk. destruct x as [a|cs|rs].
+  - destruct (is_bad a) eqn:B.
     { assert (Hk' : h_kind (whole s') = NReport) by (rewrite Wh; unfold h_step; rewrite Hk, B; reflexivity). constructor; rewrite Hk'; [auto|discriminate]. }
     destruct (o_stop_rank a) as [q0|] eqn:Sr.
     { assert (Hk' : exists o l, h_kind (whole s') = NClosed o l) by (rewrite Wh; unfold h_step; rewrite Hk, B, Sr; simpl; eauto). destruct Hk' as [o [l Hk']]. constructor; rewrite Hk'; [auto|discriminate]. }
@@ -342,30 +296,23 @@ Proof.
       destruct (G1 p Hp) as [o'' [Pp' [Php [_ [Wp [_ [_ M4]]]]]]]. rewrite Pop in Pp'. injection Pp' as <-.
       assert (Tn : S n = o_samples_min a) by (unfold target in Tg; rewrite Lq in Tg; destruct ((o_samples_max a =? 0) || (true && (o_samples_min a =? 0))); [discriminate|]; lia).
       assert (Same : forall r, r < W -> cfg r = cfg 0).
-      { intros r H. apply (good_agreement W cfg SR (prints_differ _ _ ok) (messages W s) a r); [|exact B|exact H].
-        repeat split; simpl; [apply messages_length|exact Rd|]. intros i m Hm. assert (Hi : i < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence).
-        rewrite messages_nth in Hm by exact Hi. injection Hm as <-. eapply waiting_message; [eassumption|exact Hi|]. destruct (pending_current W cfg depth input s i I Hi (P i Hi)) as [_ [_ Wa]]. exact Wa. }
+      { intros r H. exact (good_agreement W cfg SR (prints_differ _ _ ok) (messages W s) a r (exchange_entry W cfg depth input s _ I P Rd) B H). }
       exists q. split; [exact Hq|]. split; [|left; split; [exact Phq|]; exists o; simpl; repeat split; [exact Po|exact Ro|congruence]].
       split; [|exact Wq]. simpl. destruct (ended (rank_of s q)) eqn:En; [reflexivity|exfalso].
-      assert (Qq : c_is_quota (cfg q) = true) by (rewrite (Same q Hq); exact Lq). pose proof (u_full _ _ _ _ (reachable_full s R q Hq) Qq En) as Fq. unfold count_phase in Fq. rewrite Phq, Wq, !Nat.add_0_r, (Same q Hq) in Fq.
+      assert (Qq : c_is_quota (cfg q) = true) by (rewrite (Same q Hq); exact Lq). pose proof (u_full _ _ _ _ (reachable_full s R q Hq) Qq En) as Fq. unfold in_count in Fq. rewrite Phq, Wq, !Nat.add_0_r, (Same q Hq) in Fq.
       pose proof (u_cap _ _ _ _ (reachable_full s R p Hp)) as Cp. rewrite (Same p Hp) in Cp. specialize (Cp Lq).
       destruct (pending_current W cfg depth input s p I Hp (P p Hp)) as [Wp' _]. destruct (pending_current W cfg depth input s q I Hq (P q Hq)) as [Wq' _].
-      rewrite Wp', Qf in Cp. destruct Cp as [Cp|Cp]; [discriminate|]. unfold count_phase in Cp. rewrite Php, Wp, !Nat.add_0_r in Cp.
+      rewrite Wp', Qf in Cp. destruct Cp as [Cp|Cp]; [discriminate|]. unfold in_count in Cp. rewrite Php, Wp, !Nat.add_0_r in Cp.
       pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I p Hp)) as Kp. pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I q Hq)) as Kq. rewrite Wp' in Kp. rewrite Wq' in Kq. rewrite Kp in Cp. rewrite Kq in Fq.
       pose proof (proj2 (proj2 (growing q Hq Qq)) p _ _ (Nat.le_refl (h_round (whole s)))) as Pq. rewrite (Same q Hq) in Pq.
       pose proof (ok_rule _ (configs_ok _ _ ok 0 ltac:(lia)) a Sa) as Bd. rewrite Qf in M3, M4. lia.
     + intros l a' n' El _. rewrite Rs in El. apply app_inj_tail in El as [<- _]. unfold doomed. rewrite Fresh, orb_false_r. exact Qf.
-  - destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 0 ltac:(lia)) as [Ph L0].
-    destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 _]. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K0. unfold kind_ok in K0. rewrite Ph, W0 in K0. destruct K0 as [Hk _].
+  - destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _].
     assert (Hk' : h_kind (whole s') = NOffer) by (rewrite Wh; unfold h_step; rewrite Hk; reflexivity). constructor; [|intros l a n El _; rewrite Rs in El; apply app_inj_tail in El as [_ El]; discriminate].
     rewrite Lx, orb_false_r, Hk'. intros Lw. pose proof (sp_lowered s Sp Lw) as Old. rewrite Hk in Old. destruct Old as [q [Hq [En [[Pq _]|[_ Wq]]]]]; [destruct (X1 q Hq) as [Pq' _]; congruence|].
     right. exists q. auto.
-  - assert (Hk : h_kind (whole s') <> NOffer /\ forall n, h_kind (whole s') <> NCount n).
-    { destruct (reduce_reported _ _ Rd) as [Em _]. pose proof (messages_nth W s 0 ltac:(lia)) as Hm. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [x [Hm _]].
-      destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 [_ Wt]]. pose proof (g_core _ _ _ _ _ I 0 ltac:(lia)) as K. pose proof (waiting_says _ _ _ _ _ _ K Wt) as Sa.
-      rewrite <- Hm in Sa. destruct Sa as [Ph _]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite W0, Ph in Kk.
-      rewrite Wh. unfold h_step. rewrite Kk. destruct (failure_of rs); simpl; split; try discriminate; rewrite Kk; discriminate. }
-    destruct Hk as [Hk1 Hk2]. constructor; [|intros l a n _ Z; exfalso; apply (Hk2 n Z)]. intros _. destruct (h_kind (whole s')) as [|n| |]; auto; exfalso; first [apply Hk1; reflexivity|eapply Hk2; reflexivity].
+  - assert (Hk' : h_kind (whole s') = NReport \/ exists o l, h_kind (whole s') = NClosed o l) by (rewrite Wh; unfold h_step; rewrite Hk; destruct (failure_of rs); simpl; eauto).
+    constructor; destruct Hk' as [Hk'|[o [l Hk']]]; rewrite Hk'; auto; discriminate.
 Qed.
 
 Lemma reachable_spent : forall s, reachable s -> spent s.
@@ -387,7 +334,7 @@ Qed.
 Record young (age : nat) (doom : bool) (s : state) (m : list nat) : Prop := {
   y_read : forall k, k < length m -> nth k m 0 <= read s;
   y_marks : marks s = last_n age m;
-  y_length : length m = round s + count_phase s;
+  y_length : length m = round s + in_count s;
   y_window : forall x k, In x (window s) -> k < length m -> pos x < nth k m 0 -> length m <= k + age \/ doom = true;
   y_count : forall x k, at_phase s = COUNT -> In x (concat (aligned s) ++ window s) -> k < length m -> pos x < nth k m 0 -> round s <= k + age;
   y_last : forall y x k, In y (steps_of s) -> In x (concat (aligned s) ++ window s) -> k < length m -> pos x < nth k m 0 -> s_round y <= k + age;
@@ -406,7 +353,7 @@ Proof.
 Qed.
 
 (** What rank [r] knows: whether a round after the results it has seen can still make steps. *)
-Definition doom (s : sys) (r : nat) : bool := doomed (firstn (got s r) (results s)).
+Definition doom (s : sys) (r : nat) : bool := doomed (seen s r).
 
 Lemma doomed_snoc : forall l x, doomed l = true -> doomed (l ++ [x]) = true.
 Proof.
@@ -422,24 +369,25 @@ Proof.
   - constructor; simpl; try lia; try easy.
   - pose proof (marked_reachable s m M) as R. pose proof (invariant_of W cfg depth input ok s R) as I.
     destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk|s d n la Hd Dr]; [| |exact (IH r H)|destruct (IH r H); constructor; assumption].
-    2:{ match goal with |- young _ (doom ?z r) _ _ => replace (doom z r) with (doom s r); [exact (IH r H)|] end. unfold doom. f_equal. symmetry. apply (seen_stays s r); assumption. }
+    2:{ match goal with |- young _ (doom ?z r) _ _ => replace (doom z r) with (doom s r); [exact (IH r H)|] end. unfold doom. f_equal. symmetry.
+        exact (exchange_adds_nothing_seen s r _ _ (proj1 (proj2 (pending_sync W cfg depth input s r I H (P r H))))). }
     match goal with |- young _ _ (rank_of ?x r) _ => set (s' := x) end.
     destruct (Nat.eq_dec r i) as [->|NE].
     2:{ replace (rank_of s' r) with (rank_of s r) by (simpl; rewrite update_other by exact NE; reflexivity).
-        replace (doom s' r) with (doom s r) by (unfold doom, s'; simpl; destruct e; try reflexivity; rewrite update_other by exact NE; reflexivity).
+        replace (doom s' r) with (doom s r) by (unfold doom, seen, s'; simpl; destruct e; try reflexivity; rewrite update_other by exact NE; reflexivity).
         replace (remark s (LRank i e) s' m r) with (m r); [exact (IH r H)|]. unfold remark. destruct e as [| |[a| |]| | | |]; try reflexivity.
         destruct (at_phase (rank_of s' i)); try reflexivity. rewrite update_other by exact NE. reflexivity. }
     specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K.
     assert (Rt : rank_of s' i = t) by (simpl; apply update_same). rewrite Rt. set (u := rank_of s i) in *. set (age := c_max_age (cfg i)) in *.
     pose proof (ok_age _ (configs_ok _ _ ok i H)) as A1. fold age in A1.
     assert (Early : Forall (fun y => s_round y < round u) (steps_of u)).
-    { pose proof (history_rounds (cfg 0) (firstn (got s i) (results s))) as Hr. change (history _ _) with (hist_of s i) in Hr. rewrite <- (k_steps _ _ _ _ _ _ K), <- (k_round _ _ _ _ _ _ K) in Hr. fold u in Hr.
+    { pose proof (history_rounds (cfg 0) (seen s i)) as Hr. change (history _ _) with (hist_of s i) in Hr. rewrite <- (k_steps _ _ _ _ _ _ K), <- (k_round _ _ _ _ _ _ K) in Hr. fold u in Hr.
       rewrite Forall_forall in Hr. apply Forall_forall. intros y Hy. exact (Hr (shared y) (in_map shared _ _ Hy)). }
     rewrite Forall_forall in Early.
     pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
     + destruct (got_current W cfg depth input s i y I H My) as [Gl [_ [Wh [ms [El Em]]]]].
-      assert (Seen : firstn (got s' i) (results s') = firstn (got s i) (results s) ++ [y]).
-      { unfold s'. simpl. rewrite update_same. change (results _) with (results s). destruct My as [_ [My _]]. apply firstn_snoc, My. }
+      assert (Seen : seen s' i = seen s i ++ [y]).
+      { unfold seen, s'. simpl. rewrite update_same. change (results _) with (results s). destruct My as [_ [My _]]. apply firstn_snoc, My. }
       assert (Dm : doom s i = true -> doom s' i = true) by (unfold doom; rewrite Seen; intros D; apply doomed_snoc, D).
       simpl in E. fold u in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
@@ -448,7 +396,7 @@ Proof.
           - match type of P with at_phase (drain ?d ?o ?l ?v) = _ => destruct (drain_phase d o l v); congruence end.
           - match type of P with at_phase (drain ?d ?o ?l ?v) = _ => destruct (drain_phase d o l v); congruence end.
           - intros P. contradiction P. reflexivity. }
-        destruct Rd as [Rd1 [Rd2 [Rd3 Rd4]]]. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
+        destruct Rd as [Rd1 [Rd2 [Rd3 Rd4]]]. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold in_count in Y3. rewrite Ph in Y3.
         assert (Au : aligned u = []) by (apply (k_aligned _ _ _ _ _ _ K); fold u; rewrite Ph; discriminate).
         assert (Dec : at_phase t = COUNT \/ at_phase t <> COUNT) by (destruct (at_phase t); auto; right; discriminate). destruct Dec as [Pt|Pt].
         -- replace (remark s (LRank i (Got (Agreed a))) s' m i) with (m i ++ [read u]) by (unfold remark; rewrite Rt, Pt, update_same; reflexivity).
@@ -461,7 +409,7 @@ Proof.
            pose proof (ok_rule _ (configs_ok _ _ ok i H) a LS) as Bd.
            (* Nothing was doomed before a round that makes steps. *)
            assert (Hope : doom s i = false).
-           { unfold doom. destruct My as [_ [My _]]. pose proof (firstn_snoc _ _ _ _ My) as Fs. rewrite Gl in Fs. rewrite firstn_all2 in Fs by (unfold results; rewrite map_length; lia).
+           { unfold doom, seen. destruct My as [_ [My _]]. pose proof (firstn_snoc _ _ _ _ My) as Fs. rewrite Gl in Fs. rewrite firstn_all2 in Fs by (unfold results; rewrite map_length; lia).
              pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk.
              apply (sp_sound s (reachable_spent s R) _ a (S n) Fs). rewrite Wh. unfold h_step. rewrite Kk, B, Sr, <- Ci, Tg. reflexivity. }
            assert (Wa : forall x k, In x (window u) -> k < length (m i) -> pos x < nth k (m i) 0 -> length (m i) <= k + age).
@@ -471,7 +419,7 @@ Proof.
            constructor.
            ++ intros k Lk. rewrite Rd1. destruct (nth_snoc _ _ _ Lk) as [[L ->]|[-> ->]]; [apply Y1, L|lia].
            ++ rewrite (Rd4 Pt), Y2. apply last_n_snoc, A1.
-           ++ rewrite app_length, Y3, Rd2. unfold count_phase. rewrite Pt. simpl. lia.
+           ++ rewrite app_length, Y3, Rd2. unfold in_count. rewrite Pt. simpl. lia.
            ++ intros x k Hx Lk Lp. destruct (is_lowered a) eqn:Low.
               { right. unfold doom. rewrite Seen. unfold doomed, lowered. rewrite existsb_app. simpl. rewrite Low. rewrite !orb_true_r. reflexivity. }
               left. rewrite app_length. simpl. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [|lia].
@@ -492,7 +440,7 @@ Proof.
            ++ intros y x k Hy Hx Lk Lp. rewrite S1 in Hy. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [apply (Y7 y x k Hy Hx L Lp)|]. specialize (Early y Hy). lia.
         -- replace (remark s (LRank i (Got (Agreed a))) s' m i) with (m i) by (unfold remark; rewrite Rt; destruct (at_phase t); try reflexivity; exfalso; apply Pt; reflexivity).
            destruct (S2 Pt) as [Sa [Sw _]]. constructor; rewrite ?S1, ?Sa, ?Sw, ?Rd1, ?Rd2; auto; [rewrite (Rd3 Pt); exact Y2| | |].
-           ++ unfold count_phase. destruct (at_phase t); try exact Y3. exfalso. apply Pt. reflexivity.
+           ++ rewrite (not_in_count t Pt). exact Y3.
            ++ intros x k Hx Lk Lp. destruct (Y4 x k Hx Lk Lp); auto.
            ++ intros x k Z. contradiction.
       * replace (remark s (LRank i (Got (Counted cs))) s' m i) with (m i) by reflexivity.
@@ -508,14 +456,14 @@ Proof.
           apply in_app_or in Hx as [Hx|Hx]; [auto|left]. rewrite <- (firstn_skipn n (aligned u)), concat_app. apply in_or_app. right. fold back. rewrite Eb. exact Hx. }
         match goal with |- young _ _ (post ?c ?r ?v) _ => set (v0 := v); assert (Ag1 : marks (post c r v0) = marks v0) by reflexivity; assert (Ag2 : read (post c r v0) = read v0) by reflexivity; assert (Ag3 : window (post c r v0) = window v0) by reflexivity; assert (Ag4 : round (post c r v0) = round v0) by reflexivity;
           assert (Pp : at_phase (post c r v0) <> COUNT) by (destruct (post_phase c r v0) as [-> |[_ ->]]; discriminate) end.
-        destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
+        destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold in_count in Y3. rewrite Ph in Y3.
         assert (Sp : forall y, In y (steps_of (post (cfg i) i v0)) -> In y (steps_of u) \/ (s_round y = round u /\ In (s_group y) (firstn n (aligned u)))).
         { intros y Hy. unfold steps_of, v0 in Hy. simpl in Hy. rewrite !app_assoc in Hy. apply in_app_or in Hy as [Hy|Hy]; [left|right].
           - unfold steps_of. rewrite Pl, app_nil_r, !app_assoc. exact Hy.
           - apply make_steps_in in Hy as [-> Hg]. auto. }
         assert (Wv : window v0 = win) by reflexivity.
         constructor; rewrite ?Ag1, ?Ag2, ?Ag3, ?Ag4, ?Wv; auto.
-        -- unfold count_phase. simpl round. destruct (at_phase (post (cfg i) i v0)); try (rewrite Y3; simpl; lia). exfalso. apply Pp. reflexivity.
+        -- rewrite (not_in_count _ Pp), Y3. simpl. lia.
         -- intros x k Hx Lk Lp. assert (Dn : is_nil back = true \/ back <> []) by (clear; destruct back; [left; reflexivity|right; discriminate]). destruct Dn as [Nb|Nb].
            ++ assert (Hu : In x (window u)) by (unfold win in Hx; rewrite Nb in Hx; exact Hx). destruct (Y4 x k Hu Lk Lp); auto.
            ++ right. apply Met, Nb.
@@ -524,28 +472,26 @@ Proof.
         -- intros y x k Hy Hx Lk Lp. destruct (Sp y Hy) as [Hy'|[-> Hg]]; [apply (Y7 y x k Hy' Hx Lk Lp)|]. apply (Y5 x k Ph); auto. apply in_or_app. left. apply in_concat. exists (s_group y). split; [|exact Hx].
            rewrite <- (firstn_skipn n (aligned u)). apply in_or_app. auto.
       * replace (remark s (LRank i (Got (Reported rs))) s' m i) with (m i) by reflexivity. destruct (failure_of rs); [|discriminate]. injection E as <-.
-        match goal with |- young _ _ (drain ?d ?o ?l ?v) _ => assert (Ag1 : marks (drain d o l v) = marks v) by reflexivity; assert (Ag2 : read (drain d o l v) = read v) by reflexivity; assert (Ag3 : window (drain d o l v) = window v) by reflexivity; assert (Ag4 : round (drain d o l v) = round v) by reflexivity; assert (Pp : at_phase (drain d o l v) <> COUNT) by (destruct (drain_phase d o l v) as [-> | ->]; discriminate) end.
-        destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
-        constructor; rewrite ?Ag1, ?Ag2, ?Ag3, ?Ag4, ?drain_steps; auto.
-        -- unfold count_phase. match goal with |- context[at_phase ?z] => destruct (at_phase z) end; try exact Y3. exfalso. apply Pp. reflexivity.
+        destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold in_count in Y3. rewrite Ph in Y3.
+        constructor; rewrite ?drain_steps, ?drained_is_not_in_count; auto.
         -- intros x k Hx Lk Lp. destruct (Y4 x k Hx Lk Lp); auto.
-        -- intros x k Z. contradiction.
+        -- intros x k Z. match type of Z with at_phase (drain ?d ?o ?l ?v) = _ => destruct (drain_phase d o l v); congruence end.
     + replace (remark s (LRank i e) s' m i) with (m i) by (unfold remark; destruct e as [| |y| | | |]; try reflexivity; exfalso; eapply NG; reflexivity).
-      replace (doom s' i) with (doom s i) by (unfold doom, s'; simpl; destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
+      replace (doom s' i) with (doom s i) by (unfold doom, seen, s'; simpl; destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
       pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. fold u in Ag. unfold aged in Ag. injection Ag as Ag1 Ag2 Ag3 Ag4. pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. fold u in Sm.
-      pose proof (count_phase_stays s i e t I H My NG E) as Cp. fold u in Cp.
+      pose proof (own_event_keeps_in_count _ _ _ _ _ _ NG E) as Cp. fold u in Cp.
       destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7].
       assert (New : forall x k, In x (reads e) -> k < length (m i) -> pos x < nth k (m i) 0 -> False).
       { intros x k Hx Lk Lp. specialize (Y1 k Lk).
-        destruct e as [xs en full| | | | | |]; try (destruct Hx; fail). simpl in Hx. destruct My as [Ex _]. fold u in Ex. rewrite Ex in Hx. apply in_firstn_nth in Hx.
-        destruct Hx as [j Hj]. rewrite nth_error_skipn_add in Hj. apply (placed i _ _ H) in Hj. lia. }
+        destruct e as [xs en full| | | | | |]; try (destruct Hx; fail). simpl in Hx. destruct My as [Ex _]. fold u in Ex. rewrite Ex in Hx.
+        apply In_nth_error in Hx as [j Hj]. apply nth_error_of_firstn in Hj as [_ Hj]. rewrite nth_error_of_skipn in Hj. apply (placed i _ _ H) in Hj. lia. }
       assert (Old : forall x k, In x (concat (aligned u) ++ window u ++ reads e) -> k < length (m i) -> pos x < nth k (m i) 0 -> In x (concat (aligned u) ++ window u)).
       { intros x k Hx Lk Lp. rewrite app_assoc in Hx. apply in_app_or in Hx as [Hx|Hx]; [exact Hx|]. exfalso. apply (New x k Hx Lk Lp). }
       constructor; rewrite ?Ag1, ?Ag2, ?Ag3, ?Ag4, ?(sa_aligned _ _ Sm), ?(sa_steps _ _ Sm); auto.
       * intros k Lk. specialize (Y1 k Lk). lia.
       * rewrite Cp. exact Y3.
       * intros x k Hx Lk Lp. apply in_app_or in Hx as [Hx|Hx]; [apply (Y4 x k Hx Lk Lp)|]. exfalso. apply (New x k Hx Lk Lp).
-      * intros x k Pt Hx Lk Lp. apply (Y5 x k); [|apply (Old x k Hx Lk Lp)|exact Lk|exact Lp]. unfold count_phase in Cp. rewrite Pt in Cp. destruct (at_phase u); congruence.
+      * intros x k Pt Hx Lk Lp. apply (Y5 x k); [|apply (Old x k Hx Lk Lp)|exact Lk|exact Lp]. unfold in_count in Cp. rewrite Pt in Cp. destruct (at_phase u); congruence.
       * intros y x k Hy Hx Lk Lp. apply (Y6 y x k Hy (Old x k Hx Lk Lp) Lk Lp).
 Qed.
 
@@ -561,8 +507,7 @@ Theorem what_is_due_is_what_was_held_max_age_rounds_before : forall s m r, marke
   if c_max_age (cfg r) <=? round (rank_of s r) then nth (round (rank_of s r) - c_max_age (cfg r)) (m r) 0 else 0.
 Proof.
   intros s m r M H P. pose proof (every_marked_state_is_young s m M r H) as Y. pose proof (ok_age _ (configs_ok _ _ ok r H)) as A1.
-  pose proof (y_length _ _ _ _ Y) as L. assert (Z : count_phase (rank_of s r) = 0) by (unfold count_phase; destruct (at_phase (rank_of s r)); congruence).
-  rewrite Z, Nat.add_0_r in L. unfold due_before. rewrite (y_marks _ _ _ _ Y), last_n_length, L.
+  pose proof (y_length _ _ _ _ Y) as L. rewrite (not_in_count _ P), Nat.add_0_r in L. unfold due_before. rewrite (y_marks _ _ _ _ Y), last_n_length, L.
   destruct (c_max_age (cfg r) <=? round (rank_of s r)) eqn:B.
   - apply Nat.leb_le in B. replace (Nat.min _ _ =? _) with true by (symmetry; apply Nat.eqb_eq; lia). rewrite last_n_hd by lia. rewrite L. reflexivity.
   - apply Nat.leb_gt in B. replace (Nat.min _ _ =? _) with false by (symmetry; apply Nat.eqb_neq; lia). reflexivity.
@@ -592,7 +537,7 @@ Proof.
   intros s t r x R Ld H P Hx Lr. destruct (every_reachable_state_is_marked s R) as [m M]. destruct (later_marks s t Ld m M) as [m' [M' X]].
   destruct (X r) as [X1 [more [X2 X3]]]. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
   pose proof (y_length _ _ _ _ (every_marked_state_is_young s m M r H)) as L. pose proof (every_marked_state_is_young t m' M' r H) as Y.
-  assert (Z : count_phase (rank_of s r) = 0) by (unfold count_phase; destruct (at_phase (rank_of s r)); congruence). rewrite Z, Nat.add_0_r in L.
+  rewrite (not_in_count _ P), Nat.add_0_r in L.
   pose proof (y_length _ _ _ _ Y) as L'. assert (Lk : round (rank_of s r) < length (m' r)) by lia.
   assert (V : read (rank_of s r) <= nth (round (rank_of s r)) (m' r) 0).
   { rewrite X2, app_length in *. rewrite app_nth2, L, Nat.sub_diag by lia. destruct more as [|v more]; [simpl in *; lia|]. inversion X3; subst. assumption. }
@@ -600,9 +545,7 @@ Proof.
   assert (Hi : In x (firstn (read (rank_of s r)) (input r))).
   { apply (Permutation_in _ (k_cons _ _ _ _ _ _ K)). apply in_or_app. right. apply in_or_app. right. exact Hx. }
   assert (Px : pos x < nth (round (rank_of s r)) (m' r) 0).
-  { apply In_nth_error in Hi as [j Hj]. assert (Lj : j < length (firstn (read (rank_of s r)) (input r))) by (apply nth_error_Some; congruence). rewrite firstn_length in Lj.
-    assert (Hj' : nth_error (input r) j = Some x) by (rewrite <- (firstn_skipn (read (rank_of s r)) (input r)), nth_error_app1 by (rewrite firstn_length; lia); exact Hj).
-    rewrite (placed r j x H Hj'). lia. }
+  { apply In_nth_error in Hi as [j Hj]. apply nth_error_of_firstn in Hj as [Lj Hj]. rewrite (placed r j x H Hj). lia. }
   assert (Ht : In x (firstn (read (rank_of t r)) (input r))).
   { replace (read (rank_of t r)) with (read (rank_of s r) + (read (rank_of t r) - read (rank_of s r))) by lia. rewrite firstn_add. apply in_or_app. auto. }
   apply (Permutation_in _ (Permutation_sym (k_cons _ _ _ _ _ _ K'))) in Ht. apply in_app_or in Ht as [Ht|Ht]; [left|].
@@ -610,7 +553,6 @@ Proof.
     apply (y_steps _ _ _ _ Y y x _ Hy Hx' Lk Px).
   - assert (Pt : at_phase (rank_of t r) <> COUNT).
     { intros Pt. pose proof (y_count _ _ _ _ Y x _ Pt Ht Lk Px). lia. }
-    assert (Zt : count_phase (rank_of t r) = 0) by (unfold count_phase; destruct (at_phase (rank_of t r)); congruence).
     right. split; [|intros y Hy; apply (y_last _ _ _ _ Y y x _ Hy Ht Lk Px)].
     rewrite (k_aligned _ _ _ _ _ _ K' Pt) in Ht. simpl in Ht. destruct (y_window _ _ _ _ Y x _ Ht Lk Px) as [B|B]; [lia|exact B].
 Qed.
@@ -624,10 +566,7 @@ Proof. intros s t r x R Ld H P Hx Lr. destruct (planned_in_time_or_doomed s t r 
 End Age.
 
 Section Join.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 (** Join mode, on every rank; positions count a rank's input from 0. *)
 Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.

@@ -4,24 +4,10 @@
     that meet [gauge_ok], and for any line; what is said of the line itself, for those that meet [line_ok]. Layouts.v has the
     measures that ship, this file the fullest first, Runs.v the sampler's order. *)
 Require Import List Arith Lia Bool Permutation Sorted.
-From ODB Require Import Types.
+From ODB Require Import Lists Types.
 Import ListNotations.
 
 (** ** The model *)
-
-Section Sort.
-  Variable A : Type.
-  Variable before : A -> A -> bool.
-  Fixpoint insert_by (x : A) (l : list A) : list A :=
-    match l with
-    | [] => [x]
-    | y :: r => if before x y then x :: l else y :: insert_by x r
-    end.
-  (** Stable when [before x x]. *)
-  Definition sort_by (l : list A) : list A := fold_right insert_by [] l.
-End Sort.
-Arguments insert_by {A}.
-Arguments sort_by {A}.
 
 Definition is_due (due_before : nat) (g : group) : bool := existsb (fun x => pos x <? due_before) g.
 
@@ -40,11 +26,6 @@ Record gauge_ok (m : gauge) : Prop := {
 (** Which of two groups is chosen rather than the other, and which leaves before the other. *)
 Record line := mkLine { is_chosen_first : group -> group -> bool; leaves_first : group -> group -> bool }.
 
-(** One of two at least is not behind the other, and so on along a line. *)
-Record orders {A} (before : A -> A -> bool) : Prop := {
-  total_order : forall a b, before a b = false -> before b a = true;
-  along_order : forall a b c, before a b = true -> before b c = true -> before a c = true }.
-
 Record line_ok (l : line) : Prop := {
   ok_chosen : orders (is_chosen_first l);
   ok_leaves : orders (leaves_first l);
@@ -55,8 +36,7 @@ Definition fullest_first (m : gauge) : line :=
   mkLine (fun g h => tokens_of m h <=? tokens_of m g) (fun g h => cost_of m h <=? cost_of m g).
 
 Section Align.
-Variable M : gauge.
-Variable way : line.
+Variables (M : gauge) (way : line).
 Notation middle := (middle_of M).
 
 (** Due groups first, then as the line has it. *)
@@ -168,26 +148,6 @@ Definition align (gs : list group) (target due_before : nat) : list group * list
 (** ** What it keeps *)
 
 Hypothesis ok : gauge_ok M.
-
-Lemma insert_by_perm : forall A (b : A -> A -> bool) x l, Permutation (insert_by b x l) (x :: l).
-Proof.
-  induction l as [|y l IH]; simpl; [auto|]. destruct (b x y); [auto|]. rewrite IH. apply perm_swap.
-Qed.
-
-Lemma sort_by_perm : forall A (b : A -> A -> bool) l, Permutation (sort_by b l) l.
-Proof. induction l as [|x l IH]; simpl; [auto|]. rewrite insert_by_perm, IH. auto. Qed.
-
-Lemma sort_by_length : forall A (b : A -> A -> bool) l, length (sort_by b l) = length l.
-Proof. intros. apply Permutation_length, sort_by_perm. Qed.
-
-Lemma Forall_perm : forall A (P : A -> Prop) l m, Permutation l m -> Forall P l -> Forall P m.
-Proof. intros A P l m H F. rewrite Forall_forall in *. intros x Hx. apply F. eapply Permutation_in; [symmetry; exact H|exact Hx]. Qed.
-
-Lemma sort_by_forall : forall A (b : A -> A -> bool) (P : A -> Prop) l, Forall P l -> Forall P (sort_by b l).
-Proof. intros. eapply Forall_perm; [symmetry; apply sort_by_perm|assumption]. Qed.
-
-Lemma Forall_firstn : forall A (P : A -> Prop) n l, Forall P l -> Forall P (firstn n l).
-Proof. intros A P n l F. rewrite <- (firstn_skipn n l), Forall_app in F. apply F. Qed.
 
 Lemma set_nth_app : forall (A : Type) (l : list A) a m x, set_nth (length l) x (l ++ a :: m) = l ++ x :: m.
 Proof. induction l as [|y l IH]; simpl; intros; [reflexivity|]. rewrite IH. reflexivity. Qed.
@@ -358,9 +318,6 @@ Proof.
     pose proof (split_length (target - length gs) gs). lia.
 Qed.
 
-Lemma concat_repeat_nil : forall (A : Type) n, concat (repeat ([] : list A) n) = [].
-Proof. induction n; simpl; auto. Qed.
-
 Theorem an_alignment_emits_and_carries_exactly_its_groups : forall gs target due,
   Permutation (concat (fst (align gs target due)) ++ snd (align gs target due)) (concat gs).
 Proof.
@@ -385,7 +342,7 @@ Proof.
     + apply sort_by_forall, split_keeps; [|exact F]. intros g _ Fg. split; eapply H; try exact Fg.
       * rewrite firstn_skipn. reflexivity.
       * rewrite Permutation_app_comm, firstn_skipn. reflexivity.
-    + apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. exact E.
+    + apply Forall_repeat, E.
 Qed.
 
 Lemma concat_length_singles : forall gs : list group, Forall (fun g => length g <= 1) gs -> length (concat gs) <= length gs.
@@ -414,25 +371,16 @@ Proof. intros gs target due Lt. unfold align. replace (target <? length gs) with
 
 (** ** ORDER: what is lined up, split and carried *)
 
-Lemma sort_by_sorted : forall A (before : A -> A -> bool) l, orders before -> StronglySorted (fun a b => before a b = true) (sort_by before l).
-Proof.
-  intros A before l [To Al]. induction l as [|x l IH]; simpl; [constructor|]. induction IH as [|y r S IHr F]; simpl; [repeat constructor|].
-  destruct (before x y) eqn:E.
-  - constructor; [constructor; assumption|]. constructor; [exact E|]. eapply Forall_impl; [|exact F]. simpl. intros z. apply Al, E.
-  - constructor; [exact IHr|]. eapply Forall_perm; [symmetry; apply insert_by_perm|]. constructor; [apply To, E|exact F].
-Qed.
-
 Theorem the_steps_of_an_alignment_are_lined_up : forall gs target due, line_ok way ->
   StronglySorted (fun g h => leaves_first way g h = true) (fst (align gs target due)).
 Proof.
   intros gs target due [_ Ok Idle]. unfold align. destruct (target <? length gs); simpl; [apply sort_by_sorted, Ok|].
   assert (I : forall n, StronglySorted (fun g h => leaves_first way g h = true) (repeat [] n)).
-  { induction n as [|n IH]; simpl; constructor; [exact IH|]. apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. apply Idle. }
+  { induction n as [|n IH]; simpl; constructor; [exact IH|apply Forall_repeat, Idle]. }
   assert (S : StronglySorted (fun g h => leaves_first way g h = true) (line_up (split_groups (target - length gs) gs)))
     by apply sort_by_sorted, Ok.
   revert S. generalize (line_up (split_groups (target - length gs) gs)) as l. induction l as [|g l IH]; simpl; intros S; [apply I|].
-  inversion S as [|? ? S1 S2]; subst. constructor; [apply IH, S1|]. apply Forall_app. split; [exact S2|].
-  apply Forall_forall. intros h Hh. apply repeat_spec in Hh. subst. apply Idle.
+  inversion S as [|? ? S1 S2]; subst. constructor; [apply IH, S1|]. apply Forall_app. split; [exact S2|apply Forall_repeat, Idle].
 Qed.
 
 (** Splitting evens out: it makes no group as costly as the most costly one was not. *)
@@ -450,12 +398,6 @@ Proof.
   - intros g h k. destruct (is_due due g), (is_due due h), (is_due due k); intros E F; try discriminate; try reflexivity; eapply Al; eassumption.
 Qed.
 
-Lemma sorted_parts : forall A (R : A -> A -> Prop) n l, StronglySorted R l -> forall x y, In x (firstn n l) -> In y (skipn n l) -> R x y.
-Proof.
-  induction n as [|n IH]; intros l S x y Hx Hy; [easy|]. destruct S as [|z l S F]; [easy|]. destruct Hx as [->|Hx]; [|eapply IH; eassumption].
-  rewrite Forall_forall in F. apply F. rewrite <- (firstn_skipn n l). apply in_or_app. right. exact Hy.
-Qed.
-
 (** Carried are the groups that come last: none that is due before one that is not, and of others none that is chosen before one that
     leaves. *)
 Theorem what_leaves_goes_before_what_is_carried : forall gs target due, line_ok way -> target <= length gs -> exists leaving staying,
@@ -471,7 +413,8 @@ Proof.
     destruct (target <? length gs) eqn:E; simpl in *; [split; [apply concat_perm|]; apply sort_by_perm|].
     apply Nat.ltb_ge in E. rewrite firstn_all2, skipn_all2 by (rewrite sort_by_length; lia). split; [|reflexivity].
     rewrite app_nil_r in P. rewrite P. apply concat_perm. symmetry. apply sort_by_perm. }
-  destruct O as [O1 O2]. split; [exact O1|]. split; [exact O2|]. apply sorted_parts, sort_by_sorted, goes_first_orders, Ok.
+  destruct O as [O1 O2]. split; [exact O1|]. split; [exact O2|]. pose proof (sort_by_sorted _ _ gs (goes_first_orders due Ok)) as S.
+  rewrite <- (firstn_skipn target (sort_by _ gs)) in S. apply sorted_app in S. apply S.
 Qed.
 
 (** ** AGE within one round *)
@@ -531,12 +474,6 @@ End Align.
 
 (** ** The fullest first *)
 
-Lemma falling_orders : forall A (f : A -> nat), orders (fun a b => f b <=? f a).
-Proof.
-  intros A f. split; [intros a b E; apply Nat.leb_gt in E; apply Nat.leb_le; lia|].
-  intros a b c E F. apply Nat.leb_le in E, F. apply Nat.leb_le. lia.
-Qed.
-
 Lemma fullest_first_is_a_line : forall M, gauge_ok M -> line_ok (fullest_first M).
 Proof. intros M ok. split; simpl; try apply falling_orders. intros g. rewrite (ok_idle M ok). reflexivity. Qed.
 
@@ -544,5 +481,5 @@ Theorem the_steps_of_an_alignment_are_lined_up_by_falling_cost : forall M gs tar
   StronglySorted (fun g h => cost_of M h <= cost_of M g) (fst (align M (fullest_first M) gs target due)).
 Proof.
   intros M gs target due ok. pose proof (the_steps_of_an_alignment_are_lined_up M _ gs target due (fullest_first_is_a_line M ok)) as S.
-  induction S as [|g l S IH F]; constructor; [exact IH|]. eapply Forall_impl; [|exact F]. simpl. intros h. apply Nat.leb_le.
+  eapply sorted_weaker; [|exact S]. intros g h. apply Nat.leb_le.
 Qed.

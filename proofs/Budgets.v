@@ -4,7 +4,7 @@
     told to a rank between two offers matters to nobody before the second; the differential tests make such a function of what
     was told. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol.
 Import ListNotations.
 
 (** The budgets that were agreed on, one a round; [None] is the largest there is. *)
@@ -35,7 +35,7 @@ Proof.
   - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. exists (o :: os). split; [simpl; f_equal; apply offers_of_map, E|].
     simpl. rewrite fold_budgets. destruct (o_budget o); reflexivity.
   - destruct (counts_of _ _); discriminate.
-  - destruct (reports_of ms); discriminate.
+  - destruct (reports_of _); discriminate.
 Qed.
 
 (** [a] is no more than [b]; [None] is more than any number. *)
@@ -74,10 +74,7 @@ Proof.
 Qed.
 
 Section Budgets.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
 
@@ -85,8 +82,6 @@ Notation reachable := (System.reachable W cfg depth input).
 Variable keeps : option nat -> group -> Prop.
 Hypothesis formed : forall r b w, r < W -> Forall (keeps b) (c_group (cfg r) b w).
 Hypothesis aligned_keeps : forall r b k gs t d, r < W -> Forall (keeps b) gs -> Forall (keeps b) (fst (c_align (cfg r) k gs t d)).
-
-Definition known (s : sys) (r : nat) : list result := firstn (got s r) (results s).
 
 (** What is true of a rank, by the results that it knows. *)
 Definition bounded (c : config) (r : nat) (rs : list result) (h : hist) (u : state) : Prop :=
@@ -111,48 +106,36 @@ Proof.
   rewrite agreed_budgets_app, app_length. lia.
 Qed.
 
-Lemma every_rank_is_bounded : forall s r, reachable s -> r < W -> bounded (cfg r) r (known s r) (hist_of cfg s r) (rank_of s r).
+Lemma every_rank_is_bounded : forall s r, reachable s -> r < W -> bounded (cfg r) r (seen s r) (hist_of cfg s r) (rank_of s r).
 Proof.
-  intros s r R. revert r. induction R as [|s l t R IH St]; intros r H.
-  - split; [split; reflexivity|constructor].
-  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [| |exact (IH r H)..].
-    + unfold known, System.hist_of, known in *. cbn [rank_of got log]. change (results (mkSys _ _ _ (log s) _)) with (results s).
-      destruct (Nat.eq_dec r i) as [->|NE].
-      2:{ rewrite update_other by assumption. specialize (IH r H). destruct e; try exact IH. rewrite update_other by assumption. exact IH. }
-      rewrite update_same. specialize (IH i H). pose proof (answer_or_own e) as Cases.
-      destruct Cases as [[y ->]|NG].
-      2:{ pose proof (transition_same _ _ _ _ _ _ NG E) as X. replace (match e with Got _ => _ | _ => _ end) with (got s) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-          eapply bounded_same; [exact X|exact IH]. }
-      rewrite update_same. pose proof M as [_ [Ex _]]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc. set (rs := firstn (got s i) (results s)) in *. set (h := history (cfg 0) rs) in *.
-      pose proof (g_core _ _ _ _ _ I i H) as K. change (System.hist_of cfg s i) with h in K.
-      pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
-      pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. pose proof (k_round _ _ _ _ _ _ K) as Kr.
-      destruct IH as [IH1 IH2]. simpl in E. destruct y as [a|cs|ps]; destruct (at_phase (rank_of s i)) eqn:Ph; try discriminate.
-      * destruct Ad as [Ec Ad]. rewrite Kk in IH1. destruct IH1 as [B1 B2]. destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
-        pose proof (agree_round _ _ _ _ _ _ E) as Rt. split; [|rewrite S1; apply older_steps, IH2].
-        assert (Ln : length (agreed_budgets (rs ++ [Agreed a])) = S (round t)) by (rewrite agreed_budgets_app, app_length, B1, Rt; simpl; lia).
-        unfold h_step. rewrite Kk. destruct C as [Ba P2 _ _|q Ba Sr P2 _|Ba Sr Ra Tg P2 _|n Ba Sr Ra Tg Pt _ Al _]; rewrite Ba; [exact Logic.I|rewrite Sr; exact Logic.I| |].
-        -- rewrite Sr. cbn [h_kind]. rewrite <- (Ec Ba), Tg. exact Logic.I.
-        -- rewrite Sr. cbn [h_kind]. rewrite <- (Ec Ba), Tg. split; [exact Ln|]. split.
-           ++ rewrite (agree_budget _ _ _ _ _ _ E Pt). simpl. rewrite agreed_budgets_app, app_nth2 by lia. rewrite B1, Rt, Nat.sub_diag. reflexivity.
-           ++ rewrite Rt, in_force_app by lia. rewrite Al. apply aligned_keeps; [exact H|].
-              destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [_ [-> _]]]. rewrite B2. apply formed, H.
-      * destruct Kk as [Kk _]. rewrite Kk in IH1. destruct IH1 as [B1 [B2 B3]]. destruct (count_cases _ _ _ _ _ E) as [_ [Al _]].
-        destruct (count_rounds _ _ _ _ _ E (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 S4]]]. destruct (count_budget _ _ _ _ _ E) as [Bt Rt].
-        unfold h_step. rewrite Kk. assert (Eb : agreed_budgets (rs ++ [Counted cs]) = agreed_budgets rs) by (rewrite agreed_budgets_app; apply app_nil_r).
-        split.
-        -- cbn [h_kind]. rewrite Eb, Rt. split; [exact B1|]. rewrite in_force_app by lia. rewrite Bt. exact B2.
-        -- rewrite S2. apply Forall_app. split; [apply older_steps, IH2|].
-           assert (G : Forall (keeps (in_force (cfg i) i rs (round (rank_of s i)))) (map s_group new)) by (rewrite S3; apply Forall_firstn, B3).
-           rewrite Forall_map in G. rewrite Forall_forall in *. intros x Hx. rewrite (S4 x Hx), Eb. split; [lia|]. rewrite in_force_app by lia. exact (G x Hx).
-      * destruct (failure_of ps) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step. rewrite Kk, Fo. split; [exact Logic.I|].
-        rewrite drain_steps. apply older_steps, IH2.
-    + specialize (IH r H). unfold known, System.hist_of in *. cbn [rank_of got]. 
-      assert (G : got s r = length (log s)).
-      { destruct (g_sync _ _ _ _ _ I r H) as [[_ [G _]]|[[Q _]|[Q _]]]; [exact G| |]; specialize (P r H); congruence. }
-      assert (F : firstn (got s r) (results (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s))) = firstn (got s r) (results s)).
-      { unfold results. simpl. rewrite map_app, firstn_app, map_length, G, Nat.sub_diag. simpl. apply app_nil_r. }
-      rewrite F. exact IH.
+  intros s r R. revert s R r. apply (each_rank_always W cfg depth input ok (fun r rs u => bounded (cfg r) r rs (history (cfg 0) rs) u)).
+  - intros r H. split; [split; reflexivity|constructor].
+  - intros s i e t R H M NG E IH. exact (bounded_same _ _ _ _ _ _ (transition_same _ _ _ _ _ _ NG E) IH).
+  - intros s i y t R H M E IH. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I i H) as K. unfold System.hist_of in K.
+    rewrite history_snoc. set (rs := seen s i) in *. set (h := history (cfg 0) rs) in *.
+    pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
+    pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. pose proof (k_round _ _ _ _ _ _ K) as Kr.
+    destruct IH as [IH1 IH2]. simpl in E. destruct y as [a|cs|ps]; destruct (at_phase (rank_of s i)) eqn:Ph; try discriminate.
+    + destruct Ad as [Ec Ad]. rewrite Kk in IH1. destruct IH1 as [B1 B2]. destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
+      pose proof (agree_round _ _ _ _ _ _ E) as Rt. split; [|rewrite S1; apply older_steps, IH2].
+      assert (Ln : length (agreed_budgets (rs ++ [Agreed a])) = S (round t)) by (rewrite agreed_budgets_app, app_length, B1, Rt; simpl; lia).
+      unfold h_step. rewrite Kk. destruct C as [Ba P2 _ _|q Ba Sr P2 _|Ba Sr Ra Tg P2 _|n Ba Sr Ra Tg Pt _ Al _]; rewrite Ba; [exact Logic.I|rewrite Sr; exact Logic.I| |].
+      * rewrite Sr. cbn [h_kind]. rewrite <- (Ec Ba), Tg. exact Logic.I.
+      * rewrite Sr. cbn [h_kind]. rewrite <- (Ec Ba), Tg. split; [exact Ln|]. split.
+         -- rewrite (agree_budget _ _ _ _ _ _ E Pt). simpl. rewrite agreed_budgets_app, app_nth2 by lia. rewrite B1, Rt, Nat.sub_diag. reflexivity.
+         -- rewrite Rt, in_force_app by lia. rewrite Al. apply aligned_keeps; [exact H|].
+            destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [_ [-> _]]]. rewrite B2. apply formed, H.
+    + destruct Kk as [Kk _]. rewrite Kk in IH1. destruct IH1 as [B1 [B2 B3]]. destruct (count_cases _ _ _ _ _ E) as [_ [Al _]].
+      destruct (count_rounds _ _ _ _ _ E (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 S4]]]. destruct (count_budget _ _ _ _ _ E) as [Bt Rt].
+      unfold h_step. rewrite Kk. assert (Eb : agreed_budgets (rs ++ [Counted cs]) = agreed_budgets rs) by (rewrite agreed_budgets_app; apply app_nil_r).
+      split.
+      * cbn [h_kind]. rewrite Eb, Rt. split; [exact B1|]. rewrite in_force_app by lia. rewrite Bt. exact B2.
+      * rewrite S2. apply Forall_app. split; [apply older_steps, IH2|].
+         assert (G : Forall (keeps (in_force (cfg i) i rs (round (rank_of s i)))) (map s_group new)) by (rewrite S3; apply Forall_firstn, B3).
+         rewrite Forall_map in G. rewrite Forall_forall in *. intros x Hx. rewrite (S4 x Hx), Eb. split; [lia|]. rewrite in_force_app by lia. exact (G x Hx).
+    + destruct (failure_of ps) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step. rewrite Kk, Fo. split; [exact Logic.I|].
+      rewrite drain_steps. apply older_steps, IH2.
+  - intros s r n la R H D IH. exact IH.
 Qed.
 
 (** BUDGET: in every step of every rank, of the budget in force on it in the step's round; whatever budgets ranks begin with and accept. *)
@@ -160,7 +143,7 @@ Theorem every_batch_keeps_what_grouping_gives_under_the_budget_in_force : forall
   Forall (fun x => keeps (in_force (cfg r) r (results s) (s_round x)) (s_group x)) (steps_of (rank_of s r)).
 Proof.
   intros s r R H. destruct (every_rank_is_bounded s r R H) as [_ F]. eapply Forall_impl; [|exact F]. intros x [L K].
-  rewrite <- (firstn_skipn (got s r) (results s)). fold (known s r). rewrite in_force_app by lia. exact K.
+  rewrite <- (firstn_skipn (got s r) (results s)). fold (seen s r). rewrite in_force_app by lia. exact K.
 Qed.
 
 End Budgets.
@@ -168,10 +151,7 @@ End Budgets.
 (** ** What was agreed on *)
 
 Section Agreed.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
 
@@ -184,27 +164,14 @@ Lemma every_agreement_is_on_the_least : forall s, reachable s -> agreed_on s.
 Proof.
   induction 1 as [|s l t R IH St].
   - split; [reflexivity|]. split; [simpl; lia|]. simpl. intros j [L|[_ [t E]]]; [lia|discriminate].
-  - pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (invariant_of W cfg depth input ok t (reach_step _ _ _ _ s l t R St)) as It.
+  - pose proof (invariant_of W cfg depth input ok s R) as I.
     destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [exact IH| |exact IH..].
-    assert (En : entry_ok W cfg (messages W s, x)).
-    { apply (log_entry W cfg depth input _ (length (log s)) _ It). cbn [log]. rewrite nth_error_app2, Nat.sub_diag by lia. reflexivity. }
+    pose proof (exchange_entry W cfg depth input s x I P Rd) as En. pose proof (exchange_kind W cfg depth input ok s x I P Rd) as Hk.
     unfold agreed_on in *. rewrite (whole_snoc cfg). unfold results in *. cbn [log]. rewrite map_app, agreed_budgets_app. cbn [map snd]. fold (results s) in *.
     set (h := whole cfg s) in *. set (bs := agreed_budgets (results s)) in *. destruct IH as [B1 [B3 B2]].
-    assert (Rank : forall r, r < W -> core (cfg r) (cfg 0) r (input r) h (rank_of s r) /\ is_waiting (rank_of s r) = true).
-    { intros r H. destruct (g_sync _ _ _ _ _ I r H) as [[_ [G Wa]]|[[Q _]|[Q _]]]; [|specialize (P r H); congruence|specialize (P r H); congruence].
-      split; [|exact Wa]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite (whole_when_current cfg s r G) in K. exact K. }
-    assert (Z : 0 < W) by (pose proof (some_rank _ _ ok); lia).
-    assert (Phase : forall r, r < W -> match h_kind h with NOffer => at_phase (rank_of s r) = OFFER | NCount _ => at_phase (rank_of s r) = COUNT
-                                       | NReport => at_phase (rank_of s r) = REPORT | NClosed _ _ => False end).
-    { intros r H. destruct (Rank r H) as [K Wa]. pose proof (k_kind _ _ _ _ _ _ K) as Q. unfold kind_ok in Q. unfold is_waiting in Wa.
-      destruct (at_phase (rank_of s r)); try discriminate; [rewrite Q|destruct Q as [Q _]; rewrite Q|rewrite Q]; reflexivity. }
-    assert (First : nth_error (messages W s) 0 = Some (message (rank_of s 0))) by (apply messages_nth, Z).
-    destruct (Rank 0 Z) as [K0 _]. specialize (Phase 0 Z) as Ph0. unfold message in First.
     assert (Old : forall j y, j < length bs -> nth j (bs ++ y) None = nth j bs None) by (intros j y L; apply app_nth1, L).
-    unfold h_step. destruct (h_kind h) as [|t| |o l] eqn:Hk; [| | |contradiction].
-    + destruct (k_offer _ _ _ _ _ _ K0 Ph0) as [o0 [Po0 _]]. rewrite Po0 in First. pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ First)) as Say.
-      destruct x as [a|cs|rs]; [|destruct Say|destruct Say].
-      change (agreed_budgets [Agreed a]) with [o_budget a]. rewrite app_length. cbn [length].
+    unfold h_step. rewrite Hk in *. destruct x as [a|cs|rs].
+    + change (agreed_budgets [Agreed a]) with [o_budget a]. rewrite app_length. cbn [length].
       destruct (is_bad a) eqn:Ba.
       { cbn [h_kind h_round]. split; [lia|]. split; [lia|]. intros j [L|[_ [t E]]]; [rewrite Old by lia; apply B2; auto|discriminate]. }
       destruct (o_stop_rank a).
@@ -213,14 +180,12 @@ Proof.
       rewrite app_nth2 by lia. rewrite B1, Nat.sub_diag. cbn [nth]. destruct (reduce_budgets _ _ Rd) as [os [Eo ->]]. unfold least_accepted. f_equal.
       apply (f_equal (map (fun m => match m with MOffer o => o_budget o | _ => None end))) in Eo. rewrite map_map in Eo. etransitivity; [symmetry; exact Eo|].
       unfold messages. rewrite map_map. apply map_ext_in. intros q Iq. apply in_seq in Iq. assert (H : q < W) by lia.
-      destruct (Rank q H) as [K _]. destruct (k_offer _ _ _ _ _ _ K (Phase q H)) as [o [Po O]]. unfold message. rewrite Po.
+      destruct (pending_offers W cfg depth input s a I P Rd) as [all [_ [_ [X _]]]]. destruct (X q H) as [o [_ [_ [Po O]]]]. unfold message. rewrite Po.
+      pose proof (g_core _ _ _ _ _ I q H) as K. rewrite (proj1 (pending_current W cfg depth input s q I H (P q H))) in K. fold h in K.
       rewrite (of_budget _ _ _ _ O), (k_round _ _ _ _ _ _ K), (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ a q En Ba H). reflexivity.
-    + rewrite (k_count _ _ _ _ _ _ K0 Ph0) in First. pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ First)) as Say. destruct x as [a|cs|rs]; [destruct Say| |destruct Say].
-      change (agreed_budgets [Counted cs]) with (@nil (option nat)). rewrite app_nil_r. cbn [h_kind h_round]. split; [exact B1|]. split; [lia|].
+    + change (agreed_budgets [Counted cs]) with (@nil (option nat)). rewrite app_nil_r. cbn [h_kind h_round]. split; [exact B1|]. split; [lia|].
       intros j [L|[_ [u E]]]; [apply B2|discriminate]. destruct (Nat.eq_dec j (h_round h)) as [->|NE]; [right; split; [reflexivity|eauto]|left; lia].
-    + destruct (k_report _ _ _ _ _ _ K0 Ph0) as [p [Po0 _]]. rewrite Po0 in First. pose proof (reduce_says _ _ _ Rd (nth_error_In _ _ First)) as Say.
-      destruct x as [a|cs|rs]; [destruct Say|destruct Say|].
-      change (agreed_budgets [Reported rs]) with (@nil (option nat)). rewrite app_nil_r.
+    + change (agreed_budgets [Reported rs]) with (@nil (option nat)). rewrite app_nil_r.
       destruct (failure_of rs); cbn [h_kind h_round]; rewrite ?Hk; (split; [exact B1|]; split; [exact B3|]);
         (intros j [L|[_ [u E]]]; [apply B2; auto|discriminate]).
 Qed.
@@ -234,8 +199,8 @@ Proof.
   assert (T : forall gs : list group, Forall (fun _ => True) gs) by (intros gs; apply Forall_forall; auto).
   destruct (every_rank_is_bounded W cfg depth input ok (fun _ _ => True) (fun _ _ _ _ => T _) (fun _ _ _ _ _ _ _ _ => T _) s r R H) as [_ F].
   rewrite Forall_forall in F. destruct (F x Ix) as [L _]. left.
-  assert (Le : length (agreed_budgets (known s r)) <= length (agreed_budgets (results s))).
-  { rewrite <- (firstn_skipn (got s r) (results s)). rewrite agreed_budgets_app, app_length. unfold known. lia. }
+  assert (Le : length (agreed_budgets (seen s r)) <= length (agreed_budgets (results s))).
+  { rewrite <- (firstn_skipn (got s r) (results s)). rewrite agreed_budgets_app, app_length. unfold seen. lia. }
   destruct (h_kind (whole cfg s)); lia.
 Qed.
 

@@ -1,15 +1,31 @@
 (** FREE, for loader, bounded output queue and trainer together: some transition is always possible, so with TERM every
     schedule, fair or not, ends. *)
-Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending.
+Require Import List Arith Lia Bool Permutation Decidable.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending.
 Import ListNotations.
+
+Lemma dec_true : forall b, decidable (b = true).
+Proof. intros [|]; [left; reflexivity|right; discriminate]. Qed.
+
+Lemma dec_some : forall (P : nat -> Prop) n, (forall r, decidable (P r)) -> decidable (exists r, r < n /\ P r).
+Proof.
+  intros P n D. induction n as [|n [[r [H E]]|IH]]; [right; intros [r [H _]]; lia|left; exists r; auto|].
+  destruct (D n) as [E|E]; [left; exists n; auto|right]. intros [r [H F]]. destruct (Nat.eq_dec r n) as [->|NE]; [auto|apply IH; exists r; split; [lia|exact F]].
+Qed.
+
+Lemma dec_every : forall (P : nat -> Prop) n, (forall r, decidable (P r)) -> decidable (forall r, r < n -> P r).
+Proof.
+  intros P n D. destruct (dec_some (fun r => ~ P r) n) as [[r [H F]]|F]; [intros r; apply dec_not, D|right; auto|left].
+  intros r H. destruct (D r) as [X|X]; [exact X|]. contradiction F. eauto.
+Qed.
+
+(** What says of ranks how many steps they have taken, and of what is true or false, is so or is not. *)
+Ltac decides := repeat first [apply dec_and|apply dec_or|apply dec_some; intro|apply dec_every; intro|apply dec_le|apply dec_lt|apply dec_eq_nat|apply dec_true].
 
 Lemma dec_exists : forall (p : nat -> bool) n, (exists r, r < n /\ p r = true) \/ (forall r, r < n -> p r = false).
 Proof.
-  induction n as [|n [[r [H E]]|IH]].
-  - right. intros; lia.
-  - left. exists r. split; [lia|exact E].
-  - destruct (p n) eqn:E; [left; exists n; split; [lia|exact E]|]. right. intros r H. destruct (Nat.eq_dec r n) as [->|NE]; [exact E|apply IH; lia].
+  intros p n. destruct (dec_some (fun r => p r = true) n) as [E|E]; [intros r; apply dec_true|auto|right].
+  intros r H. apply not_true_iff_false. intros P. apply E. eauto.
 Qed.
 
 Lemma min_exists : forall (f : nat -> nat) n, 1 <= n -> exists q, q < n /\ forall i, i < n -> f q <= f i.
@@ -19,13 +35,6 @@ Proof.
   - exists q. split; [lia|]. intros i Hi. destruct (Nat.eq_dec i (S n)) as [->|NE]; [exact L|apply M; lia].
   - exists (S n). split; [lia|]. intros i Hi. destruct (Nat.eq_dec i (S n)) as [->|NE]; [lia|]. specialize (M i ltac:(lia)). lia.
 Qed.
-
-Lemma offers_of_total : forall os, offers_of (map MOffer os) = Some os.
-Proof. induction os as [|o os IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
-Lemma reports_of_total : forall os, reports_of (map MReport os) = Some os.
-Proof. induction os as [|o os IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
-Lemma counts_of_total : forall n l, Forall (fun c => length c = n) l -> counts_of n (map MCounts l) = Some l.
-Proof. induction 1 as [|c l E F IH]; simpl; [reflexivity|]. rewrite E, Nat.eqb_refl, IH. reflexivity. Qed.
 
 Lemma map_choice : forall (A B : Type) (f : A -> B) (P : A -> Prop) (l : list B), (forall x, In x l -> exists a, x = f a /\ P a) -> exists m, l = map f m /\ Forall P m.
 Proof.
@@ -51,15 +60,11 @@ Proof.
 Qed.
 
 Section Coupled.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation reachable := (System.reachable W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
-Notation second := (Keeps.second W cfg).
 Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
@@ -125,13 +130,11 @@ Proof.
     unfold agree. destruct (is_bad a) eqn:B; [eauto|].
     assert (Rr : o_round_min a = round (rank_of s r)).
     { destruct (of_round _ _ _ _ O) as [R1 R2]. destruct (ag_round _ _ A o Io) as [R3 R4].
-      unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [_ B]. apply negb_false_iff, Nat.eqb_eq in B. lia. }
+      destruct (not_bad a B) as [_ [Eq _]]. lia. }
     rewrite Rr, Nat.eqb_refl. simpl. destruct (o_stop_rank a) eqn:Sr; [eauto|].
     destruct (o_ready a) eqn:Ra; simpl; [destruct (target (cfg r) a); [eauto|]; destruct (c_align _ _ _ _ _); eauto|].
-    exfalso. destruct (at_ready _ _ A Ra) as [o1 [Ho Ro]]. apply In_nth_error in Ho as Hi. destruct Hi as [i Hi].
-    destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. destruct (Fl Ro) as [F|F].
-    + apply (ag_failed _ _ A o1 Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].
-    + apply (ag_stop _ _ A o1 Ho) in F. contradiction.
+    exfalso. assert (Rt : o_ready a = true); [|congruence]. apply (all_were_ready a os A B Sr). intros o1 Ho Ro. apply In_nth_error in Ho as [i Hi].
+    destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. exact (Fl Ro).
   - destruct (reduce_counted _ _ ER) as [l [-> [F _]]]. apply in_map_iff in Em as [c [Ec Ic]]. rewrite <- Ec in Sa. destruct Sa as [Ph ->]. rewrite Ph.
     rewrite Forall_forall in F. specialize (F _ Ic). rewrite map_length in F. unfold count. rewrite F, Nat.eqb_refl. simpl. eauto.
   - destruct (reduce_reported _ _ ER) as [-> _]. apply in_map_iff in Em as [y [Ey _]]. rewrite <- Ey in Sa. destruct Sa as [Ph _]. rewrite Ph. destruct (failure_of rs); [eauto|easy].
@@ -171,11 +174,12 @@ Proof.
     rewrite Sa. apply map_length. }
   destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk.
   - destruct (map_choice _ _ MOffer (fun _ => True) (messages W s)) as [os [E _]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
-    rewrite E in *. destruct os as [|o os]; [easy|]. simpl. rewrite offers_of_total. eauto.
+    rewrite E in *. destruct os as [|o os]; [easy|]. simpl. unfold offers_of. rewrite (all_say_total _ _ MOffer (fun _ => True)); auto; [eauto|]. apply Forall_forall. auto.
   - destruct (map_choice _ _ MCounts (fun c => length c = n) (messages W s)) as [l [E F]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
-    rewrite E in *. destruct l as [|c l]; [easy|]. inversion F; subst. simpl. rewrite counts_of_total by assumption. eauto.
+    rewrite E in *. destruct l as [|c l]; [easy|]. inversion F; subst. simpl. unfold counts_of. rewrite (all_say_total _ _ MCounts (fun k => length k = length c)); [eauto| |assumption]. intros k ->. rewrite Nat.eqb_refl. reflexivity.
   - destruct (map_choice _ _ MReport (fun _ => True) (messages W s)) as [rs [E _]]; [intros m Hm; specialize (Say m Hm); destruct m; try easy; eauto|].
-    rewrite E in *. destruct rs as [|o rs]; [easy|]. simpl. rewrite reports_of_total. eauto.
+    rewrite E in *. destruct rs as [|o rs]; [easy|]. cbn [reduce map]. change (MReport o :: map MReport rs) with (map MReport (o :: rs)). unfold reports_of.
+    rewrite (all_say_total _ _ MReport (fun _ => True)); auto; [eauto|]. apply Forall_forall. auto.
   - exfalso. destruct (C 0 ltac:(lia)) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
     unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; rewrite Ph in Wa; discriminate.
 Qed.
@@ -206,16 +210,8 @@ Proof.
   intros m' E. injection E as <-. exact B.
 Qed.
 
-Lemma broken_or_not : forall s r, broken s r \/ ~ broken s r.
-Proof.
-  intros s r. set (n := length (taken (rank_of s r))).
-  destruct (dec_exists (fun p => n <? length (taken (rank_of s p))) W) as [[p [Hp Lp]]|Al].
-  { right. intros [B _]. apply Nat.ltb_lt in Lp. specialize (B p Hp). fold n in B. lia. }
-  destruct (dec_exists (fun q => stopped (rank_of s q) && running s q && (length (taken (rank_of s q)) =? n)) W) as [[q [Hq Eq]]|No].
-  - left. apply andb_true_iff in Eq as [Eq E3]. apply andb_true_iff in Eq as [E1 E2]. apply Nat.eqb_eq in E3. split; [|exists q; auto].
-    intros p Hp. specialize (Al p Hp). apply Nat.ltb_ge in Al. exact Al.
-  - right. intros [_ [q [Hq [E1 [E2 E3]]]]]. specialize (No q Hq). rewrite E1, E2 in No. simpl in No. apply Nat.eqb_neq in No. apply No, E3.
-Qed.
+Lemma broken_or_not : forall s r, decidable (broken s r).
+Proof. intros s r. unfold broken. decides. Qed.
 
 (** A trainer that waits in a step waits for one that can go on, or for one whose consumer has left. *)
 Lemma trainer_goes_on : forall s r, reachable s -> r < W -> running s r = true ->
@@ -265,30 +261,15 @@ Definition finished (s : sys) (r : nat) : Prop :=
 Definition forsaken (s : sys) (r : nat) : Prop :=
   running s r = true /\ exists q, q < W /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r)).
 
-Lemma read_possible : forall s r, invariant s -> r < W -> failure (rank_of s r) = None -> wanted (rank_of s r) <> 0 -> can (calm s) s.
-Proof.
-  intros s r I H Nf Wa. set (u := rank_of s r) in *. set (xs := firstn (wanted u) (skipn (read u) (input r))).
-  pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Rd. fold u in Rd.
-  assert (Lx : length xs = Nat.min (wanted u) (length (input r) - read u)) by (unfold xs; rewrite firstn_length, skipn_length; reflexivity).
-  set (en := length xs <? wanted u).
-  assert (T : exists t, transition (cfg r) r (depth r) u (SamplesRead xs en false) = Some t).
-  { simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Wa). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
-    rewrite andb_true_r, orb_false_r. replace (is_nil xs && negb en) with false by (symmetry; unfold en; destruct xs; [simpl; replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia); reflexivity|reflexivity]). simpl. eauto. }
-  destruct T as [t T]. eapply (can_rank s r (SamplesRead xs en false)); [exact H| |exact T|split; [exact Logic.I|exact Nf]].
-  simpl. fold u. split; [|split; [|split; [|discriminate]]].
-  - rewrite Lx. unfold xs. destruct (le_ge_dec (wanted u) (length (input r) - read u)) as [L|L].
-    + rewrite Nat.min_l by exact L. reflexivity.
-    + rewrite Nat.min_r by exact L. rewrite !firstn_all2; [reflexivity| |]; rewrite skipn_length; lia.
-  - intros E. unfold en in E. apply Nat.ltb_lt in E. lia.
-  - destruct xs eqn:E; [right; left; unfold en; simpl; apply Nat.ltb_lt; lia|left; discriminate].
-Qed.
-
 (** R2.3: the longest run of samples for which a window has room; for the first sample it always has. *)
 Fixpoint with_room (no_room : list sample -> sample -> bool) (w l : list sample) : list sample :=
   match l with
   | [] => []
   | x :: later => if negb (is_nil w) && no_room w x then [] else x :: with_room no_room (w ++ [x]) later
   end.
+
+Lemma room_for_all : forall l w, with_room (fun _ _ => false) w l = l.
+Proof. induction l as [|x l IH]; intros w; simpl; [reflexivity|]. rewrite andb_false_r, IH. reflexivity. Qed.
 
 Lemma with_room_first : forall no_room l w, exists rest, l = with_room no_room w l ++ rest /\ (rest <> [] -> w ++ with_room no_room w l <> []).
 Proof.
@@ -297,17 +278,17 @@ Proof.
   - destruct (IH (w ++ [x])) as [rest [E1 E2]]. exists rest. split; [simpl; congruence|]. intros _. destruct w; discriminate.
 Qed.
 
-(** FREE, where windows are bounded in bytes: whatever room there is, an open read can be answered with the longest run for which there
-    is, as full where that is shorter. *)
-Theorem a_read_can_be_answered_with_what_there_is_room_for : forall s r no_room, reachable s -> r < W -> c_bounded (cfg r) r = true ->
-  at_phase (rank_of s r) <> DONE -> wanted (rank_of s r) <> 0 ->
+(** FREE: whatever room there is, an open read can be answered with the longest run for which there is, as full where that is shorter,
+    which it may be where windows are bounded in bytes. *)
+Theorem a_read_can_be_answered_with_what_there_is_room_for : forall s r no_room, reachable s -> r < W -> wanted (rank_of s r) <> 0 ->
   let next := firstn (wanted (rank_of s r)) (skipn (read (rank_of s r)) (input r)) in
   let xs := with_room no_room (window (rank_of s r)) next in
   let full := length xs <? length next in
   let answer := SamplesRead xs (negb full && (length next <? wanted (rank_of s r))) full in
+  (full = true -> c_bounded (cfg r) r = true /\ at_phase (rank_of s r) <> DONE) ->
   may cfg input s r answer /\ exists t, transition (cfg r) r (depth r) (rank_of s r) answer = Some t.
 Proof.
-  intros s r no_room R H B En Wa next xs full answer. set (u := rank_of s r) in *. unfold answer.
+  intros s r no_room R H Wa next xs full answer B. set (u := rank_of s r) in *. unfold answer.
   pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H)) as Rd. fold u in Rd.
   destruct (with_room_first no_room next (window u)) as [rest [E1 E2]]. fold xs in E1, E2.
   assert (Ln : length next = Nat.min (wanted u) (length (input r) - read u)) by (unfold next; rewrite firstn_length, skipn_length; reflexivity).
@@ -319,20 +300,28 @@ Proof.
   { intros F. unfold full in F. apply Nat.ltb_lt in F. destruct rest; [simpl in Lx; lia|discriminate]. }
   assert (Nf : full = false -> xs = next).
   { intros F. unfold full in F. apply Nat.ltb_ge in F. destruct rest; [rewrite app_nil_r in E1; auto|simpl in Lx; lia]. }
-  assert (Eu : ended u = false).
-  { destruct (ended u) eqn:En'; [|reflexivity]. destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) En') as [_ Z].
-    unfold c_bounded in B. apply andb_true_iff in B as [_ B]. apply negb_true_iff in B. specialize (Z B). contradiction. }
+  assert (Eu : full = true -> ended u = false).
+  { intros F. destruct (B F) as [B' _]. destruct (ended u) eqn:En'; [|reflexivity]. destruct (k_ended _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) En') as [_ Z].
+    unfold c_bounded in B'. apply andb_true_iff in B' as [_ B']. apply negb_true_iff in B'. specialize (Z B'). contradiction. }
   split.
   - simpl. fold u. split; [exact Px|]. split; [|split].
     + intros E. apply andb_prop in E as [F E]. apply negb_true_iff in F. apply Nat.ltb_lt in E. rewrite (Nf F). lia.
     + destruct full eqn:F; [auto|]. specialize (Nf eq_refl). simpl. rewrite Nf. destruct next as [|x l]; [|left; discriminate].
       right; left. simpl. apply Nat.ltb_lt. lia.
-    + intros _. auto.
+    + exact B.
   - simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Wa). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
     destruct full eqn:F; simpl.
-    + rewrite andb_false_r. unfold may_be_full. rewrite Eu. simpl. specialize (E2 (Fu eq_refl)). unfold full in F. apply Nat.ltb_lt in F.
+    + rewrite andb_false_r. unfold may_be_full. rewrite (Eu eq_refl). simpl. specialize (E2 (Fu eq_refl)). unfold full in F. apply Nat.ltb_lt in F.
       replace (length xs <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia). destruct (window u ++ xs); [easy|]. simpl. eauto.
     + specialize (Nf eq_refl). rewrite Nf. destruct next as [|x l]; [|simpl; eauto]. simpl. replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia). simpl. eauto.
+Qed.
+
+(** So a read can be answered where there is room for all that is left. *)
+Lemma read_possible : forall s r, reachable s -> r < W -> failure (rank_of s r) = None -> wanted (rank_of s r) <> 0 -> can (calm s) s.
+Proof.
+  intros s r R H Nf Wa. pose proof (a_read_can_be_answered_with_what_there_is_room_for s r (fun _ _ => false) R H Wa) as A. cbv zeta in A.
+  rewrite room_for_all, Nat.ltb_irrefl in A. destruct A as [M [t T]]; [discriminate|].
+  eapply (can_rank s r); [exact H|exact M|exact T|split; [exact Logic.I|exact Nf]].
 Qed.
 
 Definition phase_is (p : phase_name) (s : state) : bool :=
@@ -362,7 +351,7 @@ Proof.
     destruct (t_fill _ _ (g_tight _ _ _ _ _ I f Hf) Pf) as [Me Fi].
     destruct (is_ready (rank_of s f)) eqn:Rd.
     2:{ left. unfold is_ready in Rd. assert (Nf : failure (rank_of s f) = None) by (unfold must_end in Me; destruct (failure (rank_of s f)); [discriminate|reflexivity]).
-        destruct (wanted (rank_of s f)) eqn:Wa; [|apply (read_possible s f I Hf Nf); rewrite Wa; discriminate].
+        destruct (wanted (rank_of s f)) eqn:Wa; [|apply (read_possible s f R Hf Nf); rewrite Wa; discriminate].
         simpl in Rd. rewrite andb_true_r in Rd. eapply (can_rank s f Collated); [exact Hf|exact Logic.I|simpl; rewrite Rd; reflexivity|split; [exact Logic.I|exact Nf]]. }
     destruct Fi as [Fi|[Ob Ur]]; [congruence|].
     pose proof (g_core _ _ _ _ _ I f Hf) as Kf. pose proof (k_kind _ _ _ _ _ _ Kf) as Kk. unfold kind_ok in Kk. rewrite Pf in Kk.

@@ -1,18 +1,14 @@
 (** UPDATE where ranks share an order (R16.4): each update is dealt out, in whatever parts; so a rank draws its part of update [u] for
     round [u], and trains on it in that round. Spec: R14, R16. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Rules Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Rounds Instance Loss Shards Drawing Job Updates.
+From ODB Require Import Lists Types Rules Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Rounds Instance Loss Shards Drawing Job Updates.
 Import ListNotations.
 
 Section Dealt.
-Variables (W total n : nat).
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable order : nat -> sample.
+Variables (W total n : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
 (** What each rank draws where so many places are drawn: together the places of an update, or all that are left. Only of the last may a
     rank have none. *)
-Variable part : nat -> nat -> list nat.
-Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
+Variables (part : nat -> nat -> list nat) (wish : nat -> nat -> nat -> list sample -> list sample -> nat).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis part_next : forall d, Permutation (concat (map (part d) (ranks W))) (seq d (Nat.min n (total - d))).
 Hypothesis part_some : forall d r, r < W -> 1 <= length (part d r) \/ total <= d + n.
@@ -216,25 +212,3 @@ Proof.
 Qed.
 
 End Dealt.
-
-(** The shipped machine, with any number of portions (R16.4) by any loads, whatever ranks say that they want: of update [u] a rank trains
-    on what it drew of it, and all together on each of its places, once; and step j is the same step on all. *)
-Theorem the_shipped_machine_trains_on_updates_dealt_by_load : forall W n total cfg depth order told wish, 1 <= W -> W <= n -> ships_updates W n cfg ->
-  (forall d, Forall (fun loads => length loads = W) (told d) /\ (length (told d) = 1 \/ 1 <= length (told d) /\ 3 * W <= n)) ->
-  (forall r k d w, r < W -> 1 <= wish r k d w []) ->
-  let part := by_load n total told in
-  forall s, shared_reachable W total cfg depth order (fun _ => part) wish s ->
-  (forall r x y, r < W -> In x (steps_of (rank_of (base s) r)) -> In y (s_group x) -> In (place_of s r y) (part (Nat.min total (s_round x * n)) r)) /\
-  (forall r u, r < W -> is_past u (rank_of (base s) r) -> Permutation (dealt_places s u r) (part (Nat.min total (u * n)) r)) /\
-  (forall u, (forall r, r < W -> is_past u (rank_of (base s) r)) ->
-    Permutation (concat (map (dealt_places s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))) /\
-  (forall r q j x y, r < W -> q < W -> nth_error (steps_of (rank_of (base s) r)) j = Some x -> nth_error (steps_of (rank_of (base s) q)) j = Some y ->
-    s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y).
-Proof.
-  intros W n total cfg depth order told wish Hw Hn Sp T Ws part s R. destruct (what_ships_meets_every_assumption_of_updates W n cfg Hw Hn Sp) as [Ok [Jm [Su [Em _]]]].
-  destruct (portions_by_load_meet_every_assumption W n total told Hw Hn T) as [Nx So]. fold part in Nx, So. split; [|split; [|split]].
-  - intros r x y. exact (an_update_holds_only_what_its_rank_draws_of_it W total n cfg depth order part wish Ok Nx So Jm Su Em s r x y R).
-  - intros r u. exact (a_rank_past_an_update_trains_on_what_it_drew_of_it W total n cfg depth order part wish Ok Nx So Jm Su Em s r u R).
-  - intros u. exact (a_dealt_update_holds_exactly_what_lies_at_its_places W total n cfg depth order part wish Ok Nx So Jm Su Em s u R).
-  - intros r q j x y. apply (with_shared_shards_rounds_are_aligned W total cfg depth order _ wish Ok (deal_next W total n part Nx) (deal_feeds W total n part Nx So) s r q j x y R).
-Qed.

@@ -4,7 +4,7 @@
     it learns what all want, draws its share of the common order and reads it. What is beside the system of System.v are the books: who
     has drawn what. So what is proved of every run of System.v with losses holds of shared shards as it stands ([Job.v]). *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Loss Shards.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Loss Shards.
 Import ListNotations.
 
 (** ** One rank *)
@@ -30,10 +30,7 @@ Record shared_sys := mkShared {
   told : list (option (nat -> nat)) }.
 
 Section Shared.
-Variables (W total : nat).
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable order : nat -> sample.
+Variables (W total : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
 Variable deal : (nat -> nat) -> nat -> nat -> list nat.
 (** What a rank wants: of its number, the round, how many places are drawn, what its window held and what is carried. *)
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.

@@ -1,6 +1,6 @@
 (** ABORT and STOP: an epoch that ends early ends on every rank, in one round, with one cause. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol.
 Import ListNotations.
 
 Lemma first_failed_spec : forall rs, match first_failed rs with
@@ -22,10 +22,7 @@ Lemma first_different_mismatch : forall rs ref o, first_different ref rs = Some 
 Proof. induction rs as [|x rs IH]; simpl; intros ref o H; [discriminate|]. destruct (_ && _); [eauto|]. injection H as <-. eauto. Qed.
 
 Section Ending.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
@@ -66,9 +63,7 @@ Lemma reports_say : forall s rs, invariant s -> second s -> (forall r, r < W -> 
      ((exists q, o = Mismatch q) /\ (exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)) /\ forall q, q < W -> failing s q -> False)).
 Proof.
   intros s rs I S P R. destruct (pending_reports s rs I P R) as [L X]. pose proof (some_rank _ _ ok) as SR.
-  assert (Hk : h_kind (whole s) = NReport).
-  { destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [Wa _]. destruct (X 0 ltac:(lia)) as [Ph _].
-    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K. unfold kind_ok in K. rewrite Ph, Wa in K. exact K. }
+  pose proof (exchange_kind W cfg depth input ok s _ I P R) as Hk.
   unfold failure_of. pose proof (first_failed_spec rs) as F. destruct (first_failed rs) as [o|].
   - exists o. split; [reflexivity|]. left. destruct F as [x [c [Hx [Cx ->]]]]. apply In_nth_error in Hx as [r Hr].
     assert (H : r < W) by (rewrite <- L; apply nth_error_Some; congruence). destruct (X r H) as [_ [y [Hy [Po [Ry _]]]]]. rewrite Hr in Hy. injection Hy as <-.
@@ -110,26 +105,22 @@ Proof.
               eexists. split; [exact Po|]. simpl. intros c Hc. rewrite Fe. exact Hc.
            ++ exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; congruence.
            ++ destruct (failure_of rs); [|discriminate]. injection E as <-. exfalso. match type of Ph with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [P2|P2]; congruence end.
-        -- pose proof (rank_step_after W cfg depth input ok s r e t I H M E) as K.
-           assert (P0 : at_phase (rank_of s r) = REPORT).
-           { pose proof (k_kind _ _ _ _ _ _ K) as K2. unfold kind_ok in K2. rewrite Ph in K2. replace (next_hist (cfg 0) (hist_of s r) e) with (hist_of s r) in K2 by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-             pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H))) as P1. rewrite K2 in P1. exact P1. }
+        -- pose proof (own_event_reports _ _ _ _ _ _ NG E Ph) as P0.
            destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct S1 as [_ S3]; [unfold is_waiting; rewrite P0; reflexivity|].
            destruct (d_cause s IH r H P0) as [x [Po C]]. exists x. split; [congruence|]. intros c Hc. specialize (C c Hc). rewrite <- C.
            apply (sa_failure _ _ (transition_same _ _ _ _ _ _ NG E)). congruence.
       * intros o l Hk. apply (outcome_stays s); [exact Ks|exact Kf|]. eapply (d_outcome s IH). exact Hk.
     + constructor; [apply (d_cause s IH)|]. intros o l Hk. rewrite whole_snoc in Hk.
       assert (Os : forall o, outcome_true s o -> outcome_true (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s)) o) by (intros o'; destruct o'; simpl; auto).
-      apply Os. clear Os. unfold h_step in Hk. destruct (h_kind (whole s)) as [|t| |o' l'] eqn:K.
-      * destruct x as [a|cs|rs]; try congruence. destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
+      apply Os. clear Os. unfold h_step in Hk. rewrite (exchange_kind W cfg depth input ok s x I P Rd) in Hk. destruct x as [a|cs|rs].
+      * destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
         -- simpl in Hk. injection Hk as <- _. destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [_ [_ X2]]]].
            destruct (at_stop _ _ A q Sr) as [o1 [Ho So]]. destruct (X2 o1 Ho) as [r [H [_ [_ O]]]]. destruct (of_stop _ _ _ _ O q So) as [-> St]. simpl. auto.
         -- simpl in Hk. destruct (target (cfg 0) a); [|discriminate]. injection Hk as <- _. exact Logic.I.
-      * destruct x; simpl in Hk; congruence.
-      * destruct x as [a|cs|rs]; simpl in Hk; try congruence. destruct (reports_say s rs I S P Rd) as [o1 [F Y]]. rewrite F in Hk. simpl in Hk. injection Hk as <- _.
+      * discriminate.
+      * destruct (reports_say s rs I S P Rd) as [o1 [F Y]]. rewrite F in Hk. simpl in Hk. injection Hk as <- _.
         destruct Y as [[r [c [H [-> [x [Po Cx]]]]]]|[[q ->] [D _]]]; [|exact D]. simpl. split; [exact H|].
         destruct (pending_reports s rs I P Rd) as [_ X]. destruct (X r H) as [Ph _]. destruct (d_cause s IH r H Ph) as [x' [Po' C]]. rewrite Po in Po'. injection Po' as <-. auto.
-      * assert (Hk' : NClosed o' l' = NClosed o l) by (destruct x; congruence). injection Hk' as <- <-. eapply (d_outcome s IH). exact K.
 Qed.
 
 (** ABORT, STOP: ranks that have ended have ended in the same round, with the same outcome. *)
@@ -185,11 +176,7 @@ Proof.
     + destruct x as [a'|cs|rs]; auto. destruct (reports_say s rs I S P Rd) as [o [F Y]]. rewrite F. right. exists o. eexists. split; [reflexivity|].
       destruct Y as [[r [c [_ [-> _]]]]|[Y1 [Y2 _]]]; [left; eauto|right; auto].
     + right. exists o, l. destruct x; auto.
-  - injection Hin as _ Hin. rewrite Hin in Rd. destruct (pending_offers W cfg depth input s a I P Rd) as [os [_ [_ [X1 _]]]].
-    pose proof (some_rank _ _ ok) as SR. destruct (X1 0 ltac:(lia)) as [o [_ [Ph _]]].
-    destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [Wa _].
-    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K. unfold kind_ok in K. rewrite Ph, Wa in K.
-    left. rewrite Hin. unfold h_step. rewrite K, B. reflexivity.
+  - injection Hin as _ Hin. left. rewrite Hin in *. unfold h_step. rewrite (exchange_kind W cfg depth input ok s _ I P Rd), B. reflexivity.
 Qed.
 
 Theorem an_offered_failure_is_the_outcome_of_every_rank : forall s r ms a, reachable s -> r < W ->
@@ -214,10 +201,7 @@ Proof.
     destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact IH| |exact IH..]. destruct IH as [[ms [a [Hin B]]]|K]; [left; exists ms, a; split; [simpl; apply in_or_app; auto|exact B]|].
     destruct x as [a|cs|rs]; [left|right; rewrite whole_snoc; unfold h_step; rewrite K; exact K|right; rewrite whole_snoc; unfold h_step; rewrite K; exact K].
     exists (messages W s), a. split; [simpl; apply in_or_app; right; left; reflexivity|]. destruct (is_bad a) eqn:B; [reflexivity|exfalso]. apply D.
-    assert (EO : entry_ok W cfg (messages W s, Agreed a)).
-    { repeat split; simpl; [apply messages_length|exact Rd|]. intros r m Hm. assert (H : r < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence).
-      rewrite messages_nth in Hm by exact H. injection Hm as <-. eapply waiting_message; [eassumption|exact H|]. destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]]. exact Wa. }
-    rewrite (good_agreement W cfg SR (prints_differ _ _ ok) _ _ q EO B Hq). reflexivity. }
+    rewrite (good_agreement W cfg SR (prints_differ _ _ ok) _ _ q (exchange_entry W cfg depth input s _ I P Rd) B Hq). reflexivity. }
   destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O]]]. rewrite O. destruct B as [B|K]; [|congruence].
   destruct (bad_stays s R B) as [K|[o' [l' [K Y]]]]; [congruence|]. rewrite Hk in K. injection K as <- <-.
   destruct Y as [[i [c ->]]|[[i ->] _]]; [left|right; eauto]. destruct (d_outcome s (reachable_third s R) _ _ Hk) as [Y1 Y2]. eauto.
@@ -245,19 +229,15 @@ Theorem a_failure_names_the_lowest_rank_that_reports_a_cause : forall s r q c, r
     (exists x, nth_error rs q = Some x /\ r_cause x = Some c) /\ forall i x, i < q -> nth_error rs i = Some x -> r_cause x = None.
 Proof.
   intros s r q c R H E O. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
-  revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of W cfg depth input ok s R) as I.
+  revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH l Hk)| |exact (IH l Hk)..]. rewrite whole_snoc in Hk.
-  assert (Old : forall l', h_kind (whole s) = NClosed (Failed q c) l' -> exists ms rs, In (ms, Reported rs) (log s ++ [(messages W s, x)]) /\ length rs = W /\ (forall i x, nth_error rs i = Some x -> r_rank x = i) /\
-    (exists x, nth_error rs q = Some x /\ r_cause x = Some c) /\ forall i x, i < q -> nth_error rs i = Some x -> r_cause x = None).
-  { intros l' K. destruct (IH l' K) as [ms [rs [Hin X]]]. exists ms, rs. split; [apply in_or_app; auto|exact X]. }
-  unfold h_step in Hk. simpl. destruct (h_kind (whole s)) as [|n| |o' l'] eqn:K.
-  - destruct x as [a|cs|rs]; try congruence. destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. simpl in Hk. destruct (target (cfg 0) a); discriminate.
-  - destruct x; simpl in Hk; congruence.
-  - destruct x as [a|cs|rs]; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _.
+  unfold h_step in Hk. simpl. rewrite (exchange_kind W cfg depth input ok s x I P Rd) in Hk. destruct x as [a|cs|rs].
+  - destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. simpl in Hk. destruct (target (cfg 0) a); discriminate.
+  - discriminate.
+  - destruct (failure_of rs) as [o|] eqn:Fo; [|destruct (reports_say s rs I S P Rd) as [o [F _]]; congruence]. simpl in Hk. injection Hk as -> _.
     destruct (pending_reports s rs I P Rd) as [L X]. assert (Rk : forall i x, nth_error rs i = Some x -> r_rank x = i).
     { intros i x Hx. assert (Hi : i < W) by (rewrite <- L; apply nth_error_Some; congruence). destruct (X i Hi) as [_ [y [Hy [_ [Ry _]]]]]. congruence. }
     exists (messages W s), rs. split; [apply in_or_app; right; left; reflexivity|]. split; [exact L|]. split; [exact Rk|]. apply failure_of_lowest; assumption.
-  - apply (Old l'). destruct x; simpl in Hk; congruence.
 Qed.
 
 (** ABORT: a rank that fails while it fills its window, or before, offers its failure in that round. *)
@@ -316,13 +296,11 @@ Proof.
   intros s r q n R H E O. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
   revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of W cfg depth input ok s R) as I.
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (IH l Hk)| |exact (IH l Hk)..]. rewrite whole_snoc in Hk.
-  assert (Old : forall l', h_kind (whole s) = NClosed (Stopped q n) l' -> exists os a, In (map MOffer os, Agreed a) (log s ++ [(messages W s, x)]) /\ least o_stop_rank os q /\ least o_stop_step os n).
-  { intros l' K. destruct (IH l' K) as [os [a [Hin X]]]. exists os, a. split; [apply in_or_app; auto|exact X]. }
-  unfold h_step in Hk. simpl. destruct (h_kind (whole s)) as [|m| |o' l'] eqn:K.
-  - destruct x as [a|cs|rs]; try congruence. destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q'|] eqn:Sr; [|simpl in Hk; destruct (target (cfg 0) a); discriminate].
+  unfold h_step in Hk. simpl. pose proof (exchange_kind W cfg depth input ok s x I P Rd) as K. rewrite K in Hk. destruct x as [a|cs|rs]; [|discriminate|].
+  - destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q'|] eqn:Sr; [|simpl in Hk; destruct (target (cfg 0) a); discriminate].
     simpl in Hk. injection Hk as -> Hn _. destruct (messages W s) as [|[o0|cs|rp] ms] eqn:Em; simpl in Rd; try discriminate.
     2:{ destruct (counts_of _ _); discriminate. }
-    2:{ destruct (reports_of ms); discriminate. }
+    2:{ destruct (reports_of _); discriminate. }
     destruct (offers_of ms) as [os|] eqn:Eo; [|discriminate]. injection Rd as Ra. apply offers_of_map in Eo. subst ms.
     exists (o0 :: os), a. split; [apply in_or_app; right; left; reflexivity|].
     pose proof (fold_min o_stop_rank (fun _ _ => eq_refl) os o0) as F1. pose proof (fold_min o_stop_step (fun _ _ => eq_refl) os o0) as F2. rewrite Ra in F1, F2. rewrite Sr in F1.
@@ -332,11 +310,9 @@ Proof.
     assert (Li : i < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact Li. injection Hm as Hm.
     assert (Wa : is_waiting (rank_of s i) = true) by (apply (pending_current W cfg depth input s i I Li (P i Li))).
     pose proof (waiting_message W cfg depth input s i I Li Wa) as Ok. rewrite Hm in Ok. destruct Ok as [_ [_ [_ [_ [_ [_ Z]]]]]]. apply Z; congruence.
-  - destruct x; simpl in Hk; congruence.
-  - destruct x as [a|cs|rs]; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _.
-    exfalso. unfold failure_of in Fo. pose proof (first_failed_spec rs) as Z. destruct (first_failed rs) as [o|]; [injection Fo as ->; destruct Z as [? [? [_ [_ Z]]]]; discriminate|].
+  - exfalso. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _.
+    unfold failure_of in Fo. pose proof (first_failed_spec rs) as Z. destruct (first_failed rs) as [o|]; [injection Fo as ->; destruct Z as [? [? [_ [_ Z]]]]; discriminate|].
     destruct rs as [|rp rs]; [discriminate|]. apply first_different_mismatch in Fo as [i Fo]. discriminate.
-  - apply (Old l'). destruct x; simpl in Hk; congruence.
 Qed.
 
 (** STOP: so does a rank whose consumer has stopped, and that round is the last. A failure or a mismatch goes first (R7.4). *)

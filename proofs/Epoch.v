@@ -1,7 +1,7 @@
 (** RESUME, COVER and ONCE over a whole epoch whose number of ranks changes (R10.3): the jobs of [Resume.v], each on what those before
     it had left ([Rest.v]). Together they train on each item of the epoch once. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local System Facts Protocol Replay Rest Resume.
+From ODB Require Import Lists Types Alignment Machine Local System Facts Protocol Replay Rest Resume.
 Import ListNotations.
 
 Section Epoch.
@@ -41,29 +41,17 @@ Proof.
   intros B C f g n. unfold by_rank. rewrite map_length, seq_length. f_equal. generalize 0. induction n as [|n IH]; intros m; [reflexivity|]. simpl. f_equal. apply IH.
 Qed.
 
-Lemma concat_perms : forall (B C : Type) (f g : B -> list C) xs, (forall x, In x xs -> Permutation (f x) (g x)) -> Permutation (concat (map f xs)) (concat (map g xs)).
-Proof. intros B C f g. induction xs as [|x xs IH]; intros H; [constructor|]. simpl. apply Permutation_app; [apply H; left; reflexivity|apply IH; intros y Hy; apply H; right; exact Hy]. Qed.
-
 Lemma pick_length : forall (l : list A) places, Forall (fun i => i < length l) places -> length (pick l places) = length places.
 Proof.
   intros l places F. induction F as [|i places Hi F IH]; [reflexivity|]. unfold pick in *. simpl. destruct (nth_error l i) eqn:E; [simpl; f_equal; exact IH|apply nth_error_None in E; lia].
-Qed.
-
-Lemma positions_of_input : forall (input : nat -> list sample) r, (forall i x, nth_error (input r) i = Some x -> pos x = i) -> map pos (input r) = seq 0 (length (input r)).
-Proof.
-  intros input r placed. apply nth_error_ext. intros i. destruct (nth_error (input r) i) as [x|] eqn:Ex.
-  - rewrite (map_nth_error pos _ _ Ex), (placed i x Ex). symmetry. assert (L : i < length (input r)) by (apply nth_error_Some; congruence).
-    rewrite nth_error_nth' with (d := 0) by (rewrite seq_length; exact L). rewrite seq_nth by exact L. reflexivity.
-  - transitivity (@None nat); [|symmetry]; apply nth_error_None; apply nth_error_None in Ex; rewrite ?map_length, ?seq_length; exact Ex.
 Qed.
 
 Lemma position_bound : forall W c src input d s r, setting_ok W (fun _ => c) -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) -> r < W ->
   job W c src input d s -> NoDup (positions (rank_of s r)) /\ forall p, In p (positions (rank_of s r)) -> p < length (input r).
 Proof.
   intros W c src input d s r ok placed H J. pose proof (nothing_is_lost_in_a_job W c src input ok placed d s r J H) as P. simpl in P. apply (Permutation_map pos) in P. rewrite map_app in P.
-  rewrite (positions_of_input input r (fun i x => placed r i x H)) in P. fold (positions (rank_of s r)) in P. split.
-  - pose proof (Permutation_NoDup (Permutation_sym P) (seq_NoDup _ _)) as D. clear - D. induction (positions (rank_of s r)) as [|x l IH]; [constructor|].
-    inversion D; subst. constructor; [intros I; apply H1, in_or_app; left; exact I|apply IH, H2].
+  rewrite (map_numbered _ pos (input r) (fun i x => placed r i x H)) in P. fold (positions (rank_of s r)) in P. split.
+  - exact (NoDup_first _ _ _ (Permutation_NoDup (Permutation_sym P) (seq_NoDup _ _))).
   - intros p I. assert (J' : In p (seq 0 (length (input r)))) by (apply (Permutation_in _ P), in_or_app; left; exact I). apply in_seq in J'. lia.
 Qed.
 
@@ -101,8 +89,7 @@ Proof.
   assert (Ln : length (map k (seq 0 W)) = W) by (rewrite map_length; apply seq_length).
   assert (Sp : sound_parts (length order) (map k (seq 0 W))).
   { pose proof (some_rank _ _ (sv_setting _ _ _ _ Sv)). split; [destruct W; [lia|discriminate]|]. rewrite Ln. intros r q E. assert (H' : r < W) by (rewrite <- Ln; apply nth_error_Some; congruence).
-    assert (Es : nth_error (seq 0 W) r = Some r) by (rewrite nth_error_nth' with (d := 0) by (rewrite seq_length; exact H'); rewrite seq_nth by exact H'; reflexivity).
-    rewrite (map_nth_error k _ _ Es) in E. injection E as <-. apply Each, H'. }
+    rewrite (map_nth_error k _ _ (nth_error_seq W r H')) in E. injection E as <-. apply Each, H'. }
   etransitivity; [|exact (generation_splits A _ order Sp)]. apply Permutation_app_tail. unfold generation_taken. rewrite Ln, by_rank_map, pick_concat. unfold items.
   apply concat_perms. intros r Hr. apply in_seq in Hr. rewrite pick_pick by apply share_bound. apply pick_perm. apply Each. lia.
 Qed.
@@ -121,10 +108,7 @@ Proof.
   intros order trained left W c src input d s T Sv J. destruct Sv as [ok placed len]. pose proof (what_was_trained_on_and_what_is_left_are_the_epoch order trained left T) as P.
   exists (items W left (fun r => filter (fun p => negb (among p (positions (rank_of s r)))) (seq 0 (length (input r))))). rewrite <- P. apply Permutation_app_head.
   etransitivity; [|exact (the_shares_of_the_new_ranks_are_what_is_left A W left (some_rank _ _ ok))]. unfold items.
-  assert (X : forall (f g h : nat -> list A) xs, (forall x, In x xs -> Permutation (f x ++ g x) (h x)) -> Permutation (concat (map f xs) ++ concat (map g xs)) (concat (map h xs))).
-  { intros f g h. induction xs as [|x xs IH]; intros E; [constructor|]. simpl. rewrite <- (E x (or_introl eq_refl)), <- IH by (intros y Hy; apply E; right; exact Hy).
-    rewrite <- !app_assoc. apply Permutation_app_head. rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm. }
-  apply X. intros r Hr. apply in_seq in Hr. assert (H : r < W) by lia. destruct (position_bound W c src input d s r ok placed H J) as [Dp Bp]. rewrite <- pick_app.
+  rewrite <- concat_map_app. apply concat_perms. intros r Hr. apply in_seq in Hr. assert (H : r < W) by lia. destruct (position_bound W c src input d s r ok placed H J) as [Dp Bp]. rewrite <- pick_app.
   set (places := share_of W r (length left)). assert (Lp : length (pick left places) = length (input r)) by (rewrite (len r H); apply pick_length, share_bound).
   transitivity (pick (pick left places) (seq 0 (length (input r)))); [apply pick_perm, NoDup_Permutation|rewrite <- Lp, pick_all; reflexivity].
   - apply (NoDup_app_of _ _ _ Dp); [apply NoDup_filter, seq_NoDup|]. intros p I I'. apply filter_In in I' as [_ I']. apply negb_true_iff in I'. apply among_in in I. congruence.
@@ -144,7 +128,7 @@ Proof.
   { rewrite <- (Permutation_length (the_shares_of_the_new_ranks_are_what_is_left A W left (some_rank _ _ ok))). unfold items. apply Permutation_length, concat_perms.
     intros r Hr. apply in_seq in Hr. assert (H : r < W) by lia. destruct (E r H) as [E1 E2].
     pose proof (a_complete_rank_of_a_job_has_planned_its_whole_input W c src input ok placed d s r J H Jm Nq E1 E2) as C. apply (Permutation_map pos) in C. fold (positions (rank_of s r)) in C.
-    rewrite (pick_perm _ _ _ _ C), (positions_of_input input r (fun i x => placed r i x H)), (len r H). rewrite <- (pick_all A (pick left (share_of W r (length left)))) at 2.
+    rewrite (pick_perm _ _ _ _ C), (map_numbered _ pos (input r) (fun i x => placed r i x H)), (len r H). rewrite <- (pick_all A (pick left (share_of W r (length left)))) at 2.
     apply pick_perm. rewrite pick_length by apply share_bound. reflexivity. }
   pose proof (what_was_trained_on_and_what_is_left_are_the_epoch order trained left T) as Q. pose proof (Permutation_length P) as P1. rewrite <- (Permutation_length Q), !app_length, L in P1.
   destruct others; [rewrite app_nil_r in P; exact P|simpl in P1; lia].

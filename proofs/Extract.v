@@ -1,6 +1,6 @@
 (** The executable model as OCaml, for the differential tests in tests/proofs. Natural numbers become native integers:
     part of the trusted base of the tests, not of the proofs. *)
-From ODB Require Import Types Grouping Packing Shards Drawing Alignment Layouts Runs Machine Local Rules System Told Instance Rest Resume Run Job Sizes PlanSettling PlanDivision PlanPadding Plan Weight.
+From ODB Require Import Lists Types Grouping Packing Shards Drawing Alignment Layouts Runs Machine Local Rules System Told Instance Rest Resume Run Job Sizes PlanSettling PlanDivision PlanPadding Plan Weight.
 Require Import PeanoNat Extraction ExtrOcamlBasic ExtrOcamlNatInt ExtrOcamlZInt.
 
 Extraction Language OCaml.

@@ -1,7 +1,7 @@
 (** What the whole system keeps beyond each rank's invariant: some rank has work in every step, a report has a cause,
     an epoch closes only when it is complete, and the global counts are true. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System.
+From ODB Require Import Lists Types Alignment Machine Local Rank System.
 Import ListNotations.
 
 (** Every assumption about the ranks, in one place. *)
@@ -194,8 +194,7 @@ Lemma ready_measured : forall c c0 r inp h u o, config_ok c -> core c c0 r inp h
 Proof.
   intros c c0 r inp h u o OK K Ph O Ro U. destruct (of_ready _ _ _ _ O Ro) as [R1 [R2 [R3 [R4 [R5 [R6 R7]]]]]]. rewrite U in R4.
   pose proof (Permutation_length (ok_group_perm _ OK (budget u) (window u))) as Lp. constructor.
-  - rewrite R5, R4, R3, <- Lp. pose proof (ok_group_nonempty _ OK (budget u) (window u)) as NE. clear - NE.
-    induction NE as [|g gs Hg Hgs IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia.
+  - rewrite R5, R4, R3, <- Lp. apply concat_of_nonempty, (ok_group_nonempty _ OK).
   - rewrite R4, R5, R3. intros L. destruct (c_group c (budget u) (window u)); simpl in *; lia.
   - rewrite R7, R5. apply count_due_le.
   - intros g Eg. apply (ready_groups_to_emit c c0 r inp h u o g); assumption.
@@ -211,14 +210,11 @@ Proof.
 Qed.
 
 Section Facts.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
+Notation standing := (System.standing W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
-Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 
 Definition whole (s : sys) : hist := history (cfg 0) (results s).
@@ -227,16 +223,38 @@ Lemma invariant_of : forall s, reachable s -> invariant s.
 Proof. destruct ok. intros. eapply reachable_invariant; eauto. Qed.
 
 Lemma whole_when_current : forall s r, got s r = length (log s) -> hist_of s r = whole s.
-Proof. intros s r G. unfold System.hist_of, whole. rewrite firstn_all2; [reflexivity|]. unfold results. rewrite map_length. lia. Qed.
+Proof. intros s r G. unfold System.hist_of, whole. rewrite (seen_current s r G). reflexivity. Qed.
 
 Lemma whole_snoc : forall s ms x rk g p ru, whole (mkSys rk g p (log s ++ [(ms, x)]) ru) = h_step (cfg 0) (whole s) x.
 Proof. intros. unfold whole, results. simpl. rewrite map_app. simpl. apply history_snoc. Qed.
 
 Lemma pending_current : forall s r, invariant s -> r < W -> pending s r = true ->
   hist_of s r = whole s /\ got s r = length (log s) /\ is_waiting (rank_of s r) = true.
+Proof. intros s r I H P. destruct (pending_sync _ _ _ _ s r I H P) as [E X]. unfold System.hist_of. rewrite E. exact (conj eq_refl X). Qed.
+
+(** What an exchange that completes says of where all ranks are. *)
+Lemma exchange_kind : forall s x, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some x ->
+  h_kind (whole s) = match x with Agreed _ => NOffer | Counted cs => NCount (length cs) | Reported _ => NReport end.
 Proof.
-  intros s r I H P. destruct (g_sync _ _ _ _ _ I r H) as [[_ [G Wa]]|[[P' _]|[P' _]]]; try congruence.
-  split; [apply whole_when_current, G|auto].
+  intros s x I P R. pose proof (some_rank _ _ ok) as H. destruct (pending_current s 0 I H (P 0 H)) as [E [_ Wa]].
+  pose proof (g_core _ _ _ _ _ I 0 H) as K. rewrite E in K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
+  pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa. pose proof (nth_error_In _ _ (messages_nth W s 0 H)) as Im. pose proof (reduce_says _ _ _ R Im) as Say.
+  destruct (message (rank_of s 0)) as [o|cs'|y], x as [a|cs|rs]; try contradiction; destruct Sa as [Ph Sa]; rewrite Ph in Kk; [exact Kk| |exact Kk].
+  destruct (reduce_counted _ _ R) as [l [El [F _]]]. rewrite El in Im. apply in_map_iff in Im as [c [Ec Ic]]. injection Ec as ->. rewrite Forall_forall in F.
+  destruct Kk as [Kk _]. rewrite <- (F _ Ic), Kk, Sa, map_length. reflexivity.
+Qed.
+
+(** What each rank has when it begins, and keeps with whatever happens to it, it always has. *)
+Lemma each_rank_always : forall P : nat -> list result -> state -> Prop, (forall r, r < W -> P r [] (initial (cfg r) r)) ->
+  (forall s r e u, reachable s -> r < W -> may cfg input s r e -> (forall x, e <> Got x) -> transition (cfg r) r (depth r) (rank_of s r) e = Some u ->
+    P r (seen s r) (rank_of s r) -> P r (seen s r) u) ->
+  (forall s r x u, reachable s -> r < W -> may cfg input s r (Got x) -> transition (cfg r) r (depth r) (rank_of s r) (Got x) = Some u ->
+    P r (seen s r) (rank_of s r) -> P r (seen s r ++ [x]) u) ->
+  (forall s r n la, reachable s -> r < W -> may_draw cfg input s r n la -> P r (seen s r) (rank_of s r) -> P r (seen s r) (draws n la (rank_of s r))) ->
+  forall s, reachable s -> forall r, r < W -> P r (seen s r) (rank_of s r).
+Proof.
+  intros P Begin Own Answer Draw. induction 1 as [|s l t R IH St]; [exact Begin|]. apply (each_rank_keeps W cfg depth input P s l t (invariant_of s R) St);
+    [intros r e u _; apply (Own s r e u R)|intros r x u; apply (Answer s r x u R)|intros r n la _; apply (Draw s r n la R)|exact IH].
 Qed.
 
 (** A rank is current, or its answer is the last result. *)
@@ -271,7 +289,7 @@ Proof.
 Qed.
 
 (** The offers of an exchange that is about to complete. *)
-Lemma pending_offers : forall s a, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Agreed a) ->
+Lemma pending_offers : forall s a, standing s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Agreed a) ->
   exists os, agreement_of a os /\ messages W s = map MOffer os /\
   (forall r, r < W -> exists o, In o os /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o) /\
   (forall o, In o os -> exists r, r < W /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o).
@@ -279,7 +297,8 @@ Proof.
   intros s a I P R. destruct (reduce_agreed _ _ R) as [os [E A]]. exists os. split; [exact A|]. split; [exact E|].
   assert (X : forall r o, r < W -> nth_error os r = Some o -> at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o).
   { intros r o H Ho. pose proof (messages_nth W s r H) as Hm. rewrite E, (map_nth_error MOffer _ _ Ho) in Hm. injection Hm as Hm.
-    destruct (pending_current s r I H (P r H)) as [_ [_ Wa]]. pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa. rewrite <- Hm in Sa. exact Sa. }
+    destruct (g_some _ _ _ _ _ I r H) as [h [K _]]. pose proof (waiting_says _ _ _ _ _ _ K (proj2 (proj2 (pending_sync _ _ _ _ s r I H (P r H))))) as Sa.
+    rewrite <- Hm in Sa. exact Sa. }
   assert (L : length os = W) by (rewrite <- (map_length MOffer), <- E; apply messages_length).
   split.
   - intros r H. destruct (nth_error os r) as [o|] eqn:Ho; [|apply nth_error_None in Ho; lia]. exists o. split; [eapply nth_error_In; eauto|]. apply X; assumption.
@@ -291,10 +310,7 @@ Lemma ready_agreement : forall s a os, agreement_of a os -> is_bad a = false -> 
   (forall o, In o os -> exists r, r < W /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o) ->
   o_ready a = true.
 Proof.
-  intros s a os A B Sr X. destruct (o_ready a) eqn:R; [reflexivity|]. destruct (at_ready _ _ A R) as [o [Ho Ro]]. destruct (X o Ho) as [r [_ [_ [_ O]]]].
-  exfalso. destruct (of_flag _ _ _ _ O Ro) as [F|F].
-  - apply (ag_failed _ _ A o Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].
-  - apply (ag_stop _ _ A o Ho) in F. contradiction.
+  intros s a os A B Sr X. apply (all_were_ready a os A B Sr). intros o Ho Ro. destruct (X o Ho) as [r [_ [_ [_ O]]]]. exact (of_flag _ _ _ _ O Ro).
 Qed.
 
 Definition quota_met (h : hist) : bool := is_quota_met (cfg 0) (h_samples h).
@@ -310,9 +326,7 @@ Lemma good_agreement_facts : forall s a, invariant s -> (forall r, r < W -> pend
   (exists r, r < W /\ exists o, posted (rank_of s r) = Some (MOffer o) /\ o_samples_max o = o_samples_min a).
 Proof.
   intros s a I P R B Sr. destruct (pending_offers s a I P R) as [os [A [Em [X1 X2]]]]. pose proof (ready_agreement s a os A B Sr X2) as Ra.
-  assert (EO : entry_ok W cfg (messages W s, Agreed a)).
-  { repeat split; simpl; [apply messages_length|exact R|]. intros r m Hm. assert (H : r < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence).
-    rewrite messages_nth in Hm by exact H. injection Hm as <-. eapply waiting_message; [eassumption|exact H|]. apply pending_current; auto. }
+  pose proof (exchange_entry _ _ _ _ s _ I P R) as EO.
   assert (F : forall r o, r < W -> In o os -> at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> offer_ok (cfg r) r (rank_of s r) o ->
     o_ready o = true /\ wanted (rank_of s r) = 0 /\ o_samples_max o <= o_samples_max a /\ o_samples_min a <= o_samples_max o /\
     o_samples_max o = (if quota_met (whole s) then 0 else length (window (rank_of s r))) /\ (quota_met (whole s) = false -> measured o)).

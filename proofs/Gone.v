@@ -2,15 +2,12 @@
 
     A process that is gone takes no further step; what it has posted and what it holds go with it. Assumption A1 of the spec
     says that a rank whose exchange can no longer complete is told: its driver learns that a peer is gone, or has given up. *)
-Require Import List Arith Lia Bool.
+Require Import List Arith Lia Bool Decidable.
 From ODB Require Import Types Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
 Import ListNotations.
 
 Section Gone.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation step := (System.step W cfg depth input).
@@ -43,22 +40,8 @@ Definition goes_on (s : sys) : Prop :=
   (exists l t, step s l t /\ by_itself W s l /\ lives s l /\ match l with LTrained r => ~ never_ends s r | _ => True end) \/
   exists r, is_to_be_told s r.
 
-Lemma never_ends_or_not : forall s r, never_ends s r \/ ~ never_ends s r.
-Proof.
-  intros s r. set (n := length (taken (rank_of s r))).
-  destruct (dec_exists (fun q => (gone q || is_lost (rank_of s q) || stopped (rank_of s q)) && (length (taken (rank_of s q)) <? n)) W) as [[q [Hq Eq]]|No].
-  { left. left. exists q. apply andb_true_iff in Eq as [E1 E2]. apply Nat.ltb_lt in E2. apply orb_true_iff in E1 as [E1|E1]; [apply orb_true_iff in E1 as [E1|E1]|]; unfold is_out; auto 6. }
-  assert (Out : ~ exists q, q < W /\ is_out s q /\ length (taken (rank_of s q)) < n).
-  { intros [q [Hq [O L]]]. specialize (No q Hq). apply Nat.ltb_lt in L. rewrite L, andb_true_r in No. apply orb_false_iff in No as [No N3]. apply orb_false_iff in No as [N1 N2].
-    destruct O as [O|[O|O]]; congruence. }
-  destruct (dec_exists (fun p => n <? length (taken (rank_of s p))) W) as [[p [Hp Lp]]|Al].
-  { right. apply Nat.ltb_lt in Lp. intros [E|[A _]]; [apply Out, E|]. specialize (A p Hp). fold n in A. lia. }
-  destruct (dec_exists (fun q => (gone q || stopped (rank_of s q)) && running s q && (length (taken (rank_of s q)) =? n)) W) as [[q [Hq Eq]]|In].
-  - left. right. apply andb_true_iff in Eq as [Eq E3]. apply andb_true_iff in Eq as [E1 E2]. apply Nat.eqb_eq in E3. apply orb_true_iff in E1. split; [|exists q; auto].
-    intros p Hp. specialize (Al p Hp). apply Nat.ltb_ge in Al. exact Al.
-  - right. intros [E|[_ [q [Hq [E1 [E2 E3]]]]]]; [apply Out, E|]. specialize (In q Hq). rewrite E2, andb_true_r in In. fold n in E3. apply Nat.eqb_eq in E3. rewrite E3, andb_true_r in In.
-    apply orb_false_iff in In as [I1 I2]. destruct E1; congruence.
-Qed.
+Lemma never_ends_or_not : forall s r, decidable (never_ends s r).
+Proof. intros s r. unfold never_ends, is_out. decides. Qed.
 
 (** A consumer on a rank that has not been told has a step to take. *)
 Lemma take_goes_on : forall u v r, reachable v -> follows W u v -> r < W -> gone r = false -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
@@ -98,8 +81,7 @@ Proof.
   destruct (dec_exists (fun q => gone q || is_lost (rank_of u q)) W) as [[q0 [Hq0 G0]]|NG].
   2:{ (* nobody is gone, nobody is lost *)
     assert (NG' : forall r, r < W -> gone r = false /\ is_lost (rank_of u r) = false) by (intros r H; apply orb_false_iff, NG, H).
-    assert (E : forall r, r < W -> rank_of u r = rank_of v r).
-    { intros r H. destruct (f_rank _ _ _ _ F r H) as [[_ [X _]]|[L _]]; [exact X|]. destruct (NG' r H) as [_ Z]. rewrite (l_lost _ _ L) in Z. discriminate. }
+    assert (E : forall r, r < W -> rank_of u r = rank_of v r) by (intros r H; exact (live_is_followed W u v r F H (proj2 (NG' r H)))).
     assert (Br : forall r, r < W -> broken W v r \/ forsaken W v r -> never_ends u r).
     { intros r H [[A [q [Hq [S1 [S2 S3]]]]]|[_ [q [Hq [S1 S2]]]]].
       - right. split; [intros p Hp; rewrite !E by assumption; apply A, Hp|]. exists q. rewrite !E by assumption. rewrite (f_running _ _ _ _ F q Hq). auto 6.
@@ -147,7 +129,7 @@ Proof.
   destruct (running u q) eqn:Rq.
   { left. left. exists (LTrained q). eexists. split; [|split; [exact Logic.I|split; [exact Gq|]]]; [apply StepTrained; [exact Hq|exact Rq|exact M]|].
     intros [[p [Hp [_ Lp]]]|[Al _]]; [specialize (M p Hp)|specialize (Al r H)]; lia. }
-  left. destruct (f_rank _ _ _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lost; discriminate].
+  left. pose proof (live_is_followed W u v q F Hq Lost) as Xq.
   destruct (takeableb (rank_of v q)) eqn:T; [apply (take_goes_on u v q R F Hq Gq Xq Rq); apply takeableb_spec, T|exfalso].
   pose proof (End q Hq Gq) as Eq. rewrite Xq in Eq, Stop. rewrite Xr, Xq in Lq. destruct (ended_current W cfg depth input ok v q R Hq Eq) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
   pose proof (k_free _ _ _ _ _ _ Kq Stop) as L1. rewrite Wq, Hk in L1.

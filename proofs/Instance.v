@@ -1,7 +1,7 @@
 (** The shipped configuration: the executable grouping and alignment of either layout and any order, with any cost that [cost_ok] lets
     pass and any rule within the bounds. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Order Layouts Runs Machine Local Rules System Facts Keeps Protocol Ending Coupled Termination.
+From ODB Require Import Lists Types Alignment Order Layouts Runs Machine Local Rules System Facts Keeps Protocol Ending Coupled Termination.
 Import ListNotations.
 
 (** The window of round [k]: the first [ramp] ones are halved once for each round still to go. *)
@@ -64,10 +64,7 @@ Proof.
 Qed.
 
 Section Whole.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation reachable := (System.reachable W cfg depth input).

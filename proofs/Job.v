@@ -1,13 +1,10 @@
 (** Jobs with shared shards: their books, and what follows for the job. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Shards Drawing.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Shards Drawing.
 Import ListNotations.
 
 Section Job.
-Variables (W total : nat).
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable order : nat -> sample.
+Variables (W total : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
 Variable deal : (nat -> nat) -> nat -> nat -> list nat.
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 Hypothesis ok : setting_ok W cfg.
@@ -16,7 +13,6 @@ Hypothesis deal_feeds : forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal w
 
 Notation shared_run := (shared_run W total cfg depth order deal wish).
 Notation shared_reachable := (shared_reachable W total cfg depth order deal wish).
-Notation shared_step := (shared_step W total cfg depth order deal wish).
 Notation own := (shared_config cfg deal).
 Notation content := (content order).
 Notation share_of := (share_of deal).
@@ -186,6 +182,18 @@ Proof.
   intros H. rewrite (E7 H). auto.
 Qed.
 
+(** A rank that has moved, but drawn nothing. *)
+Lemma book_moved : forall s s' r, begun s' r = begun s r -> places s' r = places s r -> upto s' r = upto s r -> heard s' r = heard s r ->
+  let u := rank_of (base s) r in let t := rank_of (base s') r in
+  ended t = ended u -> round t = round u -> read t + wanted t = read u + wanted u ->
+  (begun s r = false -> (t = initial (own r) r \/ exists peer cause, t = lose peer cause (initial (own r) r)) /\ got (base s') r = 0 /\ pending (base s') r = false) ->
+  (at_phase t = COUNT -> wanted t = 0 /\ (ended u = false -> ((forall k d w, 1 <= wish r k d w []) -> window t = [] -> 1 <= wants s' r) /\
+    (forall ws, nth_error (told s') (got (base s') r) = Some (Some ws) -> ws r = wants s' r))) -> book s r -> book s' r.
+Proof.
+  intros s s' r E1 E2 E3 E4 u t E5 E6 E7 F C B. destruct B. constructor; unfold rounds_of in *; rewrite ?E1, ?E2, ?E3, ?E4; fold t; rewrite ?E5, ?E6, ?E7; auto.
+  intros H. destruct (F H) as [F1 [F2 F3]], (b_fresh0 H) as [_ [_ [F4 [F5 _]]]]. auto.
+Qed.
+
 Lemma heard_more : forall s s' r x, nth_error (told s) (got (base s) r) = Some x -> told s' = told s -> got (base s') r = S (got (base s) r) ->
   heard s' r = heard s r ++ of_counts x.
 Proof. intros s s' r x E T G. unfold heard. rewrite T, G, (firstn_snoc _ _ _ _ E), flat_map_app. simpl. rewrite app_nil_r. reflexivity. Qed.
@@ -350,18 +358,12 @@ Proof.
     + constructor.
       2:{ rewrite Nt. exact Bt. }
       intros q Hq. destruct (Nat.eq_dec q r) as [->|Nq].
-      * constructor; unfold rounds_of; rewrite ?Hd, ?Nt; unfold s'; cbn [begun base places upto rank_of got]; rewrite ?update_same; intros H.
-        -- congruence.
-        -- exact (b_places _ _ Bk H).
-        -- exact (b_upto _ _ Bk H).
-        -- rewrite R1. exact (b_ended _ _ Bk H).
-        -- rewrite R3. exact (b_round _ _ Bk H).
-        -- rewrite R2. exact (b_read _ _ Bk H).
-        -- destruct (R4 H) as [W0 C]. split; [exact W0|]. intros En. rewrite R1 in En. destruct C as [[a [-> Lv]]|[NG [Pv Wv]]].
-           ++ cbn [wants wants_after rank_of]. rewrite !update_same. split; [intros Wi Wn; unfold wish_of; fold v; rewrite En, Wn; apply Wi|]. intros ws Hw.
-              destruct M as [M1 [M2 _]]. pose proof (a_live_answer_is_the_last W own depth _ own_ok (base s) r _ Rb Hr Lv M1 M2) as L. rewrite <- (told_length s B) in L.
-              assert (Z : nth_error (told s) (S (got (base s) r)) <> None) by congruence. apply nth_error_Some in Z. lia.
-           ++ destruct (b_want _ _ Bk Pv) as [_ W1]. specialize (W1 En). fold v in W1. rewrite Wv. destruct e; try exact W1. edestruct NG. reflexivity.
+      * apply (book_moved s); auto; rewrite ?Nt; unfold s'; cbn [base rank_of got]; rewrite ?update_same; auto; [congruence|]. intros H.
+        destruct (R4 H) as [W0 C]. split; [exact W0|]. intros En. fold v in En. destruct C as [[a [-> Lv]]|[NG [Pv Wv]]].
+        -- cbn [wants wants_after rank_of]. rewrite !update_same. split; [intros Wi Wn; unfold wish_of; fold v; rewrite En, Wn; apply Wi|]. intros ws Hw.
+           destruct M as [M1 [M2 _]]. pose proof (a_live_answer_is_the_last W own depth _ own_ok (base s) r _ Rb Hr Lv M1 M2) as L. rewrite <- (told_length s B) in L.
+           assert (Z : nth_error (told s) (S (got (base s) r)) <> None) by congruence. apply nth_error_Some in Z. lia.
+        -- destruct (b_want _ _ Bk Pv) as [_ W1]. specialize (W1 En). fold v in W1. rewrite Wv. destruct e; try exact W1. edestruct NG. reflexivity.
       * apply (book_same s); auto; unfold s'; cbn [begun base places upto wants rank_of got pending]; rewrite ?update_other by exact Nq; auto.
         -- destruct e; auto; apply update_other, Nq.
         -- unfold wants_after. destruct e as [| |[a|cs|rs]| | | |]; auto. apply update_other, Nq.
@@ -375,13 +377,8 @@ Proof.
     constructor.
     + intros q Hq. pose proof (Br q Hq) as Bk. assert (Hd : heard s' q = heard s q).
       { unfold heard. rewrite Nt. unfold s'. cbn [base got]. rewrite firstn_app, (Gt q Hq), Nat.sub_diag. simpl. rewrite app_nil_r. reflexivity. }
-      constructor; unfold rounds_of; rewrite ?Hd, ?Nt; unfold s'; cbn [begun base places upto rank_of got]; intros H.
+      apply (book_moved s); auto; rewrite ?Nt; unfold s'; cbn [base rank_of got]; intros H.
       * destruct (b_fresh _ _ Bk H) as [_ [_ [_ [_ Pe]]]]. rewrite (P q Hq) in Pe. discriminate.
-      * exact (b_places _ _ Bk H).
-      * exact (b_upto _ _ Bk H).
-      * exact (b_ended _ _ Bk H).
-      * exact (b_round _ _ Bk H).
-      * exact (b_read _ _ Bk H).
       * destruct (b_want _ _ Bk H) as [W0 W1]. split; [exact W0|]. intros En. destruct (W1 En) as [W2 _]. split; [exact W2|]. intros ws. rewrite (Gt q Hq), nth_error_app2, Nat.sub_diag by lia. simpl.
         destruct (is_counted x); intros Hw; [|discriminate]. injection Hw as <-. reflexivity.
     + rewrite Nt. unfold s', results. cbn [base log]. rewrite map_app. apply Forall2_app; [exact Bt|]. constructor; [|constructor]. simpl. destruct (is_counted x); reflexivity.
@@ -397,13 +394,9 @@ Proof.
     by (unfold lose; rewrite En; repeat split).
   destruct L as [L1 [L2 [L3 [L4 L5]]]]. split.
   - constructor; [|exact Bt]. intros q Hq. pose proof (Br q Hq) as Bk. destruct (Nat.eq_dec q r) as [->|Nq].
-    + destruct Bk. constructor; unfold rounds_of, heard in *; cbn [begun base places upto wants told rank_of got pending] in *; rewrite ?update_same; auto; intros H.
-      * destruct (b_fresh0 H) as [F Rest]. split; [right|exact Rest]. destruct F as [F|[p [c F]]]; [exists peer, cause; unfold v; rewrite F; reflexivity|].
-        fold v in F. rewrite F in En. discriminate.
-      * rewrite L2. exact (b_ended0 H).
-      * rewrite L5. exact (b_round0 H).
-      * rewrite L3, L4. exact (b_read0 H).
-      * congruence.
+    + apply (book_moved s); auto; cbn [base rank_of got pending told wants]; rewrite ?update_same; auto; [|intros H; congruence].
+      intros H. destruct (b_fresh _ _ Bk H) as [F [F2 [_ [_ F3]]]]. split; [right|auto]. destruct F as [F|[p [c F]]]; [exists peer, cause; unfold v; rewrite F; reflexivity|].
+      fold v in F. rewrite F in En. discriminate.
     + apply (book_same s); cbn [begun base places upto wants told rank_of got pending]; rewrite ?update_other by exact Nq; auto.
   - intros input X. split.
     + intros q Hq. destruct (X q Hq) as [ext [E1 E2]]. cbn [begun base places rank_of] in E1, E2. exists ext. split; [exact E1|]. intros B1 B2. apply E2; [exact B1|].
@@ -575,7 +568,7 @@ Proof.
   assert (P : Permutation (samples_of (steps_of (rank_of (base s) r))) (content (places s r)))
     by exact (with_losses_a_complete_rank_has_planned_its_whole_input W own depth input own_ok (base s) r Rb Hr Jm Nq En O).
   split; [|auto]. rewrite <- (b_upto _ _ Bk Bg). apply Nat.eqb_eq. rewrite <- (b_ended _ _ Bk Bg).
-  destruct (a_live_rank_is_followed W own depth input own_ok (base s) r Rb Hr) as [v [Rv [_ [Er _]]]]; [unfold is_lost; rewrite O; apply andb_false_r|]. rewrite Er in *.
+  destruct (a_live_rank_is_followed W own depth input own_ok (base s) r Rb Hr) as [v [Rv [_ [Er _]]]]; [exact (complete_is_not_lost _ O)|]. rewrite Er in *.
   exact (a_complete_rank_has_read_its_whole_input W own depth input own_ok v r Rv Hr Jm Nq En O).
 Qed.
 

@@ -1,6 +1,6 @@
 (** What is proved of grouping, of alignment and of losses, joined to the steps that the system makes with the shipped configuration. *)
 Require Import List Arith Lia Bool Permutation Sorted QArith.
-From ODB Require Import Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Protocol Budgets Rounds Instance Loss Sampler Weight.
+From ODB Require Import Lists Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Protocol Budgets Termination Rounds Instance Loss Sampler Weight.
 Import ListNotations.
 Open Scope nat_scope.
 
@@ -33,14 +33,6 @@ Proof.
   unfold losses_of, supervised, count_group. simpl. destruct g; [reflexivity|exact F].
 Qed.
 
-Lemma sum_nat_swap : forall (f : nat -> nat -> nat) rs js,
-  sum_nat (map (fun r => sum_nat (map (fun j => f r j) js)) rs) = sum_nat (map (fun j => sum_nat (map (fun r => f r j) rs)) js).
-Proof.
-  intros f rs. induction js as [|j js IH]; simpl.
-  - induction rs; simpl; auto.
-  - rewrite <- IH. clear IH. induction rs as [|r rs IH]; simpl; [reflexivity|]. rewrite IH. lia.
-Qed.
-
 Lemma firstn_skipn_map : forall (A B : Type) (f : A -> B) (g : nat -> B) l m j, j + m <= length l -> (forall i x, nth_error l i = Some x -> f x = g i) ->
   map f (firstn m (skipn j l)) = map g (seq j m).
 Proof.
@@ -52,10 +44,7 @@ Proof.
 Qed.
 
 Section Joined.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
 
@@ -67,7 +56,7 @@ Proof.
   rewrite (firstn_skipn_map _ _ (fun x => n_supervised (s_counts x)) own (steps_of (rank_of s r)) m j Lj).
   2:{ intros i x E. unfold own. rewrite (global_counts_are_the_sums_over_all_ranks W cfg depth input ok s r i x R H E).
       unfold sum_counts. rewrite sum_supervised. simpl. rewrite map_map. reflexivity. }
-  unfold own. rewrite <- sum_nat_swap. unfold all_supervised, window_of, sum_nat. f_equal. rewrite map_map. apply map_ext. intros q. f_equal. rewrite map_map. apply map_ext. intros i.
+  unfold own. rewrite sum_swap. unfold all_supervised, window_of, sum_nat. f_equal. rewrite map_map. apply map_ext. intros q. f_equal. rewrite map_map. apply map_ext. intros i.
   apply losses_supervised, L.
 Qed.
 
@@ -92,23 +81,13 @@ End Joined.
 (** ** The shipped configuration *)
 
 Section Shipped.
-Variable shape : layout.
-Variable C : nat -> nat.
-Variables W size ramp max_age print : nat.
+Variables (shape : layout) (C : nat -> nat) (W size ramp max_age print : nat).
 (** The largest budget there is, with its limits, and what share of one may be padding; under which budget each rank begins, and what it
     accepts in each round: any. *)
-Variables whole padding_share : nat.
-Variable limits : list nat.
-Variable first : nat -> nat.
-Variable accepts : nat -> nat -> nat.
-Variable is_quota : bool.
-Variable quota : option nat.
-Variable rule : offer -> nat.
-Variable o : order.
+Variables (whole padding_share : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat).
+Variables (is_quota : bool) (quota : option nat) (rule : offer -> nat) (o : order).
 (** Which ranks' windows are bounded in bytes. *)
-Variable windowed : nat -> bool.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (windowed : nat -> bool) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis some : 1 <= W.
 Hypothesis costs_grow : cost_ok C.
 Hypothesis old : 1 <= max_age.
@@ -147,6 +126,16 @@ Proof.
   - apply Nat.ltb_ge in E. rewrite Nat.min_r by lia. rewrite Nat.ltb_irrefl. reflexivity.
 Qed.
 
+Lemma the_budget_in_force_by_round : forall c, c_first c = (fun r => offered whole (first r)) -> c_accepts c = (fun r k => offered whole (accepts r k)) ->
+  setting_ok W (fun _ => c) -> forall v r x, System.reachable W (fun _ => c) depth input v -> r < W -> In x (steps_of (rank_of v r)) ->
+  budget_of whole (in_force c r (results v) (s_round x)) = budget_in_force r (s_round x).
+Proof.
+  intros c Ef Ea ok v r x R H Ix. destruct (s_round x) as [|k] eqn:Ex; [simpl; rewrite Ef; apply offered_budget|].
+  rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W (fun _ => c) depth input ok v r x k R H Ix Ex). unfold least_accepted.
+  rewrite Ea, <- (map_map (fun q => accepts q k) (offered whole)), offered_least. simpl. apply Nat.min_r.
+  unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.
+Qed.
+
 (** BUDGET, in every step of every rank, with losses and without, whatever the windows, and whether an order is shared: of the budget in force in the step's round. *)
 Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall shares windows, let cfg := fun _ : nat => with_reading shares windows one in
   setting_ok W cfg -> forall u r, lossy_reachable W cfg depth input u -> r < W ->
@@ -159,11 +148,7 @@ Proof.
     (fun q b w _ => in_every_order_every_group_fits_the_budget o shape padding_share (budget_of whole b) (limits_of whole limits b) w)
     (fun q b k gs t d _ G => in_every_order_an_alignment_keeps_the_budget o shape C k _ _ _ gs t d costs_grow G) v r R H) as Z.
   rewrite Forall_forall in *. intros x Ix. specialize (Z x Ix). cbv beta in Z. rewrite limits_by_budget in Z.
-  assert (E : budget_of whole (in_force (cfg r) r (results v) (s_round x)) = budget_in_force r (s_round x)); [|unfold limits_in_force; rewrite <- E; exact Z].
-  destruct (s_round x) as [|k] eqn:Ex; [apply offered_budget|].
-  rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W cfg depth input ok v r x k R H Ix Ex).
-  unfold least_accepted. simpl. rewrite <- (map_map (fun q => accepts q k) (offered whole)), offered_least. simpl. apply Nat.min_r.
-  unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.
+  unfold limits_in_force. rewrite <- (the_budget_in_force_by_round (with_reading shares windows one) eq_refl eq_refl ok v r x R H Ix). exact Z.
 Qed.
 
 (** ORDER, in the order sampler, with losses and without: whatever is carried, split, cut by a quota or idle, each rank plans its input

@@ -1,7 +1,7 @@
 (** The second invariant of the system: some rank has work in every step, a report has a cause, an epoch is complete only
     when there is nothing left to do, and the global counts are the true sums. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts.
 Import ListNotations.
 
 Lemma failure_not_complete : forall rs, failure_of rs <> Some Complete.
@@ -30,6 +30,27 @@ Proof. induction l as [|x l IH]; intros d n j H; [rewrite firstn_nil; reflexivit
 Lemma map_ext_seq : forall (A : Type) (f g : nat -> A) n, (forall i, i < n -> f i = g i) -> map f (seq 0 n) = map g (seq 0 n).
 Proof. intros A f g n H. apply map_ext_in. intros i Hi. apply in_seq in Hi. apply H. lia. Qed.
 
+(** 1 in COUNT, where a rank asks for the window of the next round. *)
+Definition in_count (s : state) : nat := match at_phase s with COUNT => 1 | _ => 0 end.
+
+Lemma not_in_count : forall s, at_phase s <> COUNT -> in_count s = 0.
+Proof. intros s P. unfold in_count. destruct (at_phase s); congruence. Qed.
+
+Lemma drained_is_not_in_count : forall d o l u, in_count (drain d o l u) = 0.
+Proof. intros d o l u. apply not_in_count. destruct (drain_phase d o l u) as [-> | ->]; discriminate. Qed.
+
+Lemma own_event_keeps_in_count : forall c r d u e t, (forall x, e <> Got x) -> transition c r d u e = Some t -> in_count t = in_count u.
+Proof.
+  intros c r d u e t NG E. unfold in_count. destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [|reflexivity].
+  destruct (post_phase c r (moved d u e)) as [-> |[X ->]]; destruct (moved_phase d u e) as [Y|[Y Z]]; try rewrite Z in *; try rewrite Y in *; try rewrite X in *; reflexivity.
+Qed.
+
+Lemma own_event_reports : forall c r d u e t, (forall x, e <> Got x) -> transition c r d u e = Some t -> at_phase t = REPORT -> at_phase u = REPORT.
+Proof.
+  intros c r d u e t NG E P. destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [|exact P].
+  destruct (post_phase c r (moved d u e)) as [X|[_ X]], (moved_phase d u e) as [Y|[_ Y]]; congruence.
+Qed.
+
 Lemma sum_counts_ge : forall (f : nat -> counts) n q, q < n -> n_samples (f q) <= n_samples (sum_counts (map f (seq 0 n))).
 Proof.
   intros f n q H. unfold sum_counts. rewrite fold_add_samples. simpl. assert (X : In q (seq 0 n)) by (apply in_seq; lia). clear H.
@@ -37,10 +58,7 @@ Proof.
 Qed.
 
 Section Keeps.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
@@ -174,9 +192,7 @@ Proof.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ _ Po _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n _ _ _ _ P2 _ _ _]; try congruence. eauto.
       * exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; congruence.
       * destruct (failure_of rs); [|discriminate]. injection E as <-. exfalso. match type of P with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [P2|P2]; congruence end.
-    + assert (P0 : at_phase (rank_of s r) = REPORT).
-      { pose proof (k_kind _ _ _ _ _ _ K) as K2. unfold kind_ok in K2. rewrite P in K2. replace (next_hist (cfg 0) (hist_of s r) e) with (hist_of s r) in K2 by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-        pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K0)) as P1. rewrite K2 in P1. exact P1. }
+    + pose proof (own_event_reports _ _ _ _ _ _ NG E P) as P0.
       destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct S1 as [S2 S3]; [unfold is_waiting; rewrite P0; reflexivity|]. rewrite S3. apply F2, P0.
   - intros l HC. assert (D : forall q, q < W -> dry s q -> dry s' q).
     { intros q Hq [D1 D2]. destruct (Nat.eq_dec q r) as [->|NE]; [|unfold dry; rewrite (Rq q NE); split; assumption]. unfold dry. rewrite Rr.
@@ -213,7 +229,7 @@ Proof.
   assert (Eq : l = map (fun q => map count_group (aligned (rank_of s q))) (seq 0 W)).
   { apply nth_ext with (d := []) (d' := []); [rewrite map_length, seq_length; exact Ll|]. intros n Hn. rewrite Ll in Hn.
     destruct (X n Hn) as [_ Xn]. erewrite nth_error_nth by exact Xn. symmetry. apply nth_error_nth.
-    apply (map_nth_error (fun q => map count_group (aligned (rank_of s q)))). rewrite nth_error_nth' with (d := 0) by (rewrite seq_length; exact Hn). rewrite seq_nth by exact Hn. reflexivity. }
+    apply (map_nth_error (fun q => map count_group (aligned (rank_of s q)))). apply nth_error_seq, Hn. }
   split.
   - intros r H. destruct (X r H) as [X1 X2]. split; [exact X1|]. rewrite Forall_forall in Fl. specialize (Fl _ (nth_error_In _ _ X2)). rewrite map_length in Fl. exact Fl.
   - intros j. rewrite El in Fl. inversion Fl as [|? ? F1 F2]; subst x l1.
@@ -230,12 +246,10 @@ Proof.
   intros s x I S P R. set (s' := mkSys _ _ _ _ _). assert (Wh : whole s' = h_step (cfg 0) (whole s) x) by (apply whole_snoc).
   assert (Cur : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r)).
   { intros r H. destruct (pending_current W cfg depth input s r I H (P r H)) as [<- _]. apply (g_core _ _ _ _ _ I r H). }
-  pose proof (some_rank _ _ ok) as SR.
+  pose proof (some_rank _ _ ok) as SR. pose proof (exchange_kind W cfg depth input ok s x I P R) as Hk.
   assert (Tr : forall j, true_counts s' j = true_counts s j) by reflexivity.
   destruct x as [a|cs|rs].
   - destruct (pending_offers W cfg depth input s a I P R) as [os [A [Em [X1 X2]]]].
-    assert (Hk : h_kind (whole s) = NOffer).
-    { destruct (X1 0) as [o [_ [Ph _]]]; [lia|]. pose proof (k_kind _ _ _ _ _ _ (Cur 0 ltac:(lia))) as K. unfold kind_ok in K. rewrite Ph in K. exact K. }
     assert (Hs : h_steps (whole s') = h_steps (whole s)).
     { rewrite Wh. unfold h_step. rewrite Hk. destruct (is_bad a); [reflexivity|]. destruct (o_stop_rank a); reflexivity. }
     assert (Hq : quota_met (whole s') = quota_met (whole s)) by (unfold Facts.quota_met, h_samples; rewrite Hs; reflexivity).
@@ -274,9 +288,7 @@ Proof.
         exists q. split; [exact Hq'|]. destruct (G1 q Hq') as [o' [Po' [_ [_ [Wa [_ [_ L2]]]]]]]. rewrite Po in Po'. injection Po' as <-. split; [|exact Wa]. simpl.
         destruct (window (rank_of s q)); [reflexivity|simpl in L2; lia].
     + unfold planned_samples. rewrite Hs. apply (n_first s S).
-  - destruct (pending_counts s cs I P R) as [X1 X2]. destruct (X1 0) as [Ph L0]; [lia|].
-    pose proof (k_kind _ _ _ _ _ _ (Cur 0 ltac:(lia))) as K0. unfold kind_ok in K0. rewrite Ph, L0 in K0. destruct K0 as [Hk _].
-    destruct (n_count s S _ Hk) as [T1 [T2 [q [Hq Wa]]]].
+  - destruct (pending_counts s cs I P R) as [X1 X2]. destruct (n_count s S _ Hk) as [T1 [T2 [q [Hq Wa]]]].
     assert (Wq : Forall (fun g => g <> []) (aligned (rank_of s q))) by (destruct (X1 q Hq) as [Pq _]; destruct Wa as [[Pq' _]|[_ Wa]]; [congruence|exact Wa]).
     set (n := cut (cfg 0) (h_samples (whole s)) cs). assert (Ln : n <= length cs) by apply cut_le.
     assert (Hs : h_steps (whole s') = h_steps (whole s) ++ make_shared (length (h_steps (whole s))) (h_round (whole s)) (firstn n cs)) by (rewrite Wh; unfold h_step; rewrite Hk; reflexivity).
@@ -309,13 +321,7 @@ Proof.
         unfold is_quota_met. destruct (c_quota (cfg 0)) as [Q|] eqn:EQ; [|reflexivity]. apply Nat.leb_gt.
         destruct (cut_at_first Q cs (h_samples (whole s)) (m - length (h_steps (whole s)))) as [Z|Z]; [unfold n, cut in Hm; rewrite EQ in Hm; lia|lia|exact Z].
     + intros j x Hx. rewrite Tr. apply Truth, Hx.
-  - destruct (reduce_reported _ _ R) as [Em _].
-    assert (Hk : h_kind (whole s) = NReport).
-    { pose proof (messages_nth W s 0 ltac:(lia)) as Hm. rewrite Em in Hm. destruct (nth_error rs 0) as [x|] eqn:Hx; [|apply nth_error_None in Hx; assert (nth_error (map MReport rs) 0 <> None) by congruence; apply nth_error_Some in H; rewrite map_length in H; lia].
-      rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [_ [_ Wa]].
-      pose proof (Cur 0 ltac:(lia)) as K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa.
-      rewrite <- Hm in Sa. destruct Sa as [Ph _]. rewrite Ph in Kk. exact Kk. }
-    assert (Hs : h_steps (whole s') = h_steps (whole s)) by (rewrite Wh; unfold h_step; rewrite Hk; destruct (failure_of rs); reflexivity).
+  - assert (Hs : h_steps (whole s') = h_steps (whole s)) by (rewrite Wh; unfold h_step; rewrite Hk; destruct (failure_of rs); reflexivity).
     constructor; try rewrite Hs; try apply S.
     + intros t Ht. rewrite Wh in Ht. unfold h_step in Ht. rewrite Hk in Ht. destruct (failure_of rs); [discriminate|congruence].
     + intros _. apply (n_report s S Hk).

@@ -1,7 +1,7 @@
 (** The layouts of odb_ref/core/batching/layouts.py and the costs of cost.py: what is asked of a cost, that those that ship have it, and
     that with any such cost each layout measures groups as Alignment.v asks. Spec: R2.4, R2.7, R4.2. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Grouping Packing Alignment Order.
+From ODB Require Import Lists Types Grouping Packing Alignment Order.
 Import ListNotations.
 
 (** ** Costs *)

@@ -1,13 +1,10 @@
 (** FREE with shared shards, with losses: what the system of System.v can do, a job can do, which is that system with books ([Job.v]). *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Gone Shards Drawing Job.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Gone Shards Drawing Job.
 Import ListNotations.
 
 Section Lively.
-Variables (W total : nat).
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable order : nat -> sample.
+Variables (W total : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
 Variable deal : (nat -> nat) -> nat -> nat -> list nat.
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 Hypothesis ok : setting_ok W cfg.
@@ -130,7 +127,7 @@ Lemma nobody_is_lost : forall s, shared_reachable s -> (forall r, r < W -> is_lo
 Proof.
   intros s R Nl. assert (Rb := a_run_of_shared_shards_is_one_of_shards_of_ones_own W total cfg depth order deal wish ok deal_next deal_feeds s R).
   destruct (a_run_with_losses_follows_a_run_without W own depth _ own_is_ok (base s) Rb) as [v [Rv F]]. exists v. split; [exact Rv|]. split; [exact F|].
-  intros r Hr. destruct (f_rank _ _ _ _ F r Hr) as [[_ [X _]]|[X _]]; [exact X|]. pose proof (l_lost _ _ X). rewrite Nl in H by exact Hr. discriminate.
+  intros r Hr. exact (live_is_followed W _ v r F Hr (Nl r Hr)).
 Qed.
 
 Lemma the_job_goes_on_as : forall (P : sys -> label -> Prop) s v, shared_reachable s -> (forall r, r < W -> is_lost (rank_of (base s) r) = false) -> follows W (base s) v ->

@@ -4,7 +4,7 @@
     are released, how the epoch ends. [core] says that a rank's state is an image of the results it has received. All
     ranks receive prefixes of one list of results, so whatever follows from [hist] is equal on all ranks: that is ALIGN. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine.
+From ODB Require Import Lists Types Alignment Machine.
 Import ListNotations.
 
 (** ** What is asked of a configuration *)

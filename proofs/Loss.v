@@ -5,7 +5,7 @@
     reading and collating and never learns another result. So what is proved of every run without a loss holds of what the
     ranks hold and have done, with losses too. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age.
 Import ListNotations.
 
 (** ** One rank *)
@@ -24,6 +24,9 @@ Theorem a_rank_that_is_ending_ignores_a_lost_peer : forall c r d s peer cause, i
 Proof. intros c r d s peer cause E. simpl. unfold lose. rewrite E. reflexivity. Qed.
 
 Definition is_lost (s : state) : bool := is_ending s && match ended_as s with Some (Lost _ _) => true | _ => false end.
+
+Lemma complete_is_not_lost : forall s, ended_as s = Some Complete -> is_lost s = false.
+Proof. intros s O. unfold is_lost. rewrite O. apply andb_false_r. Qed.
 
 (** A rank that has learnt of a loss, against what it would be without. *)
 Record lost_from (u v : state) : Prop := {
@@ -66,48 +69,42 @@ Qed.
 Lemma post_going : forall c r s, is_ending s = false -> is_ending (post c r s) = false.
 Proof. intros c r s E. unfold is_ending in *. destruct (post_phase c r s) as [-> |[_ ->]]; auto. Qed.
 
-(** What a lost rank does, its shadow does too: it reads and collates to the end of what is under way. *)
-Lemma shadow_follows : forall c r d u v e t, lost_from u v -> (forall x q, queue v = x :: q -> s_number x = length (taken v)) ->
-  transition c r d u e = Some t -> at_phase u = DONE ->
-  (forall x, e <> Got x) -> e <> ConsumerStopped -> (forall x, e <> LocalFailed x) -> e <> Urged -> (forall xs en, e <> SamplesRead xs en true) ->
-  e <> StepTaken /\ (at_phase t = DONE /\ ended_as t = ended_as u /\ posted t = posted u /\ queue t = queue u /\ taken t = taken u) /\
+(** What a lost rank still does: it reads, and collates, to the end of what is under way. *)
+Definition of_its_source (e : event) : Prop := (exists xs en, e = SamplesRead xs en false) \/ e = Collated.
+
+(** That leaves the rest of it as it was. *)
+Lemma lost_keeps : forall c r d u e t, at_phase u = DONE -> of_its_source e -> transition c r d u e = Some t ->
+  granted u e /\ t = moved d u e /\ (forall x, e <> Got x) /\ e <> StepTaken /\
+  at_phase t = DONE /\ ended_as t = ended_as u /\ limit t = limit u /\ steps_of t = steps_of u /\ queue t = queue u /\ taken t = taken u /\ posted t = posted u.
+Proof.
+  intros c r d u e t P Ev E. assert (NG : forall x, e <> Got x) by (destruct Ev as [[xs [en ->]]| ->]; discriminate).
+  destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[_ D]]; [|destruct Ev as [[xs [en ->]]| ->]; discriminate].
+  assert (Pm : at_phase (moved d u e) = DONE) by (destruct (moved_phase d u e) as [-> |[X _]]; congruence).
+  rewrite post_ending by auto. split; [exact G|]. destruct Ev as [[xs [en ->]]| ->]; repeat split; try discriminate; exact P.
+Qed.
+
+(** And its shadow does it too. *)
+Lemma shadow_follows : forall c r d u v e t, lost_from u v -> of_its_source e -> transition c r d u e = Some t ->
   exists w, transition c r d v e = Some w /\ lost_from t w.
 Proof.
-  intros c r d u v e t L Nx E P N1 N2 N3 N4 N5. destruct (own_event _ _ _ _ _ _ N1 E) as [[G ->]|[_ D]].
-  2:{ exfalso. destruct e; try discriminate; [apply N2|eapply N3|apply N4]; reflexivity. }
-  destruct L. assert (Now : granted v e -> e <> StepTaken -> e <> StepTaken /\
-    (at_phase (post c r (moved d u e)) = DONE /\ ended_as (post c r (moved d u e)) = ended_as u /\ posted (post c r (moved d u e)) = posted u /\
-     queue (post c r (moved d u e)) = queue u /\ taken (post c r (moved d u e)) = taken u) /\
-    exists w, transition c r d v e = Some w /\ lost_from (post c r (moved d u e)) w).
-  { intros Gv NT. assert (Pm : at_phase (moved d u e) = DONE) by (destruct (moved_phase d u e) as [-> |[X _]]; congruence).
-    rewrite post_ending by auto. split; [exact NT|]. split; [destruct e; try congruence; auto|]. eexists. split; [exact (granted_event c r d v e Gv)|].
-    destruct e as [xs en full| |x| | |cause|]; try congruence; try (edestruct N1; reflexivity); try (edestruct N3; reflexivity).
-    - assert (full = false) by (destruct full; [exfalso; eapply N5; reflexivity|reflexivity]). subst full.
-      constructor; simpl; auto; try congruence; try exact l_lost0; try (apply post_going; exact l_live0); [|rewrite l_wanted0; reflexivity]. rewrite <- app_assoc, (Permutation_app_comm xs), app_assoc. apply Permutation_app_tail. exact l_window0.
-    - constructor; simpl; auto; try congruence; try exact l_lost0. apply post_going; exact l_live0. }
-  destruct e as [xs en full| |x| | |cause|]; simpl in G.
-  - apply Now; [|discriminate]. simpl. assert (full = false) by (destruct full; [exfalso; eapply N5; reflexivity|reflexivity]). subst full. rewrite <- l_wanted0. intuition discriminate.
-  - apply Now; [|discriminate]. simpl. congruence.
-  - edestruct N1. reflexivity.
-  - exfalso. destruct G as [x [q [Q B]]]. destruct l_limit0 as [l [L1 L2]]. rewrite l_queue0 in Q. rewrite L1, (Nx x q Q) in B. apply Nat.ltb_lt in B. lia.
-  - contradiction N2. reflexivity.
-  - edestruct N3. reflexivity.
-  - contradiction N4. reflexivity.
+  intros c r d u v e t L Ev E. destruct (lost_keeps _ _ _ _ _ _ (l_phase _ _ L) Ev E) as [G [-> _]]. destruct L. exists (post c r (moved d v e)).
+  destruct Ev as [[xs [en ->]]| ->]; simpl in G; (split; [apply granted_event; simpl|]).
+  - rewrite <- l_wanted0. intuition discriminate.
+  - constructor; simpl; auto; try congruence; try exact l_lost0; try (apply post_going; exact l_live0); [|rewrite l_wanted0; reflexivity].
+    rewrite <- app_assoc, (Permutation_app_comm xs), app_assoc. apply Permutation_app_tail. exact l_window0.
+  - congruence.
+  - constructor; simpl; auto; try congruence; try exact l_lost0. apply post_going; exact l_live0.
 Qed.
 
 (** ** The system *)
 
 Section Loss.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation reachable := (System.reachable W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
 Notation step := (System.step W cfg depth input).
-Notation whole := (Facts.whole cfg).
 
 (** Everything that can happen without a loss, and that a rank's driver says that a peer is lost. *)
 Inductive lossy_step : sys -> sys -> Prop :=
@@ -131,6 +128,7 @@ Section Following.
 Variable like : state -> state -> Prop.
 Hypothesis like_lose : forall peer cause s, is_ending s = false -> like (lose peer cause s) s.
 Hypothesis like_lost : forall u v, like u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v.
+Hypothesis like_closed : forall u v, like u v -> queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
 
 Definition follows_rank (u v : sys) (r : nat) : Prop :=
   (is_lost (rank_of u r) = false /\ rank_of u r = rank_of v r /\ pending u r = pending v r) \/
@@ -231,6 +229,22 @@ Proof.
       * intros j Hj. unfold update. destruct (j =? r) eqn:J; [|lia]. apply Nat.eqb_eq in J. subst j. rewrite Lf. simpl. lia.
 Qed.
 
+(** A lost rank can only read and collate. *)
+Lemma lost_transition : forall u v i e t, reachable v -> i < W -> may cfg input u i e ->
+  transition (cfg i) i (depth i) (rank_of u i) e = Some t -> like (rank_of u i) (rank_of v i) -> of_its_source e.
+Proof.
+  intros u v i e t R H M E L. destruct (like_lost _ _ L) as [P _]. unfold of_its_source. destruct e as [xs en full| |x| | |cause|]; eauto.
+  { left. exists xs, en. destruct M as [_ [_ [_ M]]]. destruct full; [|reflexivity]. destruct (M eq_refl) as [_ M']. contradiction. }
+  all: exfalso.
+  - destruct x; simpl in E; rewrite P in E; discriminate.
+  - destruct (like_closed _ _ L) as [Eq [l [L1 L2]]]. simpl in E. rewrite Eq in E. destruct (queue (rank_of v i)) as [|x q] eqn:Q; [discriminate|].
+    rewrite L1, (head_number W cfg depth input v i x q (invariant_of W cfg depth input ok v R) H Q) in E. simpl in E.
+    replace (length (taken (rank_of v i)) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
+  - destruct M as [_ M]. contradiction.
+  - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
+  - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
+Qed.
+
 Lemma start_follows : follows_as (start cfg) (start cfg).
 Proof. constructor; auto. intros r H. left. split; [reflexivity|auto]. Qed.
 
@@ -240,21 +254,8 @@ Notation follows := (follows_as lost_from).
 Lemma lost_shares : forall u v, lost_from u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v.
 Proof. intros u v []. auto. Qed.
 
-Lemma lost_transition : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
-  transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
-  (exists xs en, e = SamplesRead xs en false) \/ e = Collated.
-Proof.
-  intros u v i e t R F H M E L. pose proof (l_phase _ _ L) as P. destruct e as [xs en full| |x| | |cause|]; eauto.
-  { left. exists xs, en. destruct M as [_ [_ [_ M]]]. destruct full; [|reflexivity]. destruct (M eq_refl) as [_ M']. contradiction. }
-  all: exfalso.
-  - destruct x; simpl in E; rewrite P in E; discriminate.
-  - pose proof (invariant_of W cfg depth input ok v R) as I. simpl in E. rewrite (l_queue _ _ L) in E. destruct (queue (rank_of v i)) as [|x q] eqn:Q; [discriminate|].
-    destruct (l_limit _ _ L) as [l [L1 L2]]. rewrite L1, (head_number W cfg depth input v i x q I H Q) in E. simpl in E.
-    replace (length (taken (rank_of v i)) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
-  - destruct M as [_ M]. contradiction.
-  - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
-  - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
-Qed.
+Lemma lost_is_closed : forall u v, lost_from u v -> queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
+Proof. intros u v []. auto. Qed.
 
 Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
@@ -264,10 +265,8 @@ Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v ->
       (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
       (match e with StepTaken => update (running u) i true | _ => running u end)).
 Proof.
-  intros u v i e t R F H M E L Pe. pose proof (lost_transition u v i e t R F H M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
-  assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged /\ (forall xs en, e <> SamplesRead xs en true)) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
-  destruct NG as [N1 [N2 [N3 [N4 N6]]]].
-  destruct (shadow_follows (cfg i) i (depth i) _ _ e t L (fun x q => head_number W cfg depth input v i x q I H) E (l_phase _ _ L) N1 N2 N3 N4 N6) as [N5 [[Pt [Ot [Po _]]] [w [E' L']]]].
+  intros u v i e t R F H M E L Pe. pose proof (lost_transition lost_from lost_shares lost_is_closed u v i e t R H M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
+  destruct (lost_keeps _ _ _ _ _ _ (l_phase _ _ L) Ev E) as [_ [_ [N1 [N5 [Pt [_ [_ [_ [_ [_ Po]]]]]]]]]]. destruct (shadow_follows _ _ _ _ _ e t L Ev E) as [w [E' L']].
   assert (M' : may cfg input v i e) by (destruct Ev as [[xs [en ->]]| ->]; simpl in *; [rewrite (l_read _ _ L) in M; intuition discriminate|exact Logic.I]).
   assert (HP : has_posted (rank_of u i) t = false) by (unfold has_posted, is_waiting; rewrite Pt; reflexivity). rewrite HP.
   pose proof (StepRank W cfg depth input v i e w H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
@@ -329,6 +328,9 @@ Proof.
   rewrite l_aligned0. simpl. repeat split; auto. rewrite l_window0. apply Permutation_app_comm.
 Qed.
 
+Lemma live_is_followed : forall u v r, follows u v -> r < W -> is_lost (rank_of u r) = false -> rank_of u r = rank_of v r.
+Proof. intros u v r F H L. destruct (f_rank _ _ _ F r H) as [[_ [E _]]|[X _]]; [exact E|]. rewrite (l_lost _ _ X) in L. discriminate. Qed.
+
 (** What a rank that is not lost knows is what it knows there. *)
 Lemma a_live_rank_is_followed : forall u r, lossy_reachable u -> r < W -> is_lost (rank_of u r) = false ->
   exists v, reachable v /\ follows u v /\ rank_of u r = rank_of v r /\ pending u r = pending v r.
@@ -379,17 +381,16 @@ Theorem with_losses_rounds_are_aligned : forall u r q j x y, lossy_reachable u -
   nth_error (steps_of (rank_of u r)) j = Some x -> nth_error (steps_of (rank_of u q)) j = Some y ->
   s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y.
 Proof.
-  intros u r q j x y Ru Hr Hq Hx Hy. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (follows_frame u v r F Hr) as [Er _]. destruct (follows_frame u v q F Hq) as [Eq _]. rewrite Er in Hx. rewrite Eq in Hy.
-  apply (rounds_are_aligned W cfg depth input ok v r q j x y R Hr Hq Hx Hy).
+  intros u r q j x y Ru Hr Hq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  destruct (follows_frame u v r F Hr) as [-> _], (follows_frame u v q F Hq) as [-> _]. exact (rounds_are_aligned W cfg depth input ok v r q j x y R Hr Hq).
 Qed.
 
 Theorem with_losses_every_rank_makes_the_same_number_of_steps_in_a_round : forall u r q k, lossy_reachable u -> r < W -> q < W ->
   k < round (rank_of u r) -> k < round (rank_of u q) -> length (steps_in_round k (rank_of u r)) = length (steps_in_round k (rank_of u q)).
 Proof.
-  intros u r q k Ru Hr Hq Lr Lq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (follows_frame u v r F Hr) as [Er [_ [Rr _]]]. destruct (follows_frame u v q F Hq) as [Eq [_ [Rq _]]]. unfold steps_in_round. rewrite Er, Eq. rewrite Rr in Lr. rewrite Rq in Lq.
-  apply (every_rank_makes_the_same_number_of_steps_in_a_round W cfg depth input ok v r q k R Hr Hq Lr Lq).
+  intros u r q k Ru Hr Hq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold steps_in_round.
+  destruct (follows_frame u v r F Hr) as [-> [_ [-> _]]], (follows_frame u v q F Hq) as [-> [_ [-> _]]].
+  exact (every_rank_makes_the_same_number_of_steps_in_a_round W cfg depth input ok v r q k R Hr Hq).
 Qed.
 
 (** CONSERVE, with losses. *)
@@ -412,9 +413,8 @@ Qed.
 Theorem with_losses_release_needs_every_rank_ready : forall u r q j, lossy_reachable u -> r < W -> q < W -> j < length (released_of (rank_of u r)) ->
   j < length (released_of (rank_of u q)) \/ (j < length (steps_of (rank_of u q)) /\ collated (rank_of u q) = true).
 Proof.
-  intros u r q j Ru Hr Hq L. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (follows_frame u v r F Hr) as [_ [Er _]]. destruct (follows_frame u v q F Hq) as [Sq [Eq [_ [_ [Cq _]]]]]. rewrite Er in L. rewrite Eq, Sq, Cq.
-  apply (release_needs_every_rank_ready W cfg depth input ok v r q j R Hr Hq L).
+  intros u r q j Ru Hr Hq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  destruct (follows_frame u v r F Hr) as [_ [-> _]], (follows_frame u v q F Hq) as [-> [-> [_ [_ [-> _]]]]]. exact (release_needs_every_rank_ready W cfg depth input ok v r q j R Hr Hq).
 Qed.
 
 (** COVER, with losses: who closes COMPLETE has been given all of its samples, whatever others have learnt since. *)
@@ -422,17 +422,15 @@ Theorem with_losses_join_mode_covers : forall u r, lossy_reachable u -> r < W ->
   at_phase (rank_of u r) = DONE -> ended_as (rank_of u r) = Some Complete -> stopped (rank_of u r) = false ->
   Permutation (samples_of (taken (rank_of u r) ++ queue (rank_of u r))) (input r).
 Proof.
-  intros u r Ru H Jm Nq P O St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (f_rank _ _ _ F r H) as [[_ [E _]]|[L _]].
-  - rewrite E in *. apply (join_mode_covers W cfg depth input ok v r R H Jm Nq P O St).
-  - exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate.
+  intros u r Ru H Jm Nq P O St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  pose proof (live_is_followed u v r F H (complete_is_not_lost _ O)) as X. rewrite X in *. exact (join_mode_covers W cfg depth input ok v r R H Jm Nq P O St).
 Qed.
 
 Theorem with_losses_a_complete_rank_has_planned_its_whole_input : forall u r, lossy_reachable u -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   is_ending (rank_of u r) = true -> ended_as (rank_of u r) = Some Complete -> has_planned_everything input u r.
 Proof.
-  intros u r Ru H Jm Nq E O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold has_planned_everything. destruct (f_rank _ _ _ F r H) as [[_ [X _]]|[L _]].
-  - rewrite X in *. apply (a_complete_rank_has_planned_its_whole_input W cfg depth input ok v r R H Jm Nq E O).
-  - exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate.
+  intros u r Ru H Jm Nq E O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold has_planned_everything.
+  pose proof (live_is_followed u v r F H (complete_is_not_lost _ O)) as X. rewrite X in *. exact (a_complete_rank_has_planned_its_whole_input W cfg depth input ok v r R H Jm Nq E O).
 Qed.
 
 (** QUOTA, with losses: who closes COMPLETE. *)
@@ -441,9 +439,7 @@ Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q, los
   ended_as (rank_of u q) = Some Complete /\ length (steps_of (rank_of u q)) = length (steps_of (rank_of u r)) /\ closes_in_time W cfg input u r.
 Proof.
   intros u r q Ru Hr Hq Er Eq Lq O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]].
-  2:{ exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate. }
-  destruct (f_rank _ _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
+  pose proof (live_is_followed u v r F Hr (complete_is_not_lost _ O)) as Xr. pose proof (live_is_followed u v q F Hq Lq) as Xq. rewrite Xr, Xq in *.
   destruct (quota_ranks_close_at_the_same_first_step W cfg depth input ok v r q R Hr Hq Er Eq O) as [Q1 [Q2 Q3]].
   split; [exact Q1|]. split; [exact Q2|]. unfold closes_in_time in *. rewrite Xr.
   assert (D : (exists i, i < W /\ has_planned_everything input v i) -> exists i, i < W /\ has_planned_everything input u i).
@@ -460,6 +456,14 @@ Proof.
   - destruct (every_step_is_followed t l v1 w R1 F1 St) as [v2 [Sv [F2 _]]]. exists v2. split; [eapply leads_on; eauto|exact F2].
 Qed.
 
+Lemma a_live_rank_is_followed_on : forall u n w r, lossy_reachable u -> lossy_path u n w -> r < W -> is_lost (rank_of u r) = false ->
+  exists v v', reachable v /\ System.leads W cfg depth input v v' /\ rank_of u r = rank_of v r /\
+  steps_of (rank_of w r) = steps_of (rank_of v' r) /\ round (rank_of w r) = round (rank_of v' r).
+Proof.
+  intros u n w r Ru P H Lf. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
+  destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. exists v, v'. pose proof (live_is_followed u v r F H Lf). auto.
+Qed.
+
 Theorem with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest :
   (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
@@ -467,10 +471,8 @@ Theorem with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_ag
   at_phase (rank_of u r) <> COUNT -> is_lost (rank_of u r) = false -> In x (window (rank_of u r)) -> round (rank_of u r) + c_max_age (cfg r) < round (rank_of w r) ->
   exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r).
 Proof.
-  intros Jn Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
-  destruct (f_rank _ _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
-  destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
-  apply (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest W cfg depth input ok Jn Pl v v' r x R Ld H Ph Hx Lr).
+  intros Jn Pl u n w r x Ru P H Ph Lf. destruct (a_live_rank_is_followed_on u n w r Ru P H Lf) as [v [v' [R [Ld [X [-> ->]]]]]]. rewrite X in *.
+  exact (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest W cfg depth input ok Jn Pl v v' r x R Ld H Ph).
 Qed.
 
 Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step :
@@ -481,10 +483,8 @@ Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round
   (exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r)) \/
   (forall y, In y (steps_of (rank_of w r)) -> s_round y <= round (rank_of u r) + c_max_age (cfg r)).
 Proof.
-  intros Gr Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
-  destruct (f_rank _ _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
-  destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
-  apply (in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step W cfg depth input ok Gr Pl v v' r x R Ld H Ph Hx Lr).
+  intros Gr Pl u n w r x Ru P H Ph Lf. destruct (a_live_rank_is_followed_on u n w r Ru P H Lf) as [v [v' [R [Ld [X [-> ->]]]]]]. rewrite X in *.
+  exact (in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step W cfg depth input ok Gr Pl v v' r x R Ld H Ph).
 Qed.
 
 (** STOP, with losses. *)
@@ -503,16 +503,13 @@ Theorem ranks_that_have_ended_are_lost_or_agree : forall u r q, lossy_reachable 
   ended_as (rank_of u r) = ended_as (rank_of u q) /\ round (rank_of u r) = round (rank_of u q) /\ length (released_of (rank_of u r)) = length (released_of (rank_of u q)).
 Proof.
   intros u r q Ru Hr Hq Er Eq Lr Lq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate].
-  destruct (f_rank _ _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
-  apply (failure_ends_all_ranks_in_the_same_round W cfg depth input ok v r q R Hr Hq Er Eq).
+  pose proof (live_is_followed u v r F Hr Lr) as Xr. pose proof (live_is_followed u v q F Hq Lq) as Xq. rewrite Xr, Xq in *. apply (failure_ends_all_ranks_in_the_same_round W cfg depth input ok v r q R Hr Hq Er Eq).
 Qed.
 
 Theorem with_losses_an_outcome_names_the_rank_and_the_cause : forall u r, lossy_reachable u -> r < W -> is_ending (rank_of u r) = true -> is_lost (rank_of u r) = false ->
   exists o, ended_as (rank_of u r) = Some o /\ outcome_true W cfg u o.
 Proof.
-  intros u r Ru Hr Er Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
-  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate]. rewrite Xr in *.
+  intros u r Ru Hr Er Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. pose proof (live_is_followed u v r F Hr Lr) as Xr. rewrite Xr in *.
   destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok v r R Hr Er) as [o [O T]]. exists o. split; [exact O|].
   assert (X : forall q, q < W -> stopped (rank_of u q) = stopped (rank_of v q) /\ failure (rank_of u q) = failure (rank_of v q)).
   { intros q Hq. destruct (f_rank _ _ _ F q Hq) as [[_ [-> _]]|[L _]]; [auto|]. split; [apply (l_stopped _ _ L)|apply (l_failure _ _ L)]. }
@@ -530,10 +527,8 @@ Proof.
     ended_as (rank_of u r) = ended_as (rank_of t r) /\ queue (rank_of u r) = queue (rank_of t r) /\ taken (rank_of u r) = taken (rank_of t r)).
   { intros t l t' Rt Lt St. destruct (Done t Rt Lt) as [v [R [F L]]]. pose proof (l_phase _ _ L) as Ph.
     destruct St as [t i e w Hi M E|t x Pe Rd|t i Hi Run Tk|t i m la Hi Dr]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; auto].
-    pose proof (lost_transition t v i e w R F Hi M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
-    assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged /\ (forall xs en, e <> SamplesRead xs en true)) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
-    destruct NG as [N1 [N2 [N3 [N4 N6]]]].
-    destruct (shadow_follows (cfg i) i (depth i) _ _ e w L (fun x q => head_number W cfg depth input v i x q I Hi) E Ph N1 N2 N3 N4 N6) as [_ [[X1 [X2 [_ X3]]] _]]. auto. }
+    pose proof (lost_transition lost_from lost_shares lost_is_closed t v i e w R Hi M E L) as Ev.
+    destruct (lost_keeps _ _ _ _ _ _ Ph Ev E) as [_ [_ [_ [_ [X1 [X2 [_ [_ [X3 [X4 _]]]]]]]]]]. auto. }
   induction P as [s|s t n u P IH St|s t n u l P IH St Dr]; [destruct (Done s Rs Ls) as [v [_ [_ L]]]; split; [apply (l_phase _ _ L)|auto]|..];
     destruct (IH Rs Ls) as [Pt [Ot [Qt Tt]]]; rewrite <- Ot, <- Qt, <- Tt; pose proof (lossy_reachable_on s n t P Rs) as Rt;
     assert (Lt : is_lost (rank_of t r) = true) by (unfold is_lost in *; apply andb_true_iff in Ls as [_ Ls]; rewrite Ot, Ls; unfold is_ending; rewrite Pt; reflexivity);

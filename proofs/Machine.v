@@ -3,7 +3,7 @@
     [None] stands for the Python's UsageError and PeerError. [taken] and [posted] are ghosts: the steps the consumer has
     taken (the Python keeps their number) and the last message this rank put into the exchange. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment.
+From ODB Require Import Lists Types Alignment.
 Import ListNotations.
 
 (** ** Messages *)

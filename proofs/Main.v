@@ -12,10 +12,7 @@ Open Scope nat_scope.
 
 Section Ranks.
 (** [W] ranks, each with its configuration, the depth of its queue, and its samples. *)
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 (** There is a rank, configurations meet what [config_ok] lists, and those with equal fingerprints are equal. *)
 Hypothesis ok : setting_ok W cfg.
 
@@ -117,17 +114,9 @@ End Ranks.
 
 Section Shipped.
 (** The shipped configuration, in either layout and every order, by any cost, with any rule within the bounds of R3.3. *)
-Variable shape : layout.
-Variable C : nat -> nat.
-Variables W size ramp max_age print whole padding_share : nat.
-Variable limits : list nat.
-Variable first : nat -> nat.
-Variable accepts : nat -> nat -> nat.
-Variable is_quota : bool.
-Variable quota : option nat.
-Variable rule : offer -> nat.
-Variable windowed : nat -> bool.
-Variable depth : nat -> nat.
+Variables (shape : layout) (C : nat -> nat) (W size ramp max_age print whole padding_share : nat).
+Variables (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat) (is_quota : bool).
+Variables (quota : option nat) (rule : offer -> nat) (windowed : nat -> bool) (depth : nat -> nat).
 Variable input : nat -> list sample.
 Hypothesis some : 1 <= W.
 Hypothesis costs_grow : cost_ok C.
@@ -237,7 +226,8 @@ Theorem REPLAY : forall W c src input, setting_ok W (fun _ => c) ->
   one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r)).
 Proof. exact with_losses_the_steps_planned_do_not_depend_on_the_schedule. Qed.
 
-(** With n samples in an update, W or more, and each rank reading every W-th place of the common order: update u holds only samples at the
+(** The shipped machine, in either layout and any order, by any cost, under budgets that change as they may ([ships_updates]), with n samples in
+    an update, W or more, and each rank reading every W-th place of the common order: update u holds only samples at the
     places from u n up to (u + 1) n; once a rank is past it, all that it has there; and once all are, each of its places once. *)
 Theorem UPDATE : forall W n cfg depth input, 1 <= W -> W <= n -> ships_updates W n cfg ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
@@ -247,7 +237,12 @@ Theorem UPDATE : forall W n cfg depth input, 1 <= W -> W <= n -> ships_updates W
     exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u) /\
   (forall total u, (forall r i, r < W -> (i < length (input r) <-> r + W * i < total)) -> (forall r, r < W -> is_past u (rank_of s r)) ->
     Permutation (concat (map (places_in W s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))).
-Proof. exact the_shipped_machine_trains_on_updates. Qed.
+Proof.
+  intros W n cfg depth input Hw Hn Sp Nu s R. destruct (what_ships_meets_every_assumption_of_updates W n cfg Hw Hn Sp) as [Ok [Jm [Su [Em [Nf Sh]]]]]. split; [|split].
+  - intros r x y. exact (an_update_holds_only_samples_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh s r x y R).
+  - intros r y u. exact (each_sample_at_the_places_of_an_update_is_in_it W cfg depth input Ok Jm Su Em Nf Nu n Sh s r y u R).
+  - intros total u T. exact (an_update_holds_exactly_what_lies_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh total T s u R).
+Qed.
 
 (** The same where ranks share the order and each update is dealt by load, in portions: of update u a rank holds only what it draws of it;
     once it is past it, all of that; and once all ranks are, they hold each of its places once. Step j is the same step on all of them. *)
@@ -262,7 +257,14 @@ Theorem UPDATE_DEALT : forall W n total cfg depth order told wish, 1 <= W -> W <
     Permutation (concat (map (dealt_places s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))) /\
   (forall r q j x y, r < W -> q < W -> nth_error (steps_of (rank_of (base s) r)) j = Some x -> nth_error (steps_of (rank_of (base s) q)) j = Some y ->
     s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y).
-Proof. exact the_shipped_machine_trains_on_updates_dealt_by_load. Qed.
+Proof.
+  intros W n total cfg depth order told wish Hw Hn Sp T Ws part s R. destruct (what_ships_meets_every_assumption_of_updates W n cfg Hw Hn Sp) as [Ok [Jm [Su [Em _]]]].
+  destruct (portions_by_load_meet_every_assumption W n total told Hw Hn T) as [Nx So]. fold part in Nx, So. split; [|split; [|split]].
+  - intros r x y. exact (an_update_holds_only_what_its_rank_draws_of_it W total n cfg depth order part wish Ok Nx So Jm Su Em s r x y R).
+  - intros r u. exact (a_rank_past_an_update_trains_on_what_it_drew_of_it W total n cfg depth order part wish Ok Nx So Jm Su Em s r u R).
+  - intros u. exact (a_dealt_update_holds_exactly_what_lies_at_its_places W total n cfg depth order part wish Ok Nx So Jm Su Em s u R).
+  - intros r q j x y. apply (with_shared_shards_rounds_are_aligned W total cfg depth order _ wish Ok (deal_next W total n part Nx) (deal_feeds W total n part Nx So) s r q j x y R).
+Qed.
 
 (** So they are where a job is loaded from what its ranks saved, any number of times. And where the number of ranks changes, what was
     trained on before and what a COMPLETE job of the last ranks plans are together the epoch, each item once. *)

@@ -4,7 +4,7 @@
     [before k i j] says whether, in round [k], place [i] comes before place [j]. Shipped is the comparison of their hashes; what is
     proved holds for any comparison. Fullest first is that of the numbers themselves. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment.
+From ODB Require Import Lists Types Alignment.
 Import ListNotations.
 
 Definition permutation (before : nat -> nat -> nat -> bool) (k t : nat) : list nat := sort_by (before k) (seq 0 t).
@@ -53,7 +53,7 @@ Proof.
   intros Q p steps P E F. apply Forall_app. split.
   - rewrite Forall_forall in *. intros g Hg. apply filter_In in Hg as [Hg _]. apply F.
     eapply Permutation_in; [apply places_perm, P|exact Hg].
-  - apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. exact E.
+  - apply Forall_repeat, E.
 Qed.
 
 (** Where no step is idle, the steps are those of the alignment at the places that the permutation lists. *)
@@ -67,8 +67,7 @@ Proof.
 Qed.
 
 Section Shuffle.
-Variable M : gauge.
-Variable way : line.
+Variables (M : gauge) (way : line).
 Notation align := (align M way).
 
 Definition shuffle (before : nat -> nat -> nat -> bool) (k : nat) (gs : list group) (t due : nat) : list group * list sample :=

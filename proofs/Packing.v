@@ -1,7 +1,7 @@
 (** The executable [compute_rows] of odb_ref/core/batching/grouping.py, packed grouping: BUDGET for it, and that no two of its groups fit
     together (ANY-FIT), so that there are at most twice as many as needed. Spec: R2.5. *)
 Require Import List Arith Lia Permutation Bool.
-From ODB Require Import Types Alignment.
+From ODB Require Import Lists Types Alignment.
 Import ListNotations.
 Arguments Nat.eqb : simpl never.
 Arguments Nat.leb : simpl never.

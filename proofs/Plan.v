@@ -1,7 +1,7 @@
 (** R13: `plan_all` and `plan_ranks` of odb_ref/plan/planning.py, in either layout, from the samples to the micro-batches of each rank.
     Spec: R13.1 to R13.8. *)
 Require Import List Arith Lia Permutation Bool.
-From ODB Require Import Types Alignment Packing Layouts PlanSettling PlanDivision PlanPadding.
+From ODB Require Import Lists Types Alignment Packing Layouts PlanSettling PlanDivision PlanPadding.
 Import ListNotations.
 
 (** ** The model *)

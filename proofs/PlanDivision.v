@@ -1,8 +1,26 @@
 (** Dividing units into micro-batches, of odb_ref/plan/division.py and packing.py, in the packed layout: as few as are found, or so many,
     settled. Spec: R13.3, R13.4, R13.5. *)
 Require Import List Arith Lia Permutation Bool.
-From ODB Require Import Types Alignment Packing PlanSettling.
+From ODB Require Import Lists Types Alignment Packing PlanSettling.
 Import ListNotations.
+
+(** Micro-batches of the units that fit by themselves, and each other unit alone, in any order. *)
+Lemma beside_loners : forall (room : group -> bool) units found gs, let alone := filter (fun x => negb (room [x])) units in
+  Permutation (concat found) (filter (fun x => room [x]) units) -> Forall (fun g => room g = true) found ->
+  Permutation gs (found ++ map (fun x => [x]) alone) ->
+  Permutation (concat gs) units /\ Forall (fun g => room g = true \/ exists x, g = [x] /\ room [x] = false) gs /\
+  length gs = length found + length alone /\ forall P : group -> Prop, (forall x, P [x]) -> Forall P found -> Forall P gs.
+Proof.
+  intros room units found gs alone C R E.
+  assert (Each : forall P : group -> Prop, (forall x, In x alone -> P [x]) -> Forall P found -> Forall P gs).
+  { intros P One F. eapply Forall_perm; [symmetry; exact E|]. apply Forall_app. split; [exact F|apply Forall_map, Forall_forall, One]. }
+  split; [|split; [|split]].
+  - rewrite (concat_perm _ _ _ E), concat_app, singles_are, C. apply filter_split.
+  - apply Each; [|eapply Forall_impl; [|exact R]; auto]. intros x I. apply filter_In in I as [_ I]. right. exists x. split; [reflexivity|].
+    destruct (room [x]); [discriminate|reflexivity].
+  - rewrite (Permutation_length E), app_length, map_length. reflexivity.
+  - intros P One. apply Each. auto.
+Qed.
 
 (** ** The model *)
 
@@ -10,9 +28,7 @@ Definition ceil (n d : nat) : nat := (n + d - 1) / d.
 
 Section Division.
 (** Units take tokens, [len], and of each limit what [costs] say; what they cost is what is balanced. *)
-Variable cost : sample -> nat.
-Variable budget : nat.
-Variable limits : list nat.
+Variables (cost : sample -> nat) (budget : nat) (limits : list nat).
 (** Among how many of the cheapest a unit finds another, and the same where that decides how many micro-batches are needed; up to how many units
     are exchanged, and for how many a second order is tried. *)
 Variables near far exchanged tried : nat.
@@ -360,7 +376,7 @@ Proof.
       + destruct (length fewest <? count); [|discriminate]. apply even_out_holds in V. eexists. split; [reflexivity|]. rewrite map_length. exact V.
       + eexists. split; [reflexivity|]. rewrite app_length, repeat_length. split; [|lia]. destruct H as [P R]. split.
         * rewrite concat_app, concat_repeat_nil, app_nil_r. exact P.
-        * apply Forall_app. split; [exact R|]. apply Forall_forall. intros g I. apply repeat_spec in I. subst g. apply room_of_none. }
+        * apply Forall_app. split; [exact R|apply Forall_repeat, room_of_none]. }
   destruct S as [gs [-> [G Len]]]. destruct (settle_all_holds units (as_batches gs)) as [A B]; [rewrite groups_of_batches; exact G|].
   split; [exact A|]. split; [rewrite B; unfold as_batches; rewrite map_length; exact Len|]. apply settle_all_fills; assumption.
 Qed.
@@ -390,13 +406,6 @@ Proof.
   induction found as [|level found IH]; simpl; [reflexivity|]. rewrite app_length, repeat_length, IH. reflexivity.
 Qed.
 
-Lemma parted : forall units, Permutation (others units ++ loners units) units.
-Proof.
-  unfold others, loners. induction units as [|x units IH]; [constructor|]. cbn [filter]. destruct (room [x]); simpl.
-  - constructor. exact IH.
-  - rewrite <- Permutation_middle. constructor. exact IH.
-Qed.
-
 (** A division, into a number of micro-batches that there are enough of: each unit is in one, none exceeds a bound but a unit by itself,
     there is the number that was asked for, and one is empty only where none has two units. *)
 Theorem a_division_is_right : forall units fewest steps ranks, let count := steps * ranks in
@@ -417,17 +426,8 @@ Proof.
   { unfold starts. destruct (1 <? ranks); simpl; [|auto]. destruct (length alone =? 0) eqn:Z; [|auto]. right. apply Nat.eqb_eq in Z.
     rewrite starts_length. unfold left. rewrite Z, Nat.sub_0_r. unfold count. rewrite Nat.div_mul by lia. reflexivity. }
   destruct (divide_others_is (others units) fewest left starts Fo Co H) as [[P Ro] [Len Fi]]; [unfold left; lia|exact S|].
-  set (found := divide_others (others units) fewest left starts) in *.
-  assert (Single : concat (map (fun x => [x]) alone) = alone) by (clear; induction alone; simpl; congruence).
-  assert (Per : Permutation gs (found ++ map (fun x => [x]) alone)) by apply sort_by_perm.
-  split; [|split; [|split]].
-  - rewrite (concat_perm _ _ _ Per), concat_app, Single, P. apply parted.
-  - eapply Forall_perm; [symmetry; exact Per|]. apply Forall_app. split.
-    + eapply Forall_impl; [|exact Ro]. auto.
-    + apply Forall_map, Forall_forall. intros x I. apply filter_In in I. destruct I as [_ I]. right. exists x. split; [reflexivity|].
-      destruct (room [x]); [discriminate|reflexivity].
-  - rewrite (Permutation_length Per), app_length, map_length, Len. unfold left. lia.
-  - destruct Fi as [Fi|Fi]; [left|right]; (eapply Forall_perm; [symmetry; exact Per|]); apply Forall_app; (split; [exact Fi|]);
-      apply Forall_map, Forall_forall; intros x _; [discriminate|simpl; lia].
+  destruct (beside_loners room units _ gs P Ro (sort_by_perm _ _ _)) as [Q [Al [Ln Each]]]. fold (loners units) in Ln. fold alone in Ln.
+  split; [exact Q|]. split; [exact Al|]. split; [rewrite Ln, Len; unfold left; lia|].
+  destruct Fi as [Fi|Fi]; [left|right]; (apply Each; [|exact Fi]); intros x; [discriminate|simpl; lia].
 Qed.
 End Division.

@@ -1,7 +1,7 @@
 (** Dividing units into micro-batches of the padded layout, of odb_ref/plan/padding.py: into runs, by rising length. What is proved holds of
     any cost of a row, and of units of any number of samples. Spec: R13.3, R13.4, R13.5. *)
 Require Import List Arith Lia Permutation Bool.
-From ODB Require Import Types Alignment PlanSettling PlanDivision.
+From ODB Require Import Lists Types Alignment PlanSettling PlanDivision.
 Import ListNotations.
 Arguments Nat.div : simpl never.
 
@@ -9,10 +9,7 @@ Arguments Nat.div : simpl never.
 
 Section Padding.
 (** How many samples a unit has, the longest of [len] tokens; and what a row of so many tokens costs. *)
-Variable rows : sample -> nat.
-Variable of : nat -> nat.
-Variable budget : nat.
-Variable limits : list nat.
+Variables (rows : sample -> nat) (of : nat -> nat) (budget : nat) (limits : list nat).
 
 Definition padded_room (g : group) : bool := (sum_over rows g * longest g <=? budget) && is_within limits g.
 
@@ -21,13 +18,8 @@ Definition charge (g : group) : nat := sum_over rows g * of (longest g).
 Definition is_below (bound : option nat) (g : group) : bool := match bound with Some most => charge g <=? most | None => true end.
 
 (** A run takes units while it keeps its bounds; the first it takes in any case. *)
-Fixpoint sweep (bound : option nat) (run : group) (l : list sample) : list group :=
-  match l with
-  | [] => [run]
-  | x :: r => let more := run ++ [x] in if padded_room more && is_below bound more then sweep bound more r else run :: sweep bound [x] r
-  end.
-
-Definition runs (bound : option nat) (l : list sample) : list group := match l with [] => [] | x :: r => sweep bound [x] r end.
+Definition runs (bound : option nat) (l : list sample) : list group :=
+  greedy (fun run x => let more := run ++ [x] in padded_room more && is_below bound more) [] l.
 
 (** The longest are set apart, those that cost at least what the costliest of the others then does; and the runs of these. *)
 Fixpoint set_apart (l : list sample) (count fuel apart beyond : nat) (found : list group) : nat * list group :=
@@ -105,18 +97,11 @@ Definition runs_ok (l : list sample) (gs : list group) : Prop := concat gs = l /
 
 Definition fit_padded (l : list sample) : Prop := Forall (fun x => padded_room [x] = true) l.
 
-Lemma sweep_ok : forall bound l run, fit_padded l -> run <> [] -> padded_room run = true -> runs_ok (run ++ l) (sweep bound run l).
-Proof.
-  intros bound. induction l as [|x l IH]; intros run F Nh R; simpl.
-  - split; [reflexivity|repeat constructor; assumption].
-  - inversion F; subst. destruct (padded_room (run ++ [x]) && is_below bound (run ++ [x])) eqn:E.
-    + apply andb_true_iff in E. change (x :: l) with ([x] ++ l). rewrite app_assoc. apply IH; [assumption|destruct run; discriminate|apply E].
-    + destruct (IH [x]) as [C G]; [assumption|discriminate|assumption|]. split; [simpl; rewrite C; reflexivity|constructor; auto].
-Qed.
-
 Lemma runs_are_ok : forall bound l, fit_padded l -> runs_ok l (runs bound l).
 Proof.
-  intros bound [|x l] F; [split; constructor|]. inversion F; subst. apply (sweep_ok bound l [x]); [assumption|discriminate|assumption].
+  intros bound l F. split; [apply greedy_concat|]. apply (greedy_keeps _ _ _ l) with (before := []); auto.
+  - intros x I. split; [discriminate|]. unfold fit_padded in F. rewrite Forall_forall in F. exact (F x I).
+  - intros _ run x _ _ _ J. apply andb_true_iff in J as [J _]. split; [destruct run; discriminate|exact J].
 Qed.
 
 Lemma sum_over_app : forall (A : Type) (f : A -> nat) l m, sum_over f (l ++ m) = sum_over f l + sum_over f m.
@@ -130,17 +115,11 @@ Qed.
 
 Lemma singles_ok : forall l, fit_padded l -> runs_ok l (singles l).
 Proof.
-  intros l F. split; [clear; induction l; simpl; congruence|]. apply Forall_map. eapply Forall_impl; [|exact F]. intros x R. split; [discriminate|exact R].
+  intros l F. split; [apply singles_are|]. apply Forall_map. eapply Forall_impl; [|exact F]. intros x R. split; [discriminate|exact R].
 Qed.
 
 Lemma runs_ok_app : forall l m gs hs, runs_ok l gs -> runs_ok m hs -> runs_ok (l ++ m) (gs ++ hs).
 Proof. intros l m gs hs [P F] [Q G]. split; [rewrite concat_app; congruence|apply Forall_app; auto]. Qed.
-
-Lemma fit_firstn : forall n l, fit_padded l -> fit_padded (firstn n l).
-Proof. intros n l F. rewrite <- (firstn_skipn n l) in F. apply Forall_app in F. apply F. Qed.
-
-Lemma fit_skipn : forall n l, fit_padded l -> fit_padded (skipn n l).
-Proof. intros n l F. rewrite <- (firstn_skipn n l) in F. apply Forall_app in F. apply F. Qed.
 
 (** ** Both bisections *)
 
@@ -159,7 +138,7 @@ Proof.
   intros l count F. induction fuel as [|fuel IH]; intros apart beyond found B C H; simpl; [exact H|].
   destruct (1 <? beyond - apart) eqn:L; [|exact H]. apply Nat.ltb_lt, middle_between in L.
   destruct (_ <=? _) eqn:E; apply IH; try lia; [|exact H]. apply Nat.leb_le in E.
-  split; [apply runs_are_ok, fit_firstn, F|]. lia.
+  split; [apply runs_are_ok, Forall_firstn, F|]. lia.
 Qed.
 
 Lemma lower_is : forall l count, fit_padded l -> forall fuel low high found, runs_ok l found -> length found <= count ->
@@ -251,10 +230,10 @@ Proof.
   destruct (set_apart _ _ _ _ _ _) as [apart found].
   destruct A as [R [Few [Al Ac]]]; [lia|lia|split; [rewrite Nat.sub_0_r, firstn_all; apply runs_are_ok, F|lia]|].
   set (low := list_max (map charge (singles _))). set (high := list_max _).
-  destruct (lower_is (firstn (length l - apart) l) (count - apart) (fit_firstn _ _ F) (high - low) low high found R Few) as [R' Few'].
+  destruct (lower_is (firstn (length l - apart) l) (count - apart) (Forall_firstn _ _ _ _ F) (high - low) low high found R Few) as [R' Few'].
   set (cut := _ ++ _). assert (Cut : runs_ok l cut /\ length cut <= count).
   { split; [|unfold cut, singles; rewrite app_length, map_length, skipn_length; lia].
-    rewrite <- (firstn_skipn (length l - apart) l). apply runs_ok_app; [exact R'|apply singles_ok, fit_skipn, F]. }
+    rewrite <- (firstn_skipn (length l - apart) l). apply runs_ok_app; [exact R'|apply singles_ok, Forall_skipn, F]. }
   destruct Cut as [Cut Len]. destruct (halve_is (count - length cut) l cut H Cut) as [A [B C]].
   split; [exact A|]. split; [lia|]. destruct C as [C|C]; [left; lia|right; exact C].
 Qed.
@@ -269,32 +248,22 @@ Theorem a_padded_division_is_right : forall units count, have_rows units -> need
 Proof.
   intros units count H L gs. unfold need_padded in L. unfold gs, divide_padded. set (alone := too_large units) in *. set (l := fitting units) in *.
   assert (Pl : Permutation l (filter (fun x => padded_room [x]) units)) by apply sort_by_perm.
-  assert (F : fit_padded l).
-  { eapply Forall_perm; [symmetry; exact Pl|]. apply Forall_forall. intros x I. apply filter_In in I. apply I. }
-  assert (Hl : have_rows l).
-  { eapply Forall_perm; [symmetry; exact Pl|]. apply Forall_forall. intros x I. apply filter_In in I. unfold have_rows in H.
-    rewrite Forall_forall in H. apply H, I. }
+  assert (Sub : forall P : sample -> Prop, (forall x, In x units -> padded_room [x] = true -> P x) -> Forall P l).
+  { intros P A. eapply Forall_perm; [symmetry; exact Pl|]. apply Forall_forall. intros x I. apply filter_In in I as [I R]. auto. }
+  assert (F : fit_padded l) by (apply Sub; auto).
+  assert (Hl : have_rows l) by (unfold have_rows in *; rewrite Forall_forall in H; apply Sub; auto).
   destruct (divide_runs_is l (count - length alone) F Hl) as [[C R] [Few Fi]]; [lia|]. set (found := divide_runs l _) in *.
-  set (all := found ++ singles alone). assert (Per : Permutation (sort_by dearer all) all) by apply sort_by_perm.
-  assert (La : length all = length found + length alone) by (unfold all, singles; rewrite app_length, map_length; reflexivity).
-  assert (Single : concat (singles alone) = alone) by (clear; induction alone; simpl; congruence).
-  split; [|split; [|split]].
-  - rewrite concat_app, concat_repeat_nil, app_nil_r, (concat_perm _ _ _ Per). unfold all. rewrite concat_app, Single, C, Pl.
-    unfold alone, too_large. clear. induction units as [|x units IH]; [constructor|]. cbn [filter]. destruct (padded_room [x]); simpl.
-    + constructor. exact IH.
-    + rewrite <- Permutation_middle. constructor. exact IH.
-  - apply Forall_app. split.
-    + eapply Forall_perm; [symmetry; exact Per|]. apply Forall_app. split; [eapply Forall_impl; [|exact R]; simpl; tauto|].
-      apply Forall_map, Forall_forall. intros x I. apply filter_In in I. destruct I as [_ I]. right. exists x. split; [reflexivity|].
-      destruct (padded_room [x]); [discriminate|reflexivity].
-    + apply Forall_forall. intros g I. apply repeat_spec in I. subst g. left. unfold padded_room, is_within. simpl. apply forallb_forall.
-      intros [r limit] _. reflexivity.
-  - rewrite app_length, repeat_length, (Permutation_length Per). lia.
-  - destruct Fi as [Fi|Fi]; [left|right]; apply Forall_app; split.
-    + eapply Forall_perm; [symmetry; exact Per|]. apply Forall_app. split; [eapply Forall_impl; [|exact R]; simpl; tauto|].
-      apply Forall_map, Forall_forall. intros x _. discriminate.
-    + replace (count - length all) with 0 by lia. constructor.
-    + eapply Forall_perm; [symmetry; exact Per|]. apply Forall_app. split; [exact Fi|]. apply Forall_map, Forall_forall. intros x _. simpl. lia.
-    + apply Forall_forall. intros g I. apply repeat_spec in I. subst g. simpl. lia.
+  assert (Filled : Forall (fun g => g <> []) found) by (eapply Forall_impl; [|exact R]; simpl; tauto).
+  destruct (beside_loners padded_room units found (sort_by dearer (found ++ singles alone))) as [Q [Al [Ln Each]]];
+    [rewrite C; exact Pl|eapply Forall_impl; [|exact R]; simpl; tauto|apply sort_by_perm|]. fold (too_large units) in Ln. fold alone in Ln.
+  assert (La : length (found ++ singles alone) = length found + length alone) by (unfold singles; rewrite app_length, map_length; reflexivity).
+  split; [rewrite concat_app, concat_repeat_nil, app_nil_r; exact Q|]. split; [apply Forall_app; split; [exact Al|]|split].
+  - apply Forall_repeat. left. unfold padded_room, is_within. simpl. apply forallb_forall. intros [r limit] _. reflexivity.
+  - rewrite app_length, repeat_length. lia.
+  - destruct Fi as [Fi|Fi]; [left|right]; apply Forall_app; (split; [apply Each; [|assumption]|]).
+    + discriminate.
+    + replace (count - _) with 0 by lia. constructor.
+    + simpl. lia.
+    + apply Forall_repeat. simpl. lia.
 Qed.
 End Padding.

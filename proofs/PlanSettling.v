@@ -1,7 +1,7 @@
 (** Settling, of odb_ref/plan/settling.py: units are moved between micro-batches, or exchanged, until the costliest ones cost no less for
     it. It ends, loses nothing, keeps the bounds, and fills what is empty. Spec: R13.5. *)
 Require Import List Arith Lia Permutation Bool.
-From ODB Require Import Types Alignment.
+From ODB Require Import Lists Types Alignment.
 Import ListNotations.
 Arguments Nat.eqb : simpl never.
 Arguments Nat.leb : simpl never.
@@ -15,9 +15,7 @@ Record batch := mkBatch { b_start : nat; b_pending : bool; b_group : group }.
 
 Section Settling.
 (** What a unit costs; whether a micro-batch keeps its bounds; among how many of the cheapest a unit finds another. *)
-Variable cost : sample -> nat.
-Variable room : group -> bool.
-Variable near : nat.
+Variables (cost : sample -> nat) (room : group -> bool) (near : nat).
 
 Fixpoint spent (g : group) : nat := match g with [] => 0 | x :: r => cost x + spent r end.
 

@@ -1,10 +1,10 @@
-(** A failure ends every rank in its own round or the next, and so does a stop: ABORT and STOP as one theorem each.
+(** A failure ends every rank in its own round or the next, and so does a stop: ABORT and STOP as one theorem.
 
     What follows one rank from the moment it failed, or its consumer stopped: it says so with its next offer, and the agreement
     that holds such an offer is the last. Only an offer that it had posted before may still end the epoch in another way, or
     make one more round. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
 Import ListNotations.
 
 (** ** What a rank says *)
@@ -77,12 +77,8 @@ Proof.
 Qed.
 
 Section Prompt.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
-Notation step := (System.step W cfg depth input).
 Notation reachable := (System.reachable W cfg depth input).
 Notation leads := (System.leads W cfg depth input).
 
@@ -163,7 +159,7 @@ Proof.
     assert (NE : q <> r) by congruence. assert (Ur : rank_of u r = v) by (simpl; apply update_same). assert (Uq : rank_of u q = rank_of t q) by (simpl; apply update_other, NE).
     split; [|exact Uq]. assert (Ru : reachable u) by (eapply reach_step; [exact R|exact St]).
     pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok _ Ru) r Hr))) as Ph.
-    unfold System.hist_of in Ph. change (results u) with (results t) in Ph. replace (got u r) with (S (got t r)) in Ph by (symmetry; simpl; apply update_same).
+    unfold System.hist_of, seen in Ph. change (results u) with (results t) in Ph. replace (got u r) with (S (got t r)) in Ph by (symmetry; simpl; apply update_same).
     rewrite (firstn_snoc _ _ _ x (results_nth _ _ _ El)), history_snoc in Ph. change (history (cfg 0) (firstn (got t r) (results t))) with (System.hist_of cfg t r) in Ph. rewrite <- Wx, Hk in Ph.
     unfold is_ending. destruct Ph as [-> | ->]; reflexivity.
 Qed.
@@ -180,41 +176,20 @@ Proof.
   rewrite <- A1, <- A2. unfold is_ending in Er. destruct P as [[_ [_ [X _]]]|[[X _]|[[_ [X _]]|[[_ X]|[X [_ Y]]]]]]; try (rewrite X in Er; discriminate). auto.
 Qed.
 
-(** ABORT. A rank that fails in round [k] ends every rank in round [k] or the next, as FAILED, naming a rank that did fail and its
-    cause, or as MISMATCH, where configurations do differ. Only where it had posted its offer of round [k] before, that round may
-    still be the last for another reason. And when nothing more can happen, every rank has ended. *)
-Theorem a_failure_in_round_k_ends_every_rank_in_round_k_or_the_next : forall s t r, reachable s -> leads s t -> r < W ->
-  failure (rank_of s r) <> None -> is_ending (rank_of s r) = false ->
+(** ABORT, STOP. A rank that fails in round [k] ends every rank in round [k] or the next, as FAILED, naming a rank that did fail and its
+    cause, or as MISMATCH, where configurations do differ. So does a consumer that leaves, or as STOPPED, naming a rank whose consumer
+    has stopped. Only where the rank had posted its offer of round [k] before, that round may still be the last for another reason.
+    And when nothing more can happen, every rank has ended. *)
+Theorem a_failure_or_a_stop_in_round_k_ends_every_rank_in_round_k_or_the_next : forall k s t r, reachable s -> leads s t -> r < W ->
+  hit k (rank_of s r) -> is_ending (rank_of s r) = false ->
   (forall q, q < W -> is_ending (rank_of t q) = true ->
     (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
-    exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\
-      ((exists i c, o = Failed i c) \/ (exists i, o = Mismatch i) \/ (had_offered AFailure (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
+    exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\ (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
   ((forall i, i < W -> 1 <= depth i) -> ~ can W cfg depth input (by_itself W t) t -> forall q, q < W -> is_ending (rank_of t q) = true).
 Proof.
-  intros s t r R Ld Hr F E. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'. split.
-  - intros q Hq Eq. destruct (trouble_ends_the_epoch AFailure s t r q R Ld Hr Hq F E Eq) as [A [o [O B]]]. split; [exact A|]. exists o. split; [exact O|].
-    destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. split; [exact T|].
-    destruct B as [B|B]; [|auto]. destruct o as [|i n|i c|i|p c]; simpl in B; try tauto; try discriminate; eauto.
-  - intros deep Nc q Hq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W cfg depth input ok deep t R') as [C|A]; [contradiction|].
-    unfold is_ending. destruct (A q Hq) as [-> |[-> _]]; reflexivity.
-Qed.
-
-(** STOP. A consumer that leaves in round [k] ends every rank in round [k] or the next, as STOPPED, naming a rank whose consumer has
-    stopped; or as FAILED or MISMATCH, which go first. Only where its rank had posted its offer of round [k] before, that round may
-    still be the last for another reason. And when nothing more can happen, every rank has ended. *)
-Theorem a_stop_in_round_k_ends_every_rank_in_round_k_or_the_next : forall s t r, reachable s -> leads s t -> r < W ->
-  stopped (rank_of s r) = true -> is_ending (rank_of s r) = false ->
-  (forall q, q < W -> is_ending (rank_of t q) = true ->
-    (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
-    exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\
-      ((exists i n, o = Stopped i n) \/ (exists i c, o = Failed i c) \/ (exists i, o = Mismatch i) \/
-       (had_offered AStop (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
-  ((forall i, i < W -> 1 <= depth i) -> ~ can W cfg depth input (by_itself W t) t -> forall q, q < W -> is_ending (rank_of t q) = true).
-Proof.
-  intros s t r R Ld Hr F E. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'. split.
-  - intros q Hq Eq. destruct (trouble_ends_the_epoch AStop s t r q R Ld Hr Hq F E Eq) as [A [o [O B]]]. split; [exact A|]. exists o. split; [exact O|].
-    destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. split; [exact T|].
-    destruct B as [B|B]; [|auto]. destruct o as [|i n|i c|i|p c]; simpl in B; try tauto; eauto 6.
+  intros k s t r R Ld Hr F E. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'. split.
+  - intros q Hq Eq. destruct (trouble_ends_the_epoch k s t r q R Ld Hr Hq F E Eq) as [A [o [O B]]]. split; [exact A|]. exists o. split; [exact O|].
+    destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. auto.
   - intros deep Nc q Hq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W cfg depth input ok deep t R') as [C|A]; [contradiction|].
     unfold is_ending. destruct (A q Hq) as [-> |[-> _]]; reflexivity.
 Qed.
@@ -230,7 +205,7 @@ Proof.
   intros k s n t r q Rs P Hr Hq Hk E Eq Lq. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok s Rs) as [v [R F]].
   destruct (lossy_path_leads W cfg depth input ok s n t P v R F) as [w [Ld Fw]].
   destruct (f_rank _ _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
-  destruct (f_rank _ _ _ _ Fw q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate].
+  pose proof (live_is_followed W t w q Fw Hq Lq) as Xq.
   pose proof (lossy_reachable_on W cfg depth input s n t P Rs) as Rt.
   destruct (with_losses_an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q Rt Hq Eq Lq) as [o' [O' T]].
   rewrite Xr, Xq in *. destruct (trouble_ends_the_epoch k v w r q R Ld Hr Hq Hk E Eq) as [A [o [O B]]]. split; [exact A|].

@@ -1,6 +1,6 @@
 (** The properties of the protocol, for every number of ranks, input, schedule and target rule within the bounds. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps.
 Import ListNotations.
 
 (** ** Histories only grow *)
@@ -55,14 +55,9 @@ Proof.
 Qed.
 
 Section Protocol.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
-Notation invariant := (System.invariant W cfg depth input).
-Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
@@ -70,7 +65,14 @@ Lemma hist_order : forall s r q, got s r <= got s q ->
   (exists ext, h_steps (hist_of s q) = h_steps (hist_of s r) ++ ext /\ Forall (fun y => h_round (hist_of s r) <= snd (fst y)) ext) /\
   h_round (hist_of s r) <= h_round (hist_of s q) /\ h_released (hist_of s r) <= h_released (hist_of s q).
 Proof.
-  intros s r q L. unfold System.hist_of. replace (got s q) with (got s r + (got s q - got s r)) by lia. rewrite firstn_add. apply history_grows.
+  intros s r q L. unfold System.hist_of, seen. replace (got s q) with (got s r + (got s q - got s r)) by lia. rewrite firstn_add. apply history_grows.
+Qed.
+
+(** What has been exchanged begins with what a rank has received. *)
+Lemma whole_goes_on : forall s r, (exists ext, h_steps (whole s) = h_steps (hist_of s r) ++ ext) /\ h_round (hist_of s r) <= h_round (whole s).
+Proof.
+  intros s r. destruct (history_grows (cfg 0) (skipn (got s r) (results s)) (seen s r)) as [[ext [E _]] [L _]]. unfold seen in E, L. rewrite firstn_skipn in E, L.
+  split; [exists ext; exact E|exact L].
 Qed.
 
 Lemma shared_nth : forall s r j x, reachable s -> r < W -> nth_error (steps_of (rank_of s r)) j = Some x -> nth_error (h_steps (hist_of s r)) j = Some (shared x).
@@ -145,9 +147,7 @@ Theorem no_sample_is_emitted_twice : forall s r, reachable s -> r < W -> NoDup (
 Proof.
   intros s r R H ND. pose proof (nothing_is_lost s r R H) as P. apply (Permutation_map pos) in P. symmetry in P.
   apply (Permutation_NoDup P) in ND. rewrite map_app in ND.
-  assert (A : forall (a b : list nat), NoDup (a ++ b) -> NoDup a).
-  { induction a as [|x a IH]; simpl; intros b D; [constructor|]. inversion D; subst. constructor; [intros F; apply H2, in_or_app; auto|eauto]. }
-  apply A in ND. split; [exact ND|]. unfold emitted, steps_of, samples_of in *. rewrite map_app, concat_app, map_app in ND. apply A in ND. exact ND.
+  apply NoDup_first in ND. split; [exact ND|]. unfold emitted, steps_of, samples_of in *. rewrite map_app, concat_app, map_app in ND. exact (NoDup_first _ _ _ ND).
 Qed.
 
 Lemma ended_current : forall s r, reachable s -> r < W -> is_ending (rank_of s r) = true -> hist_of s r = whole s /\ got s r = length (log s).
@@ -238,10 +238,7 @@ Proof.
   destruct (is_bad a) eqn:B; simpl in L; [left; exact L|]. destruct (o_stop_rank a) eqn:Sr; simpl in L; [left; exact L|]. right.
   pose proof (log_entry W cfg depth input s _ _ I El) as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
   assert (Ra : o_ready a = true).
-  { destruct (o_ready a) eqn:Ra; [reflexivity|]. exfalso. destruct (at_ready _ _ A Ra) as [o [Ho Ro]]. apply In_nth_error in Ho as Hi. destruct Hi as [i Hi].
-    destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. destruct (Fl Ro) as [F|F].
-    - apply (ag_failed _ _ A o Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].
-    - apply (ag_stop _ _ A o Ho) in F. contradiction. }
+  { apply (all_were_ready a os A B Sr). intros o Ho Ro. apply In_nth_error in Ho as [i Hi]. destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. exact (Fl Ro). }
   pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ Kq)) as Ph. rewrite K in Ph. unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; [rewrite Ph in Wa; discriminate|].
   destruct (k_offer _ _ _ _ _ _ Kq Ph) as [o [Po O]]. unfold message in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
   destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [C _]. split; [|exact C]. rewrite <- (map_length shared), (k_steps _ _ _ _ _ _ Kq). exact L.
@@ -252,10 +249,7 @@ Theorem global_counts_are_the_sums_over_all_ranks : forall s r j x, reachable s 
   s_counts x = sum_counts (map (fun q => count_group (nth j (groups_of (rank_of s q)) [])) (seq 0 W)).
 Proof.
   intros s r j x R H E. destruct (reachable_second W cfg depth input ok s R) as [I S]. apply (shared_nth s r j x R H) in E.
-  destruct (hist_cases W cfg depth input s r I H) as [[_ Wa]|[_ [_ [_ [ms [y [_ [_ Wa]]]]]]]].
-  - rewrite Wa in E. apply (n_true _ _ _ S j (shared x) E).
-  - destruct (h_step_grows (cfg 0) (hist_of s r) y (history_released _ _)) as [[ext [X _]] _]. rewrite <- Wa in X.
-    apply (n_true _ _ _ S j (shared x)). rewrite X, nth_error_app1 by (apply nth_error_Some; congruence). exact E.
+  destruct (whole_goes_on s r) as [[ext X] _]. apply (n_true _ _ _ S j (shared x)). rewrite X, nth_error_app1 by (apply nth_error_Some; congruence). exact E.
 Qed.
 
 (** What the counts of any rank say of a further resource is above 0 exactly where some rank's batch uses it. *)
@@ -275,9 +269,7 @@ Theorem some_rank_has_work_in_every_step : forall s r x, reachable s -> r < W ->
 Proof.
   intros s r x R H E. destruct (reachable_second W cfg depth input ok s R) as [I S]. apply In_nth_error in E as [j E]. apply (shared_nth s r j x R H) in E.
   pose proof (n_work _ _ _ S) as F. rewrite Forall_forall in F. apply (F (shared x)).
-  destruct (hist_cases W cfg depth input s r I H) as [[_ Wa]|[_ [_ [_ [ms [y [_ [_ Wa]]]]]]]].
-  - rewrite Wa in E. eapply nth_error_In, E.
-  - destruct (h_step_grows (cfg 0) (hist_of s r) y (history_released _ _)) as [[ext [X _]] _]. rewrite <- Wa in X. rewrite X. apply in_or_app. left. eapply nth_error_In, E.
+  destruct (whole_goes_on s r) as [[ext ->] _]. apply in_or_app. left. exact (nth_error_In _ _ E).
 Qed.
 
 Definition samples_by (n : nat) (s : state) : nat := sum_nat (map (fun x => n_samples (s_counts x)) (firstn n (steps_of s))).
@@ -319,27 +311,23 @@ Qed.
 Theorem quota_mode_never_idles : forall s r, reachable s -> r < W -> (forall i, i < W -> c_is_quota (cfg i) = true) ->
   Forall (fun g => g <> []) (groups_of (rank_of s r)).
 Proof.
-  intros s r R H Qm. revert r H. induction R as [|s l t R IH St]; intros r H.
+  intros s r R H Qm. revert s R r H. apply (each_rank_always W cfg depth input ok (fun _ _ u => Forall (fun g => g <> []) (groups_of u))).
   - constructor.
-  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s i n la Hi D]; [|exact (IH r H)..].
-    simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].
-    specialize (IH i H). pose proof (answer_or_own e) as Cases.
-    pose proof (g_core _ _ _ _ _ I i H) as K. destruct Cases as [[y ->]|NG].
-    + simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
-      * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. unfold groups_of in *. rewrite S1. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|].
-        destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra Tg _ _ Al _].
-        -- destruct S2 as [S2 _]; [congruence|]. rewrite S2. exact IH2.
-        -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
-        -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
-        -- rewrite Al. destruct (answered_offer W cfg depth input s i a I H M P) as [o [os [A [Io [Po O]]]]].
-           destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [R4 _]]]]. destruct (ag_samples _ _ A o Io) as [Mi _]. rewrite (of_samples _ _ _ _ O), R4 in Mi.
-           unfold target in Tg. rewrite (Qm i H) in Tg. destruct (_ || _); [discriminate|].
-           apply (ok_align_work _ (configs_ok _ _ ok i H)); [rewrite R3; apply (ok_group_nonempty _ (configs_ok _ _ ok i H))|].
-           rewrite R3, (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) _ _)). destruct (is_quota_met _ _); lia.
-      * destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K P)) as [new [S2 [S3 _]]].
-        unfold groups_of in *. rewrite Al, app_nil_r, S2, map_app, S3. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|apply Forall_firstn, IH2].
-      * destruct (failure_of rs); [|discriminate]. injection E as <-. unfold groups_of. rewrite drain_steps. exact IH.
-    + pose proof (transition_same _ _ _ _ _ _ NG E) as X. unfold groups_of. rewrite (sa_steps _ _ X), (sa_aligned _ _ X). exact IH.
+  - intros s i e t R H M NG E IH. pose proof (transition_same _ _ _ _ _ _ NG E) as X. unfold groups_of. rewrite (sa_steps _ _ X), (sa_aligned _ _ X). exact IH.
+  - intros s i y t R H M E IH. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I i H) as K.
+    simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
+    + destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. unfold groups_of in *. rewrite S1. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|].
+      destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra Tg _ _ Al _];
+        try (destruct S2 as [S2 _]; [first [congruence|destruct P2; congruence]|rewrite S2; exact IH2]).
+      rewrite Al. destruct (answered_offer W cfg depth input s i a I H M P) as [o [os [A [Io [Po O]]]]].
+      destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [R4 _]]]]. destruct (ag_samples _ _ A o Io) as [Mi _]. rewrite (of_samples _ _ _ _ O), R4 in Mi.
+      unfold target in Tg. rewrite (Qm i H) in Tg. destruct (_ || _); [discriminate|].
+      apply (ok_align_work _ (configs_ok _ _ ok i H)); [rewrite R3; apply (ok_group_nonempty _ (configs_ok _ _ ok i H))|].
+      rewrite R3, (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) _ _)). destruct (is_quota_met _ _); lia.
+    + destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K P)) as [new [S2 [S3 _]]].
+      unfold groups_of in *. rewrite Al, app_nil_r, S2, map_app, S3. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|apply Forall_firstn, IH2].
+    + destruct (failure_of rs); [|discriminate]. injection E as <-. unfold groups_of. rewrite drain_steps. exact IH.
+  - auto.
 Qed.
 
 End Protocol.

@@ -1,6 +1,6 @@
 (** Every transition of a rank keeps its invariant, whatever the event. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local.
+From ODB Require Import Lists Types Alignment Machine Local.
 Import ListNotations.
 
 Definition next_hist (c0 : config) (h : hist) (e : event) : hist := match e with Got x => h_step c0 h x | _ => h end.
@@ -14,9 +14,6 @@ Definition admissible (c c0 : config) (inp : list sample) (s : state) (e : event
       (o_ready a = true -> forall o, posted s = Some (MOffer o) -> o_ready o = true)
   | _ => True
   end.
-
-Lemma firstn_add : forall (A : Type) n m (l : list A), firstn (n + m) l = firstn n l ++ firstn m (skipn n l).
-Proof. induction n as [|n IH]; simpl; intros m l; [reflexivity|]. destruct l; simpl; [rewrite firstn_nil; reflexivity|]. rewrite IH. reflexivity. Qed.
 
 Lemma make_steps_shared : forall gs cs n rd, length gs <= length cs ->
   map shared (make_steps n rd gs cs) = make_shared n rd (firstn (length gs) cs).
@@ -91,41 +88,21 @@ Proof.
   all: rewrite finish_other by congruence; apply after_post; [congruence|congruence|exact K|split; assumption].
 Qed.
 
-Lemma read_core : forall s xs en full, core h s -> wanted s <> 0 -> length xs <= wanted s -> (full = true -> may_be_full xs en s = true) ->
-  xs = firstn (length xs) (skipn (read s) inp) -> (en = true -> read s + length xs = length inp) ->
-  core h (set_read (read s + length xs) (set_ended (ended s || en) (set_wanted (if en || full then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))).
+(** What is read, collated, failed or urged, before the rank may post. *)
+Lemma moved_core : forall s e, core h s -> granted s e -> admissible c c0 inp s e -> e <> StepTaken -> e <> ConsumerStopped -> core h (moved depth s e).
 Proof.
-  intros s xs en full K Wa L Fu X E. pose proof K as K'. destruct K. constructor; simpl; auto.
-  - rewrite firstn_add, <- X. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. assumption.
-  - assert (length xs <= length (skipn (read s) inp)) by (rewrite X; apply firstn_le_length || (rewrite firstn_length; lia)).
-    rewrite skipn_length in H. lia.
-  - intros En. destruct en; [rewrite (E eq_refl); simpl; auto|]. rewrite orb_false_r in En. destruct (k_ended En) as [X1 X2].
+  intros s e K G A N1 N2. destruct e as [xs en full| |x| | |cause|]; simpl in G, A; try contradiction; destruct K; constructor; simpl; auto;
+    try (intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto).
+  - destruct A as [X _]. rewrite firstn_add, <- X. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. assumption.
+  - destruct A as [X _]. assert (length xs <= length (skipn (read s) inp)) by (rewrite X; rewrite firstn_length; lia). rewrite skipn_length in H. lia.
+  - destruct G as [_ [L [Fu _]]], A as [_ E]. intros En. destruct en; [rewrite (E eq_refl); simpl; auto|]. rewrite orb_false_r in En. destruct (k_ended En) as [X1 X2].
     destruct full; simpl; [specialize (Fu eq_refl); unfold may_be_full in Fu; rewrite En in Fu; discriminate|]. split; [lia|]. intros Sh. specialize (X2 Sh). lia.
-  - destruct k_window as [[F|F]|F]; [left; left; simpl; rewrite F; reflexivity| |right; exact F]. destruct en; [left; left; apply orb_true_r|]. left. right. destruct full; simpl.
+  - destruct G as [_ [L [Fu _]]]. destruct k_window as [[F|F]|F]; [left; left; simpl; rewrite F; reflexivity| |right; exact F]. destruct en; [left; left; apply orb_true_r|]. left. right. destruct full; simpl.
     + specialize (Fu eq_refl). unfold may_be_full in Fu. apply andb_prop in Fu as [_ Fu]. destruct (window s ++ xs); [discriminate|simpl; lia].
     + rewrite app_length. lia.
-  - intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
-    intros R. apply of_ready in R. destruct R as [_ [R _]]. contradiction.
-Qed.
-
-Lemma collated_core : forall s, core h s -> collated s = false -> core h (set_collated true s).
-Proof.
-  intros s K C. pose proof K as K'. destruct K. constructor; simpl; auto.
-  intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
-  intros R. apply of_ready in R. destruct R as [R _]. congruence.
-Qed.
-
-Lemma failed_core : forall s x, core h s -> core h (set_failure (Some x) s).
-Proof.
-  intros s x K. pose proof K as K'. destruct K. constructor; simpl; auto.
-  intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
-  intros r R. apply of_failed in R. split; [apply R|discriminate].
-Qed.
-
-Lemma urged_core : forall s, core h s -> core h (set_urged true s).
-Proof.
-  intros s K. pose proof K as K'. destruct K. constructor; simpl; auto.
-  intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
+  - destruct G as [Wa _]. intros R. apply of_ready in R. destruct R as [_ [R _]]. contradiction.
+  - intros R. apply of_ready in R. destruct R as [R _]. congruence.
+  - intros r R. apply of_failed in R. split; [apply R|discriminate].
 Qed.
 
 Lemma stopped_core : forall s, core h s ->
@@ -285,31 +262,23 @@ Qed.
 Lemma every_transition_keeps_the_invariant_of_a_rank : forall s e t, core h s -> tight depth s -> admissible c c0 inp s e ->
   transition c rank depth s e = Some t -> core (next_hist c0 h e) t /\ tight depth t.
 Proof.
-  intros s e t K T A E. destruct e as [xs en full| |[a|cs|rs]| | |cause|]; simpl in E; simpl next_hist.
-  - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|].
-    simpl in E. destruct (is_nil xs && negb en && negb full); [discriminate|]. destruct (full && negb (may_be_full xs en s)) eqn:Fu; [discriminate|]. injection E as <-.
-    apply Nat.eqb_neq in Wa. apply Nat.ltb_ge in W2. destruct A as [A1 A2].
-    assert (Fu' : full = true -> may_be_full xs en s = true) by (intros ->; destruct (may_be_full xs en s); [reflexivity|discriminate]).
-    eapply after_post_any; [exact T|apply read_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
-  - destruct (collated s) eqn:C; [discriminate|]. injection E as <-.
-    eapply after_post_any; [exact T|apply collated_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
-  - destruct (at_phase s) eqn:P; try discriminate. destruct A as [A1 A2]. apply (agree_keeps s a t); assumption.
-  - destruct (at_phase s) eqn:P; try discriminate. apply (count_keeps s cs t); assumption.
-  - destruct (at_phase s) eqn:P; try discriminate. destruct (failure_of rs) as [o|] eqn:F; [|discriminate]. injection E as <-.
-    apply report_keeps; assumption.
-  - destruct (queue s) as [|x q] eqn:Q; [discriminate|]. destruct (below (limit s) (s_number x)) eqn:B; [|discriminate]. injection E as <-.
+  intros s e t K T A E. destruct (answer_or_own e) as [[x ->]|NG].
+  { simpl in E. destruct x as [a|cs|rs]; destruct (at_phase s) eqn:P; try discriminate; simpl next_hist.
+    - destruct A as [A1 A2]. apply (agree_keeps s a t); assumption.
+    - apply (count_keeps s cs t); assumption.
+    - destruct (failure_of rs) as [o|] eqn:F; [|discriminate]. injection E as <-. apply report_keeps; assumption. }
+  replace (next_hist c0 h e) with h by (destruct e; try reflexivity; edestruct NG; reflexivity).
+  destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> _]]; [|auto].
+  destruct e as [xs en full| |x| | |cause|]; [| |edestruct NG; reflexivity| | |..];
+    try (eapply after_post_any; [exact T|apply moved_core; [exact K|exact G|exact A|discriminate|discriminate]|reflexivity..]).
+  - destruct G as [x [q [Q _]]]. unfold moved. rewrite Q. simpl firstn. simpl tl.
     pose proof (taken_core s x q K Q) as K1. set (s1 := set_taken (taken s ++ [x]) (set_queue q s)) in *.
     assert (Q1 : length (queue s1) <= depth) by (pose proof (t_queue _ _ T) as X; rewrite Q in X; simpl in *; lia).
     destruct (deliver_tight _ _ _ _ _ depth _ K1 NUM Q1) as [Q2 O2]. apply settled; [apply deliver_core, K1|exact Q2|exact O2|].
     intros P. destruct (deliver_eq depth s1) as [d [e [Eo [Eq _]]]]. rewrite Eq. simpl. destruct (t_done _ _ T P) as [D|[l [D1 D2]]].
     + left. simpl in Eo. rewrite D in Eo. symmetry in Eo. apply app_eq_nil in Eo. apply Eo.
     + right. exists l. split; [exact D1|]. rewrite Q in D2. rewrite !app_length. simpl in *. lia.
-  - assert (R : core h s /\ tight depth s) by auto. destruct (at_phase s); try (injection E as <-; exact R); (destruct (stopped s); injection E as <-; [exact R|]).
-    all: pose proof (t_queue _ _ T) as Q1; apply settled; [apply stopped_core, K|exact Q1| |]; intros _; right; eexists; (split; [reflexivity|]); simpl; destruct (limit s); lia.
-  - destruct (is_ending s || is_some (failure s)); injection E as <-; [split; assumption|].
-    eapply after_post_any; [exact T|apply failed_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
-  - destruct (is_ending s); injection E as <-; [split; assumption|].
-    eapply after_post_any; [exact T|apply urged_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
+  - pose proof (t_queue _ _ T) as Q1. apply settled; [apply stopped_core, K|exact Q1| |]; intros _; right; eexists; (split; [reflexivity|]); simpl; destruct (limit s); lia.
 Qed.
 
 End Events.

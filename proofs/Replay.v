@@ -5,23 +5,12 @@
     [view] says too, up to the one that ends the epoch. Two things of a source matter beside its samples: whether it says with its last
     sample that it has ended, or only when it is asked for more; and how many of the next samples a window has room for. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt.
 Import ListNotations.
-
-Lemma skipn_more : forall (A : Type) n m (l : list A), skipn (n + m) l = skipn m (skipn n l).
-Proof. induction n as [|n IH]; intros m l; simpl; [reflexivity|]. destruct l as [|x l]; [rewrite skipn_nil; reflexivity|apply IH]. Qed.
 
 Lemma counted_samples : forall k rd xs released cs n m, h_samples (mkHist k rd (xs ++ make_shared n m cs) released) = h_samples (mkHist k rd xs released) + total_samples cs.
 Proof.
-  intros k rd xs released cs n m. unfold h_samples, total_samples. simpl. rewrite map_app.
-  assert (Sn : forall a b, sum_nat (a ++ b) = sum_nat a + sum_nat b) by (induction a as [|y a IH]; simpl; intros; [reflexivity|rewrite IH; lia]). rewrite Sn. f_equal. clear Sn.
-  revert n. induction cs as [|y cs IH]; intros n; simpl; [reflexivity|]. rewrite IH. reflexivity.
-Qed.
-
-Lemma nth_error_ext : forall (A : Type) (a b : list A), (forall i, nth_error a i = nth_error b i) -> a = b.
-Proof.
-  induction a as [|x a IH]; intros [|y b] H; [reflexivity|specialize (H 0); discriminate|specialize (H 0); discriminate|].
-  pose proof (H 0) as E. injection E as ->. f_equal. apply IH. intros i. apply (H (S i)).
+  intros k rd xs released cs n m. unfold h_samples, total_samples. simpl. rewrite map_app, sum_nat_app, make_shared_samples. reflexivity.
 Qed.
 
 (** ** What a rank plans *)
@@ -51,10 +40,7 @@ Record view := mkView {
   v_budget : option nat }.   (* in force in the round *)
 
 Section View.
-Variable c : config.
-Variable rank : nat.
-Variable src : reader.
-Variable inp : list sample.
+Variables (c : config) (rank : nat) (src : reader) (inp : list sample).
 
 Definition first_view : view := mkView [] 0 (c_window c rank 0) false [] [] [] (c_first c rank).
 
@@ -235,10 +221,7 @@ Qed.
 (** ** The system *)
 
 Section Replay.
-Variable W : nat.
-Variable c : config.
-Variable src : nat -> reader.
-Variable input : nat -> list sample.
+Variables (W : nat) (c : config) (src : nat -> reader) (input : nat -> list sample).
 Hypothesis ok : setting_ok W (fun _ => c).
 Notation cfg := (fun _ : nat => c).
 
@@ -264,63 +247,31 @@ Proof. induction 1; [constructor|eapply reach_step; eauto]. Qed.
 
 Notation history := (history c).
 Notation view_at := (fun r rs => view_of c r (src r) (input r) rs).
-Definition seen (s : sys) (r : nat) : list result := firstn (got s r) (results s).
 
 Section Run.
 Variable depth : nat -> nat.
 Notation step := (System.step W cfg depth input).
-Notation sync := System.sync.
-Notation entry_ok := (System.entry_ok W cfg).
+Notation admissible_of := (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok)).
 
 (** What every run of the epoch keeps, whether it begins or goes on. *)
 Record basis (s : sys) : Prop := {
-  bs_rank : forall r, r < W -> stands c (depth r) r (input r) (history (seen s r)) (rank_of s r);
-  bs_sync : forall r, r < W -> sync s r;
-  bs_log : Forall entry_ok (log s) }.
-
-Lemma seen_current : forall s r, got s r = length (log s) -> seen s r = results s.
-Proof. intros s r G. unfold seen. rewrite firstn_all2; [reflexivity|]. unfold results. rewrite map_length. lia. Qed.
-
-Lemma basis_pending : forall s r, basis s -> r < W -> pending s r = true -> seen s r = results s /\ got s r = length (log s) /\ is_waiting (rank_of s r) = true.
-Proof.
-  intros s r I H P. destruct (bs_sync s I r H) as [[_ [G Wa]]|[[P' _]|[P' _]]]; try congruence. split; [apply seen_current, G|auto].
-Qed.
-
-Lemma basis_entry : forall s i p, basis s -> nth_error (log s) i = Some p -> entry_ok p.
-Proof. intros s i p I H. apply nth_error_In in H. pose proof (bs_log s I) as F. rewrite Forall_forall in F. auto. Qed.
-
-Lemma basis_admissible : forall s r e, basis s -> r < W -> may cfg input s r e -> admissible c c (input r) (rank_of s r) e.
-Proof.
-  intros s r e I H M. destruct e as [xs en full| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto; destruct M as [P [E Sh]]; [|exact Sh].
-  destruct (sync_answer s r _ (bs_sync s I r H) P E) as [_ [_ [ms [L M]]]]. split; [reflexivity|].
-  apply (ready_offer W cfg ms a r (rank_of s r) (basis_entry s _ _ I L) M).
-Qed.
-
-Lemma seen_before : forall s r x rk g p ru, basis s -> r < W -> pending s r = true ->
-  firstn (got s r) (results (mkSys rk g p (log s ++ [x]) ru)) = seen s r.
-Proof.
-  intros s r x rk g p ru I H P. destruct (basis_pending s r I H P) as [_ [G _]]. unfold seen, results. simpl. rewrite map_app, firstn_app, G, map_length, Nat.sub_diag.
-  simpl. apply app_nil_r.
-Qed.
+  bs_standing :> standing W cfg depth input s;
+  bs_rank : forall r, r < W -> stands c (depth r) r (input r) (history (seen s r)) (rank_of s r) }.
 
 Lemma step_keeps_basis : forall s l t, basis s -> step s l t -> basis t.
 Proof.
-  intros s l t I St. pose proof (every_step_keeps_sync W cfg depth input (some_rank _ _ ok) s l t (bs_sync s I) St) as Y. destruct St as [s r e t H M E|s x P R|s r H Ru Tk|s d m la Hd Dr].
-  - constructor; [|exact Y|apply (bs_log s I)]. intros q Hq. unfold seen. simpl. change (results (mkSys _ _ _ (log s) _)) with (results s). destruct (Nat.eq_dec q r) as [->|NE].
-    + rewrite !update_same. destruct (bs_rank s I r H) as [h [A [K T]]]. pose proof (basis_admissible s r e I H M) as Ad.
-      assert (Nu : numbered_from 0 (h_steps h)) by (rewrite <- (al_steps _ _ A); apply history_numbered).
-      destruct (every_transition_keeps_the_invariant_of_a_rank c c r (depth r) (input r) h (configs_ok _ _ ok r H) Nu _ e t K T Ad E) as [K' T'].
-      exists (next_hist c h e). split; [|split; [exact K'|exact T']]. unfold next_hist. destruct e; try exact A. rewrite update_same. destruct M as [_ [M _]].
-      rewrite (firstn_snoc _ _ _ _ M), history_snoc. apply alike_step, A.
-    + rewrite !update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).
-      apply (bs_rank s I q Hq).
-  - constructor; [|exact Y|].
-    + intros r H. unfold seen at 1. cbn [got rank_of]. rewrite (seen_before s r _ _ _ _ _ I H (P r H)). apply (bs_rank s I r H).
-    + apply exchange_keeps_log; [|exact R|apply (bs_log s I)]. intros r H. destruct (basis_pending s r I H (P r H)) as [_ [_ Wa]]. destruct (bs_rank s I r H) as [h [_ [K _]]].
-      exact (core_message cfg input c r h _ K Wa).
-  - constructor; [apply (bs_rank s I)|exact Y|apply (bs_log s I)].
-  - constructor; [|exact Y|apply (bs_log s I)]. intros q Hq. destruct (bs_rank s I q Hq) as [h [A [K T]]]. exists h. split; [exact A|].
-    destruct (Nat.eq_dec q d) as [->|NE]; [rewrite drawn_same|rewrite drawn_other by exact NE; auto]. exact (drawing_keeps_the_invariant_of_a_rank W cfg depth input (some_rank _ _ ok) s d m la c h Dr K T).
+  intros s l t I St. assert (X : forall r, r < W -> stands c (depth r) r (input r) (history (seen t r)) (rank_of t r)).
+  { apply (each_rank_keeps W cfg depth input (fun r rs u => stands c (depth r) r (input r) (history rs) u) s l t I St);
+      [intros r e u _ H M NG E [h [A [K T]]]|intros r x u H M E [h [A [K T]]]|intros r n la _ H D [h [A [K T]]]|exact (bs_rank s I)].
+    1,2: assert (Nu : numbered_from 0 (h_steps h)) by (rewrite <- (al_steps _ _ A); apply history_numbered);
+      destruct (every_transition_keeps_the_invariant_of_a_rank c c r (depth r) (input r) h (configs_ok _ _ ok r H) Nu _ _ u K T (admissible_of s r _ I H M) E) as [K' T'].
+    - exists h. split; [exact A|]. split; [|exact T']. destruct e; try exact K'. edestruct NG. reflexivity.
+    - exists (h_step c h x). rewrite history_snoc. split; [apply alike_step, A|auto].
+    - exists h. split; [exact A|]. exact (drawing_keeps_the_invariant_of_a_rank W cfg depth input (some_rank _ _ ok) s r n la c h D K T). }
+  constructor; [constructor|exact X].
+  - intros r H. destruct (X r H) as [h [_ KT]]. exists h. exact KT.
+  - exact (every_step_keeps_sync W cfg depth input (some_rank _ _ ok) s l t (g_sync _ _ _ _ _ I) St).
+  - exact (every_step_keeps_the_log W cfg depth input s l t I St).
 Qed.
 
 (** What a good agreement says, of which every rank takes part. *)
@@ -328,22 +279,14 @@ Lemma all_are_ready : forall s a, basis s -> (forall r, r < W -> pending s r = t
   exists os, agreement_of a os /\ (forall r, r < W -> exists o, In o os /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ o_ready o = true /\ offer_ok c r (rank_of s r) o) /\
   (o_samples_max a <> 0 -> is_quota_met c (h_samples (history (results s))) = false /\ sane a).
 Proof.
-  intros s a I P Rd B Sr. destruct (reduce_agreed _ _ Rd) as [os [E A]]. exists os. split; [exact A|].
-  assert (X : forall r o, r < W -> nth_error os r = Some o -> at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok c r (rank_of s r) o).
-  { intros r o H Ho. pose proof (messages_nth W s r H) as Hm. rewrite E, (map_nth_error MOffer _ _ Ho) in Hm. injection Hm as Hm.
-    destruct (basis_pending s r I H (P r H)) as [_ [_ Wa]]. destruct (bs_rank s I r H) as [h [_ [K _]]]. pose proof (waiting_says _ _ _ _ _ _ K Wa) as Sa.
-    rewrite <- Hm in Sa. exact Sa. }
-  assert (L : length os = W) by (rewrite <- (map_length MOffer), <- E; apply messages_length).
-  assert (Y : forall o, In o os -> exists r, r < W /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok c r (rank_of s r) o).
-  { intros o Ho. apply In_nth_error in Ho as [r Hr]. assert (H : r < W) by (rewrite <- L; apply nth_error_Some; congruence). exists r. split; [assumption|]. apply X; assumption. }
+  intros s a I P Rd B Sr. destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [_ [X Y]]]]. exists os. split; [exact A|].
   pose proof (ready_agreement W cfg s a os A B Sr Y) as Ra. split.
-  - intros r H. destruct (nth_error os r) as [o|] eqn:Ho; [|apply nth_error_None in Ho; lia]. destruct (X r o H Ho) as [X1 [X2 X3]]. apply nth_error_In in Ho.
-    exists o. repeat (split; [assumption|]). split; [apply (ag_ready _ _ A o Ho Ra)|exact X3].
+  - intros r H. destruct (X r H) as [o [Io [Ph [Po O]]]]. exists o. repeat (split; [assumption|]). split; [exact (ag_ready _ _ A o Io Ra)|exact O].
   - intros NZ. destruct (at_samples _ _ A) as [o [Ho Eo]]. destruct (Y o Ho) as [r [H [_ [_ O]]]]. destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Ho Ra)) as [_ [_ [_ [Os _]]]].
-    destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [_ [_ [_ [Kg _]]]]. destruct (basis_pending s r I H (P r H)) as [Se _]. rewrite Se in Kg. rewrite Kg in Os.
+    destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [_ [_ [_ [Kg _]]]]. destruct (pending_sync W cfg depth input s r I H (P r H)) as [Se _]. rewrite Se in Kg. rewrite Kg in Os.
     assert (U : is_quota_met c (h_samples (history (results s))) = false) by (destruct (is_quota_met c (h_samples (history (results s)))); [congruence|reflexivity]). split; [exact U|].
     apply (sane_agreement a os A); [|exact NZ]. intros p Hp. destruct (Y p Hp) as [q [Hq [Pq [_ Op]]]]. destruct (stands_on _ _ _ _ _ _ (bs_rank s I q Hq)) as [_ [_ [_ [Kq [h' K]]]]].
-    destruct (basis_pending s q I Hq (P q Hq)) as [Sq _]. rewrite Sq in Kq. rewrite <- Kq in U. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok q Hq) K Pq Op (ag_ready _ _ A p Hp Ra) U).
+    destruct (pending_sync W cfg depth input s q I Hq (P q Hq)) as [Sq _]. rewrite Sq in Kq. rewrite <- Kq in U. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok q Hq) K Pq Op (ag_ready _ _ A p Hp Ra) U).
 Qed.
 
 Lemma read_keeps_image : forall s r xs en full t, basis s -> r < W -> may cfg input s r (SamplesRead xs en full) -> ends_alike s (LRank r (SamplesRead xs en full)) ->
@@ -401,7 +344,7 @@ Lemma answer_keeps_image : forall s r x t, basis s -> log_says s -> r < W -> may
   let h := history (seen s r) in let v := view_at r (seen s r) in
   image c (src r) (input r) h v (rank_of s r) -> image c (src r) (input r) (h_step c h x) (next_view c r (src r) (input r) h v x) t.
 Proof.
-  intros s r x t I Lg H M E h v Im. pose proof (basis_admissible s r _ I H M) as Ad. destruct (sync_answer s r _ (bs_sync s I r H) (proj1 M) (proj1 (proj2 M))) as [_ [_ [ms [El Em]]]].
+  intros s r x t I Lg H M E h v Im. pose proof (admissible_of s r _ I H M) as Ad. destruct (sync_answer s r _ (g_sync _ _ _ _ _ I r H) (proj1 M) (proj1 (proj2 M))) as [_ [_ [ms [El Em]]]].
   destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [Kr [Kk [Kp [Kg [h' K]]]]]. fold h in Kr, Kk, Kp, Kg. unfold kind_ok in Kk.
   set (u := rank_of s r) in *. destruct Im as [I1 I2 I3 I4 _ I5 IB]. destruct x as [a|cs|rs]; simpl in E; destruct (at_phase u) eqn:Ph; try discriminate.
   - destruct Ad as [_ Ar]. unfold agree in E. unfold h_step, next_view. rewrite Kk. destruct (is_bad a) eqn:B.
@@ -467,20 +410,11 @@ Qed.
 
 Lemma step_keeps_images : forall s l t, basis s -> log_says s -> step s l t -> ends_alike s l -> images s -> images t.
 Proof.
-  intros s l t I Lg St Al Im r H. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr].
-  - specialize (Im r H). unfold seen. simpl. change (results (mkSys _ _ _ (log s) _)) with (results s). destruct (Nat.eq_dec r i) as [->|NE].
-    + rewrite update_same. destruct e as [xs en full| |x| | |cause|].
-      * eapply read_keeps_image; eauto.
-      * destruct (own_part c i (depth i) _ Collated t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
-      * rewrite update_same. pose proof M as [_ [Ex _]]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc, view_snoc. apply (answer_keeps_image s i x t I Lg Hi M E Im).
-      * destruct (own_part c i (depth i) _ StepTaken t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
-      * destruct (own_part c i (depth i) _ ConsumerStopped t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
-      * destruct (own_part c i (depth i) _ (LocalFailed cause) t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
-      * destruct (own_part c i (depth i) _ Urged t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
-    + rewrite update_other by exact NE. destruct e; try exact Im. rewrite update_other by exact NE. exact Im.
-  - unfold seen at 1 2. cbn [got rank_of]. rewrite (seen_before s r _ _ _ _ _ I H (P r H)). apply (Im r H).
-  - exact (Im r H).
-  - destruct Al.
+  intros s l t I Lg St Al Im. unfold images. apply (each_rank_keeps W cfg depth input (fun r rs u => image c (src r) (input r) (history rs) (view_at r rs) u) s l t I St); [| | |exact Im].
+  - intros r e u El H M NG E Ir. subst l. destruct e as [xs en full| |y| | |cause|]; [eapply read_keeps_image; eauto| |edestruct NG; reflexivity|..];
+      (destruct (own_part c r (depth r) _ _ u NG ltac:(discriminate) E) as [P1 [P2 P3]]; eapply image_part; eauto).
+  - intros r x u H M E. rewrite history_snoc, view_snoc. exact (answer_keeps_image s r x u I Lg H M E).
+  - intros r n la El. subst l. destruct Al.
 Qed.
 
 (** What a rank puts into an exchange that makes steps, or plans them, is what its view says. *)
@@ -489,7 +423,7 @@ Lemma exchange_says : forall s t, basis s -> images s -> step s LExchange t -> p
 Proof.
   intros s t I Im St Al r m Hm. inversion St as [|s' x P Rd| |]; subst.
   assert (H : r < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact H. injection Hm as <-.
-  destruct (basis_pending s r I H (P r H)) as [Se [_ Wa]]. pose proof (Im r H) as Ir. destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [Kr [Kk [_ [Kg [h' K]]]]].
+  destruct (pending_sync W cfg depth input s r I H (P r H)) as [Se [_ Wa]]. pose proof (Im r H) as Ir. destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [Kr [Kk [_ [Kg [h' K]]]]].
   rewrite Se in Ir, Kr, Kk, Kg. change (history (results s)) with (whole cfg s) in Ir, Kr, Kk, Kg. unfold kind_ok in Kk.
   unfold message_of, message. unfold is_waiting in Wa. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
   - rewrite Kk. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. rewrite Po.
@@ -506,7 +440,7 @@ Proof.
     assert (Ah : alive (whole cfg s)) by (unfold alive; rewrite Kk; exact Logic.I).
     destruct (ready_is_full _ _ _ _ (i_window _ _ _ _ _ _ Ir Ah Qm) W0) as [Fw [Fr Fe]].
     destruct (i_offer _ _ _ _ _ _ Ir Ph) as [o2 [Po2 Ss]]. rewrite Po in Po2. injection Po2 as <-.
-    assert (Nf : o_failed o = None) by (destruct (o_failed o) eqn:X; [exfalso; assert (Y : o_failed a <> None) by (apply (ag_failed _ _ A o Iy); congruence); unfold is_bad in B; destruct (o_failed a); [discriminate|easy]|reflexivity]).
+    assert (Nf : o_failed o = None) by (destruct (o_failed o) eqn:X; [exfalso; apply (ag_failed _ _ A o Iy); [congruence|apply (not_bad a B)]|reflexivity]).
     assert (Ns : o_stop_rank o = None) by (destruct (o_stop_rank o) eqn:X; [exfalso; apply (ag_stop _ _ A o Iy); congruence|reflexivity]).
     specialize (Ss Ns). destruct (of_round _ _ _ _ Oo) as [Or1 Or2]. destruct (of_print _ _ _ _ Oo) as [Op1 Op2]. pose proof (of_samples _ _ _ _ Oo) as Om2.
     rewrite Kr in Or1, Or2. rewrite Kg in Os. pose proof (of_budget _ _ _ _ Oo) as Ob. rewrite Kr in Ob.
@@ -546,7 +480,7 @@ Proof.
     destruct (all_are_ready s a I P Rd B Sr) as [_ [_ [_ F]]]. intros NZ. apply (F NZ).
   - destruct x; simpl in Hk; congruence.
   - destruct x as [a|cs|rs]; simpl in Hk; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _. apply failure_of_kind in Fo. exact Fo.
-  - pose proof (some_rank _ _ ok) as SR. destruct (basis_pending s 0 I ltac:(lia) (P 0 ltac:(lia))) as [Wa [_ Wt]].
+  - pose proof (some_rank _ _ ok) as SR. destruct (pending_sync W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [Wa [_ Wt]].
     destruct (stands_on _ _ _ _ _ _ (bs_rank s I 0 ltac:(lia))) as [_ [Kk _]]. rewrite Wa in Kk. change (history (results s)) with (whole cfg s) in Kk. pose proof (phase_of_kind _ _ _ _ Kk) as Ph. rewrite K in Ph. unfold is_waiting in Wt. destruct Ph as [Ph|Ph]; rewrite Ph in Wt; discriminate.
 Qed.
 
@@ -569,7 +503,7 @@ Qed.
 Lemma start_tells : tells (start cfg).
 Proof.
   pose proof (initial_invariant W cfg depth input (some_rank _ _ ok) (configs_ok _ _ ok)) as I. constructor; [|apply start_images| |].
-  - constructor; [|apply (g_sync _ _ _ _ _ I)|constructor]. intros r H. eexists. split; [apply alike_same|]. split; [apply (g_core _ _ _ _ _ I r H)|apply (g_tight _ _ _ _ _ I r H)].
+  - constructor; [exact I|]. intros r H. eexists. split; [apply alike_same|]. split; [apply (g_core _ _ _ _ _ I r H)|apply (g_tight _ _ _ _ _ I r H)].
   - intros i ms x Hi. destruct i; discriminate.
   - intros l Hk. discriminate.
 Qed.
@@ -578,13 +512,13 @@ Lemma replays_tell : forall s, replays depth s -> tells s.
 Proof. induction 1 as [|s l t Rp Ts St Al]; [apply start_tells|eapply step_keeps_tells; eauto]. Qed.
 
 Lemma got_some : forall s r, tells s -> r < W -> got s r <= length (log s).
-Proof. intros s r Ts H. destruct (bs_sync s (tell_basis s Ts) r H) as [[_ [G _]]|[[_ [G _]]|[_ [G _]]]]; lia. Qed.
+Proof. intros s r Ts H. destruct (g_sync _ _ _ _ _ (tell_basis s Ts) r H) as [[_ [G _]]|[[_ [G _]]|[_ [G _]]]]; lia. Qed.
 
 Lemma ended_tells : forall s r, tells s -> r < W -> is_ending (rank_of s r) = true ->
   got s r = length (log s) /\ exists o l, h_kind (whole cfg s) = NClosed o l /\ ended_as (rank_of s r) = Some o.
 Proof.
   intros s r Ts H E. pose proof (tell_basis s Ts) as I. assert (G : got s r = length (log s)).
-  { unfold is_ending in E. destruct (bs_sync s I r H) as [[_ [G _]]|[[_ [_ [Wa _]]]|[_ [G _]]]]; [exact G| |exact G]. exfalso. unfold is_waiting in Wa. destruct (at_phase (rank_of s r)); discriminate. }
+  { unfold is_ending in E. destruct (g_sync _ _ _ _ _ I r H) as [[_ [G _]]|[[_ [_ [Wa _]]]|[_ [G _]]]]; [exact G| |exact G]. exfalso. unfold is_waiting in Wa. destruct (at_phase (rank_of s r)); discriminate. }
   split; [exact G|]. destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [_ [K _]]. rewrite (seen_current s r G) in K. change (history (results s)) with (whole cfg s) in K.
   unfold kind_ok in K. unfold is_ending in E. destruct (at_phase (rank_of s r)); try discriminate; exact K.
 Qed.
@@ -671,7 +605,7 @@ Proof.
   destruct (nth_error (log s) n) as [[ms x]|] eqn:E; [|apply nth_error_None in E; lia]. destruct (nth_error (log s') n) as [[ms' x']|] eqn:E'; [|apply nth_error_None in E'; lia].
   pose proof (results_nth _ _ _ E) as Ex. pose proof (results_nth _ _ _ E') as Ex'. simpl in Ex, Ex'.
   rewrite (firstn_snoc _ _ _ _ Ex), (firstn_snoc _ _ _ _ Ex'), Same. f_equal. f_equal.
-  destruct (basis_entry d s n _ I E) as [Lm [Rd _]]. destruct (basis_entry d' s' n _ I' E') as [Lm' [Rd' _]]. simpl in *.
+  destruct (log_entry W cfg d input s n _ I E) as [Lm [Rd _]]. destruct (log_entry W cfg d' input s' n _ I' E') as [Lm' [Rd' _]]. simpl in *.
   assert (Em : ms = ms').
   { apply nth_error_ext. intros r. destruct (nth_error ms r) as [m|] eqn:Hm.
     - assert (Hr : r < W) by (rewrite <- Lm; apply nth_error_Some; congruence). destruct (nth_error ms' r) as [m'|] eqn:Hm'; [|apply nth_error_None in Hm'; lia]. f_equal.
@@ -734,7 +668,7 @@ Proof.
   pose proof (same_results d d' s s' Rp Rp' n ltac:(lia) ltac:(lia) A B') as Same. pose proof (tell_log d' s' Rp') as L'.
   assert (Wh : history (firstn (S n) (results s)) = whole cfg s) by (rewrite firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
   destruct (nth_error (log s') n) as [[ms' x']|] eqn:E'; [|apply nth_error_None in E'; lia].
-  destruct (basis_entry d' s' n _ (tell_basis d' s' Rp') E') as [Lm' _]. simpl in Lm'.
+  destruct (log_entry W cfg d' input s' n _ (tell_basis d' s' Rp') E') as [Lm' _]. simpl in Lm'.
   destruct (nth_error ms' 0) as [m'|] eqn:Hm'; [|apply nth_error_None in Hm'; pose proof (some_rank _ _ ok); lia].
   pose proof (L' n ms' x' E' (or_introl C') 0 m' Hm') as X. unfold message_of in X. rewrite <- Same, K in X. destruct X as [Q _].
   assert (Y : firstn (S n) (results s) = firstn (S n) (results s')).

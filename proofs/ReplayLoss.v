@@ -1,13 +1,10 @@
 (** REPLAY with losses: whatever ranks are lost, and whenever, the steps that are planned are those of a run without. *)
 Require Import List Arith Lia Bool.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Coupled Loss Replay.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Coupled Loss Replay.
 Import ListNotations.
 
 Section ReplayLoss.
-Variable W : nat.
-Variable c : config.
-Variable src : nat -> reader.
-Variable input : nat -> list sample.
+Variables (W : nat) (c : config) (src : nat -> reader) (input : nat -> list sample).
 Hypothesis ok : setting_ok W (fun _ => c).
 Notation cfg := (fun _ : nat => c).
 Notation replays := (Replay.replays W c src input).
@@ -38,25 +35,16 @@ Proof. intros peer cause s E. pose proof (lose_lost peer cause s E) as L. destru
 Lemma left_shares : forall u v, left_behind u v -> at_phase u = DONE /\ is_lost u = true /\ taken u = taken v.
 Proof. intros u v []. auto. Qed.
 
-(** It can only read and collate. *)
+Lemma left_is_closed : forall u v, left_behind u v -> queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
+Proof. intros u v []. auto. Qed.
+
+(** It stays so, whatever it still reads. *)
 Lemma left_stays : forall depth s v r e t, reachable W cfg depth input v -> r < W -> may cfg input s r e -> transition c r (depth r) (rank_of s r) e = Some t ->
   left_behind (rank_of s r) (rank_of v r) -> left_behind t (rank_of v r) /\ posted t = posted (rank_of s r) /\ (forall x, e <> Got x) /\ e <> StepTaken.
 Proof.
-  intros depth s v r e t Rv H M E L. destruct L as [P Lo [l [L1 L2]] S Q Tk]. set (u := rank_of s r) in *.
-  assert (Post : forall w, at_phase w = DONE -> ended_as w = ended_as u -> limit w = limit u -> steps_of w = steps_of u -> queue w = queue u -> taken w = taken u -> posted w = posted u ->
-    left_behind (post c r w) (rank_of v r) /\ posted (post c r w) = posted u).
-  { intros w W1 W2 W3 W4 W5 W6 W7. rewrite post_ending by auto. split; [|exact W7]. constructor; try congruence; [|rewrite W3; eauto].
-    unfold is_lost, is_ending in *. rewrite W1, W2. rewrite P in Lo. exact Lo. }
-  destruct e as [xs en full| |x| | |cause|]; simpl in E.
-  - destruct (_ || _); [discriminate|]. injection E as <-. split; [|split; [|split; discriminate]]; apply Post; auto.
-  - destruct (collated u); [discriminate|]. injection E as <-. split; [|split; [|split; discriminate]]; apply Post; auto.
-  - rewrite P in E. destruct x; discriminate.
-  - exfalso. rewrite Q in E. destruct (queue (rank_of v r)) as [|x q] eqn:Qv; [discriminate|].
-    rewrite L1, (head_number W cfg depth input v r x q (invariant_of W cfg depth input ok v Rv) H Qv) in E. simpl in E.
-    replace (length (taken (rank_of v r)) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
-  - destruct M as [_ M]. contradiction.
-  - destruct M as [M _]. unfold is_ending in M. fold u in M. rewrite P in M. discriminate.
-  - destruct M as [M _]. unfold is_ending in M. fold u in M. rewrite P in M. discriminate.
+  intros depth s v r e t Rv H M E L. pose proof (lost_transition W cfg depth input ok left_behind left_shares left_is_closed s v r e t Rv H M E L) as Ev.
+  destruct L as [P Lo Li S Q T]. destruct (lost_keeps _ _ _ _ _ _ P Ev E) as [_ [_ [NG [NT [Pt [Ot [Lt [St [Qt [Tt Po]]]]]]]]]].
+  split; [|auto]. constructor; try congruence; [|rewrite Lt; exact Li]. unfold is_lost, is_ending in *. rewrite Pt, Ot. rewrite P in Lo. exact Lo.
 Qed.
 
 Theorem a_run_with_losses_follows_one_that_replays : forall depth u, lossy_replays depth u -> exists v, replays depth v /\ follows_as W left_behind u v.
@@ -101,7 +89,7 @@ Proof.
   intros d d' s s' r P P' H E E' O O'. destruct (a_run_with_losses_follows_one_that_replays d s P) as [v [R F]].
   destruct (a_run_with_losses_follows_one_that_replays d' s' P') as [v' [R' F']].
   assert (Live : forall u w, follows_as W left_behind u w -> is_ending (rank_of u r) = true -> ended_as (rank_of u r) = Some Complete -> rank_of u r = rank_of w r).
-  { intros u w Fu Eu Ou. destruct (f_rank _ _ _ _ Fu r H) as [[_ [X _]]|[L _]]; [exact X|]. pose proof (lb_lost _ _ L) as X. unfold is_lost in X. rewrite Ou, andb_false_r in X. discriminate. }
+  { intros u w Fu Eu Ou. destruct (f_rank _ _ _ _ Fu r H) as [[_ [X _]]|[L _]]; [exact X|]. pose proof (lb_lost _ _ L) as X. rewrite (complete_is_not_lost _ Ou) in X. discriminate. }
   pose proof (Live s v F E O) as X. pose proof (Live s' v' F' E' O') as X'. rewrite X in E, O |- *. rewrite X' in E', O' |- *.
   exact (complete_runs_have_planned_the_same_steps W c src input ok d d' v v' r R R' H E E' O O').
 Qed.

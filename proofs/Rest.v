@@ -3,7 +3,7 @@
     This is Generation.compute_rest of odb_ref/torch/plan/state.py, without samples set aside, and the arithmetic of its shares:
     what was taken, and what is left, are together what there was. [Resume.v] joins it to the steps of a system. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment.
+From ODB Require Import Lists Types Alignment.
 Import ListNotations.
 
 (** The items of a list at the given places, in their order. *)
@@ -88,9 +88,6 @@ Proof.
   destruct (nth_error a i) as [j|]; simpl; [|reflexivity]. destruct (nth_error l j); reflexivity.
 Qed.
 
-Lemma same_members : forall a b : list nat, NoDup a -> NoDup b -> (forall x, In x a <-> In x b) -> Permutation a b.
-Proof. intros. apply NoDup_Permutation; assumption. Qed.
-
 (** ** One rank *)
 
 Lemma part_positions : forall n k, sound n k ->
@@ -98,7 +95,7 @@ Lemma part_positions : forall n k, sound n k ->
                filter (fun p => negb (among p (k_taken k))) (seq (k_read_samples k) (n - k_read_samples k))) (seq 0 n).
 Proof.
   intros n k [L [ND F]]. rewrite <- (filter_split nat (is_taken k) (seq 0 n)) at 2. apply Permutation_app_head. rewrite Forall_forall in F.
-  apply same_members.
+  apply NoDup_Permutation.
   - apply NoDup_app_of; [apply NoDup_filter, ND|apply NoDup_filter, seq_NoDup|]. intros x Hx Hy. apply filter_In in Hx as [Hx _]. apply filter_In in Hy as [Hy _]. apply in_seq in Hy. specialize (F x Hx). lia.
   - apply NoDup_filter, seq_NoDup.
   - intros x. rewrite in_app_iff, !filter_In, !in_seq. unfold is_taken. split.
@@ -145,8 +142,7 @@ Qed.
 
 Lemma by_rank_app : forall A B (f g : nat -> A -> list B) parts, Permutation (by_rank f parts ++ by_rank g parts) (by_rank (fun r k => f r k ++ g r k) parts).
 Proof.
-  intros A B f g parts. unfold by_rank. induction (combine (seq 0 (length parts)) parts) as [|rp l IH]; [constructor|]. simpl.
-  rewrite <- IH, <- !app_assoc. apply Permutation_app_head. rewrite !app_assoc. apply Permutation_app_tail. apply Permutation_app_comm.
+  intros A B f g parts. unfold by_rank. symmetry. apply concat_map_app.
 Qed.
 
 Lemma by_rank_of_rank : forall A B (f : nat -> list B) (parts : list A), by_rank (fun r _ => f r) parts = concat (map f (seq 0 (length parts))).

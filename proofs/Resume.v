@@ -5,7 +5,7 @@
     everything is true that Replay.v rests on; and the ranks of a job that is loaded, which exchange anew, plan what those plan that
     go on. For another number of ranks, what a checkpoint calls taken is what was taken; Rest.v shares out the rest. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt Replay Rest.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt Replay Rest.
 Import ListNotations.
 
 (** ** What is saved, and loaded *)
@@ -34,9 +34,7 @@ Proof.
 Qed.
 
 Section Rank.
-Variable c : config.
-Variable src : reader.
-Variable inp : list sample.
+Variables (c : config) (src : reader) (inp : list sample).
 Hypothesis OK : config_ok c.
 Hypothesis placed : forall i x, nth_error inp i = Some x -> pos x = i.
 (** Its source is its own. *)
@@ -44,6 +42,11 @@ Hypothesis own : c_shares c = false.
 Notation history := (history c).
 Variable rank : nat.
 Notation view_of := (view_of c rank src inp).
+
+(** What is saved is where the round began: as the history and the view of then say it. *)
+Definition says_where (b : round_start) (h : hist) (v : view) : Prop :=
+  b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\
+  b_planned b = length (h_steps h) /\ b_gsum b = h_samples h /\ b_budget b = v_budget v.
 
 (** What a view says of reads and marks. *)
 Definition wants (h : hist) (v : view) : Prop :=
@@ -61,20 +64,6 @@ Proof.
   - destruct (is_bad a); [simpl; auto|]. destruct (o_stop_rank a) as [q|]; [simpl; auto|]. destruct (target c a) as [|n]; [simpl; auto|]. simpl h_kind. simpl v_marks. cbn [v_read v_want v_ended v_window h_round].
     rewrite own, orb_false_r. split; [apply last_of_last_n, (ok_age _ OK)|reflexivity].
   - destruct (failure_of r); simpl; rewrite ?K; auto.
-Qed.
-
-
-Lemma in_firstn : forall (l : list sample) n x, In x (firstn n l) -> exists i, i < n /\ nth_error l i = Some x.
-Proof.
-  induction l as [|y l IH]; intros n x H; [rewrite firstn_nil in H; destruct H|]. destruct n; [destruct H|]. destruct H as [->|H]; [exists 0; split; [lia|reflexivity]|].
-  destruct (IH n x H) as [i [L E]]. exists (S i). split; [lia|exact E].
-Qed.
-
-Lemma in_skipn : forall (l : list sample) n x, In x (skipn n l) -> exists i, n <= i /\ nth_error l i = Some x.
-Proof.
-  induction l as [|y l IH]; intros n x H; [rewrite skipn_nil in H; destruct H|]. destruct n.
-  - apply In_nth_error in H as [i E]. exists i. split; [lia|exact E].
-  - destruct (IH n x H) as [i [L E]]. exists (S i). split; [lia|exact E].
 Qed.
 
 Section Saved.
@@ -96,8 +85,7 @@ Proof.
   split; [apply Permutation_app_inv_r in C; exact C|lia].
 Qed.
 
-Lemma saved_fields : b_round (save u) = h_round h /\ b_read (save u) = v_read v /\ b_carried (save u) = v_window v /\ b_marks (save u) = v_marks v /\
-  b_planned (save u) = length (h_steps h) /\ b_gsum (save u) = h_samples h /\ b_budget (save u) = v_budget v.
+Lemma saved_fields : says_where (save u) h v.
 Proof.
   destruct Wa as [M _]. pose proof saved_cons as [C _]. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]]. unfold unread in Fx.
   destruct (stands_on _ _ _ _ _ _ K) as [Kr [_ [Kp [Kg _]]]].
@@ -105,9 +93,9 @@ Proof.
   split; [|split; [reflexivity|split; [exact Kp|split; [exact Kg|exact (i_budget _ _ _ _ _ _ Im saved_alive)]]]].
   rewrite Wx, filter_app, (filter_all _ _ true), (filter_all _ _ false), app_nil_r; [reflexivity| |].
   - intros y Hy. apply Nat.ltb_ge. rewrite Fx in Hy. assert (Hs : In y (skipn (v_read v) inp)) by (rewrite <- (firstn_skipn (length x)); apply in_or_app; left; exact Hy).
-    apply in_skipn in Hs as [i [L E]]. rewrite (placed i y E). exact L.
+    apply In_nth_error in Hs as [i E]. rewrite nth_error_of_skipn in E. rewrite (placed _ y E). apply Nat.le_add_r.
   - intros y Hy. apply Nat.ltb_lt. assert (Hf : In y (firstn (v_read v) inp)) by (apply (Permutation_in _ C), in_or_app; right; exact Hy).
-    apply in_firstn in Hf as [i [L E]]. rewrite (placed i y E). exact L.
+    apply In_nth_error in Hf as [i E]. apply nth_error_of_firstn in E as [L E]. rewrite (placed i y E). exact L.
 Qed.
 
 Lemma saved_reading : forall before, reading src inp v (place c rank before (save u)) /\ (b_ended (save u) = true -> v_read v = length inp).
@@ -153,10 +141,7 @@ End Rank.
 (** ** The job *)
 
 Section Resume.
-Variable W : nat.
-Variable c : config.
-Variable src : nat -> reader.
-Variable input : nat -> list sample.
+Variables (W : nat) (c : config) (src : nat -> reader) (input : nat -> list sample).
 Hypothesis ok : setting_ok W (fun _ => c).
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation history := (history c).
@@ -174,10 +159,7 @@ Proof.
   unfold kind_ok in Kk. destruct Ph as [P|P]; rewrite P in Kk; exact Kk.
 Qed.
 
-Lemma begun_saves : forall d s r, tells W c src input d s -> r < W -> has_begun (rank_of s r) ->
-  let b := save (rank_of s r) in let h := history (seen s r) in let v := view_at s r in
-  b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\ b_planned b = length (h_steps h) /\ b_gsum b = h_samples h /\
-  b_budget b = v_budget v.
+Lemma begun_saves : forall d s r, tells W c src input d s -> r < W -> has_begun (rank_of s r) -> says_where (save (rank_of s r)) (history (seen s r)) (view_at s r).
 Proof.
   intros d s r T H Sv. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C.
   apply (saved_fields c (src r) (input r) (fun i x => placed r i x H) r _ _ _ _ K Im (views_want c (src r) (input r) C (proj2 (proj2 Sv)) r _) Kd Qu (proj1 Sv)).
@@ -205,9 +187,7 @@ Record saves (d : nat -> nat) (s : sys) (r : nat) : Prop := { sv_run : replays d
 
 (** RESUME: what is saved says where the round began. It does not depend on what was read since. *)
 Theorem what_a_rank_saves_is_where_its_round_began : forall d s r, saves d s r ->
-  let b := save (rank_of s r) in let h := history (seen s r) in let v := view_at s r in
-  b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\ b_planned b = length (h_steps h) /\ b_gsum b = h_samples h /\
-  b_budget b = v_budget v.
+  says_where (save (rank_of s r)) (history (seen s r)) (view_at s r).
 Proof. intros d s r [Rp H B]. apply (begun_saves d s r); auto. apply replays_tell; assumption. Qed.
 
 (** RESUME: loaded again, it makes a rank whose steps, window, marks and reads are those that the samples and what was exchanged
@@ -272,7 +252,7 @@ Lemma rounds_count : forall d s n, tells W c src input d s -> n <= length (log s
 Proof.
   intros d s n T. induction n as [|n IH]; intros L A; [reflexivity|]. pose proof (alive_before c _ n (S n) (Nat.le_succ_diag_r n) A) as B. specialize (IH ltac:(lia) B).
   destruct (nth_error (log s) n) as [[ms x]|] eqn:E; [|apply nth_error_None in E; lia]. pose proof (results_nth _ _ _ E) as Ex. simpl in Ex.
-  pose proof (tell_log _ _ _ _ _ _ T n ms x E (or_introl A)) as M. destruct (basis_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) E) as [Lm [Rd _]]. simpl in Lm, Rd.
+  pose proof (tell_log _ _ _ _ _ _ T n ms x E (or_introl A)) as M. destruct (log_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) E) as [Lm [Rd _]]. simpl in Lm, Rd.
   destruct (nth_error ms 0) as [m|] eqn:Hm; [|apply nth_error_None in Hm; pose proof (some_rank _ _ ok); lia]. specialize (M 0 m Hm). unfold message_of in M.
   rewrite (firstn_snoc _ _ _ _ Ex), history_snoc in *. set (h := history (firstn n (results s))) in *. unfold alive, h_step in *. apply nth_error_In in Hm.
   destruct (h_kind h) as [|k| |o lm] eqn:K; try contradiction.
@@ -312,12 +292,15 @@ Proof.
     assert (Same : forall r, r < W -> exists s, rank_of s r = rank_of (moments r) r /\ tells W c src input (depths r) s /\ seen s r = seen t r).
     { intros r H. destruct (Each r H) as [s [E [T [G [L A]]]]]. exists s. split; [exact E|]. split; [exact T|]. rewrite Se. unfold seen in *. rewrite G in *. rewrite G0 in *.
       apply (same_results W c src input _ _ s t0 T T0); [pose proof (got_some _ _ _ _ _ _ _ T H); lia|lia|exact A|exact A0]. }
+    assert (Ranks : forall r, r < W -> stands c (d r) r (input r) (history (seen t r)) (rank_of t r) /\ image c (src r) (input r) (history (seen t r)) (view_at t r) (rank_of t r)).
+    { intros r H. destruct (Same r H) as [s [E [T <-]]]. unfold t, loaded. cbn [rank_of]. rewrite <- E. assert (Sv : has_begun (rank_of s r)) by (rewrite E; apply (B r H)).
+      destruct (begun_loads (depths r) s r T H Sv) as [Ls Li]. exact (conj (Ls (d r)) Li). }
     constructor.
-    + constructor.
-      * intros r H. destruct (Same r H) as [s [E [T <-]]]. unfold t, loaded. cbn [rank_of]. rewrite <- E. assert (Sv : has_begun (rank_of s r)) by (rewrite E; apply (B r H)). destruct (begun_loads (depths r) s r T H Sv) as [Ls Li]. exact (Ls (d r)).
+    + constructor; [constructor|apply Ranks].
+      * intros r H. destruct (Ranks r H) as [[h [_ KT]] _]. exists h. exact KT.
       * intros r H. unfold sync. change (pending t r) with (is_waiting (rank_of t r)). destruct (is_waiting (rank_of t r)); [left|right; right]; repeat split.
-      * apply Forall_firstn, (bs_log _ _ _ _ _ (tell_basis _ _ _ _ _ _ T0)).
-    + intros r H. destruct (Same r H) as [s [E [T <-]]]. unfold t, loaded. cbn [rank_of]. rewrite <- E. assert (Sv : has_begun (rank_of s r)) by (rewrite E; apply (B r H)). destruct (begun_loads (depths r) s r T H Sv) as [Ls Li]. exact Li.
+      * apply Forall_firstn, (g_log _ _ _ _ _ (tell_basis _ _ _ _ _ _ T0)).
+    + intros r H. apply (Ranks r H).
     + intros i ms x Hi. unfold t in Hi. cbn [log] in Hi. assert (Li : i < 2 * k) by (rewrite <- Lp; apply nth_error_Some; congruence).
       assert (F : forall j, j <= 2 * k -> firstn j (results t) = firstn j (results t0)).
       { intros j Lj. unfold t, results. cbn [log]. unfold past. rewrite <- firstn_map, firstn_firstn, Nat.min_l by exact Lj. reflexivity. }
@@ -357,7 +340,7 @@ Proof.
   destruct (nth_error (log s) n) as [[ms x]|] eqn:El; [|apply nth_error_None in El; lia]. pose proof (results_nth _ _ _ El) as Ex. rewrite Ea in Ex. injection Ex as <-.
   assert (Wh : history (firstn (S n) (results s)) = whole (fun _ => c) s) by (rewrite firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
   assert (Pl : plain c (history (firstn n (results s))) (history (firstn (S n) (results s)))) by (right; rewrite Wh; split; [eauto|apply Q]).
-  destruct (basis_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) El) as [Lm [Rd _]]. simpl in Lm, Rd. destruct (nth_error ms r) as [m|] eqn:Hm; [|apply nth_error_None in Hm; lia].
+  destruct (log_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) El) as [Lm [Rd _]]. simpl in Lm, Rd. destruct (nth_error ms r) as [m|] eqn:Hm; [|apply nth_error_None in Hm; lia].
   pose proof (tell_log _ _ _ _ _ _ T n ms _ El Pl r m Hm) as M. unfold message_of in M. rewrite K in M. destruct M as [_ [o [-> Oo]]].
   destruct (reduce_agreed _ _ Rd) as [os [-> A]]. apply nth_error_In, in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->. destruct (ag_samples _ _ A o Io) as [_ S2]. rewrite Z in S2.
   unfold offer_of in Oo. rewrite Q in Oo. rewrite Oo in S2. simpl in S2.
@@ -400,12 +383,7 @@ Proof.
   set (v := view_at s r) in *. set (rd := v_read v) in *. set (S := map pos (samples_of (steps_of (rank_of s r)))). set (w := map pos (v_window v)).
   assert (Ps : Permutation (S ++ w) (seq 0 rd)).
   { unfold S, w. rewrite <- map_app, (Permutation_map pos Cs). assert (X : map pos (firstn rd (input r)) = seq 0 rd); [|rewrite X; reflexivity].
-    apply nth_error_ext. intros i. destruct (Nat.lt_ge_cases i rd) as [L|L].
-    - destruct (nth_error (input r) i) as [x|] eqn:E; [|apply nth_error_None in E; lia]. assert (Ef : nth_error (firstn rd (input r)) i = Some x).
-      { rewrite <- (firstn_skipn rd (input r)) in E. rewrite nth_error_app1 in E by (rewrite firstn_length; lia). exact E. }
-      rewrite (map_nth_error pos _ _ Ef), (placed r i x H E). symmetry. rewrite nth_error_nth' with (d := 0) by (rewrite seq_length; exact L). rewrite seq_nth by exact L. reflexivity.
-    - assert (X1 : nth_error (map pos (firstn rd (input r))) i = None) by (apply nth_error_None; rewrite map_length, firstn_length; lia).
-      rewrite X1. symmetry. apply nth_error_None. rewrite seq_length. exact L. }
+    rewrite map_numbered, firstn_length, Nat.min_l by (exact Le || (intros i x E; apply nth_error_of_firstn in E as [_ E]; exact (placed r i x H E))). reflexivity. }
   assert (Nd : NoDup (S ++ w)) by (apply (Permutation_NoDup (Permutation_sym Ps)), seq_NoDup).
   assert (In_all : forall p, In p (S ++ w) <-> p < rd).
   { intros p. split; intros I; [apply (Permutation_in _ Ps), in_seq in I; lia|apply (Permutation_in _ (Permutation_sym Ps)), in_seq; lia]. }

@@ -1,27 +1,17 @@
 (** TERM, sharper in join mode: an epoch has no more rounds than the largest shard has samples. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination.
 Import ListNotations.
 
-Lemma concat_of_nonempty : forall gs : list group, Forall (fun g => g <> []) gs -> length gs <= length (concat gs).
-Proof. induction 1 as [|g gs Hg F IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia. Qed.
-
 Section Rounds.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
 (** An alignment carries only what is surplus. *)
 Hypothesis surplus : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = [].
 Notation reachable := (System.reachable W cfg depth input).
-Notation invariant := (System.invariant W cfg depth input).
-Notation step := (System.step W cfg depth input).
-Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
-Definition in_count (s : state) : nat := match at_phase s with COUNT => 1 | _ => 0 end.
 Definition made (s : state) : nat := length (samples_of (steps_of s)) + length (concat (aligned s)).
 
 (** A rank emits at least one sample a round as long as it has any. *)
@@ -31,24 +21,18 @@ Record busy (n : nat) (s : state) : Prop := {
 
 Lemma reachable_busy : forall s, reachable s -> forall r, r < W -> busy (length (input r)) (rank_of s r).
 Proof.
-  induction 1 as [|s l t R IH St]; intros r H; [constructor; unfold made, in_count; simpl; lia|].
-  pose proof (invariant_of W cfg depth input ok s R) as I.
-  destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [|exact (IH r H)|exact (IH r H)|destruct (IH r H); constructor; assumption].
-  simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact (IH r H)].
-  specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K. pose proof (rank_step_after W cfg depth input ok s i e t I H My E) as K'.
-  set (u := rank_of s i) in *. pose proof (k_round _ _ _ _ _ _ K) as R1. pose proof (k_round _ _ _ _ _ _ K') as R2.
-  pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
-  - simpl in E. fold u in E. simpl in R2.
-    pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Pk. fold u in Pk.
+  apply (each_rank_always W cfg depth input ok (fun r _ u => busy (length (input r)) u)).
+  - intros r H. constructor; unfold made, in_count; simpl; lia.
+  - intros s i e t R H My NG E [B1 B2]. pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. pose proof (own_event_keeps_in_count _ _ _ _ _ _ NG E) as Ic.
+    constructor; unfold made in *; rewrite Ic, (sa_round _ _ Sm), (sa_steps _ _ Sm), (sa_aligned _ _ Sm); assumption.
+  - intros s i y t R H My E IH. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *. simpl in E.
     destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
     + destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
-      assert (Rr : round t = round u).
-      { rewrite R1, R2. unfold h_step. destruct (h_kind (hist_of s i)); try reflexivity. destruct (is_bad a); [reflexivity|]. destruct (o_stop_rank a); reflexivity. }
+      pose proof (agree_round _ _ _ _ _ _ E) as Rr.
       assert (Au : aligned u = []) by (apply (k_aligned _ _ _ _ _ _ K); fold u; rewrite Ph; discriminate).
       destruct IH as [B1 B2]. unfold made, in_count in *. rewrite Ph, Au in *. simpl in B1, B2.
       assert (Dec : at_phase t = COUNT \/ at_phase t <> COUNT) by (destruct (at_phase t); auto; right; discriminate). destruct Dec as [Pt|Pt].
-      2:{ destruct (S2 Pt) as [Sa _]. assert (Ic : in_count t = 0) by (unfold in_count; destruct (at_phase t); try reflexivity; exfalso; apply Pt; reflexivity).
-          constructor; rewrite Ic; unfold made; rewrite S1, Sa, Rr; simpl; lia. }
+      2:{ destruct (S2 Pt) as [Sa _]. constructor; rewrite (not_in_count t Pt); unfold made; rewrite S1, Sa, Rr; simpl; lia. }
       destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
       destruct (answered_offer W cfg depth input s i a I H My Ph) as [o [os [A [Io [Po O]]]]]. fold u in Po, O.
       destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [Rw [R3 _]]].
@@ -72,21 +56,14 @@ Proof.
         -- specialize (Wa ltac:(discriminate)). destruct B2 as [B2|B2]; [lia|]. simpl in Cl. lia.
     + destruct (count_cases _ _ _ _ _ E) as [Lc [Al [_ [_ [Pt S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 _]]].
       destruct (join i H) as [_ J2]. assert (Cut : cut (cfg i) (gsum u) cs = length cs) by (unfold cut; rewrite J2; reflexivity). rewrite Cut, Lc, firstn_all in S3.
-      pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk _].
-      assert (Rr : round t = S (round u)) by (rewrite R1, R2; unfold h_step; rewrite Kk; reflexivity).
+      destruct (count_budget _ _ _ _ _ E) as [_ Rr].
       assert (Mt : made t = made u).
       { unfold made. rewrite Al, S2. unfold samples_of. rewrite map_app, concat_app, app_length, S3. simpl. lia. }
       assert (Ic : in_count t = 0) by (unfold in_count; destruct Pt as [-> | ->]; reflexivity).
       destruct IH as [B1 B2]. unfold in_count in B1, B2. rewrite Ph in B1, B2. constructor; rewrite Mt, Ic, Rr; [rewrite Al; simpl; lia|lia].
     + destruct (failure_of rs) as [o|] eqn:F; [|discriminate]. injection E as <-.
-      match goal with |- busy _ (drain ?d ?o ?l ?v) => assert (Ic : in_count (drain d o l v) = 0) by (unfold in_count; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
-      destruct IH as [B1 B2]. unfold in_count in B1, B2. rewrite Ph in B1, B2. constructor; unfold made in *; rewrite Ic, drain_steps; assumption.
-  - pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. fold u in Sm.
-    replace (next_hist (cfg 0) (hist_of s i) e) with (hist_of s i) in * by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-    assert (Ic : in_count t = in_count u).
-    { pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as P1. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K')) as P2. fold u in P1. unfold in_count.
-      destruct (h_kind (hist_of s i)); [destruct P1 as [-> | ->], P2 as [-> | ->]|rewrite P1, P2|rewrite P1, P2|destruct P1 as [-> | ->], P2 as [-> | ->]]; reflexivity. }
-    destruct IH as [B1 B2]. constructor; unfold made in *; rewrite Ic, (sa_round _ _ Sm), (sa_steps _ _ Sm), (sa_aligned _ _ Sm); assumption.
+      destruct IH as [B1 B2]. unfold in_count in B1, B2. rewrite Ph in B1, B2. constructor; unfold made in *; rewrite drained_is_not_in_count, drain_steps; assumption.
+  - intros s r n la R H D [B1 B2]. constructor; assumption.
 Qed.
 
 Variable largest : nat.
@@ -114,9 +91,7 @@ Theorem join_mode_has_no_more_rounds_than_the_largest_shard_has_samples : forall
 Proof.
   intros s r R H. pose proof (rounds_within_largest s R) as B. destruct (rounds_within_steps W cfg depth input ok s R) as [_ L].
   pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite (k_round _ _ _ _ _ _ K).
-  assert (G : h_round (hist_of s r) <= h_round (whole s)).
-  { destruct (hist_cases W cfg depth input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ Wa]]]]]]]]; [lia|]. rewrite Wa.
-    destruct (h_step_grows (cfg 0) (hist_of s r) x (history_released _ _)) as [_ [Rr _]]. exact Rr. }
+  destruct (whole_goes_on cfg s r) as [_ G].
   assert (kind_ops (h_kind (whole s)) <= 2) by (destruct (h_kind (whole s)); simpl; lia). lia.
 Qed.
 

@@ -1,6 +1,6 @@
 (** The shipped target rules of odb_ref/core/batching/rules.py lie within the bounds, on every agreement that can arise. *)
 Require Import List Arith Lia.
-From ODB Require Import Types Alignment Machine Local.
+From ODB Require Import Lists Types Alignment Machine Local.
 Import ListNotations.
 
 Definition paper_rule (a : offer) : nat := o_groups_max a.

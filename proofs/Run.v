@@ -1,6 +1,6 @@
 (** [perform]: what can happen, as a program. It is exactly [lossy_step]. What ranks that share an order draw is not in it. *)
 Require Import List Arith Lia Bool.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
 Import ListNotations.
 
 (** What happens next. [CRead r n en full] gives rank [r] its next [n] samples; [CLose] says that a peer is lost. *)
@@ -24,10 +24,7 @@ Proof.
 Qed.
 
 Section Run.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Notation step := (System.step W cfg depth input).
 Notation lossy_step := (Loss.lossy_step W cfg depth input).
 
@@ -125,16 +122,18 @@ Proof.
   destruct (transition _ _ _ _ _) as [v|] eqn:T; [|discriminate]. injection E as <-. apply StepRank; assumption.
 Qed.
 
-Lemma perform_step : forall s c t, is_loss c = false -> perform s c = Some t -> exists l, step s l t /\ is_draw l = false.
+Lemma perform_step : forall s c t, is_loss c = false -> perform s c = Some t ->
+  exists l, step s l t /\ is_draw l = false /\ forall r e, l = LRank r e -> event_of s c = Some (r, e).
 Proof.
   intros s c t L E.
-  assert (G : forall r e, event_of s c = Some (r, e) -> rank_moves s r e = Some t -> exists l, step s l t /\ is_draw l = false).
-  { intros r e Ev Mv. exists (LRank r e). split; [|reflexivity]. apply rank_moves_step; [eapply event_of_may; eassumption|exact Mv]. }
+  assert (G : forall r e, event_of s c = Some (r, e) -> rank_moves s r e = Some t ->
+    exists l, step s l t /\ is_draw l = false /\ forall i f, l = LRank i f -> event_of s c = Some (i, f)).
+  { intros r e Ev Mv. exists (LRank r e). split; [apply rank_moves_step; [eapply event_of_may; eassumption|exact Mv]|]. split; [reflexivity|congruence]. }
   destruct c; try discriminate; unfold perform in E; try (destruct (event_of s _) as [[i e]|] eqn:Ev; [eauto|discriminate]).
   - destruct (all_ranks W (pending s)) eqn:P; [|discriminate]. destruct (reduce _) eqn:Rd; [|discriminate]. injection E as <-.
-    exists LExchange. split; [|reflexivity]. apply StepExchange; [apply all_ranks_spec, P|exact Rd].
+    exists LExchange. split; [|split; [reflexivity|discriminate]]. apply StepExchange; [apply all_ranks_spec, P|exact Rd].
   - destruct (_ && _) eqn:C; [|discriminate]. injection E as <-. apply andb_true_iff in C as [C C3]. apply andb_true_iff in C as [C1 C2].
-    exists (LTrained r). split; [|reflexivity]. apply StepTrained; [apply Nat.ltb_lt, C1|exact C2|]. intros q Hq. pose proof (proj1 (all_ranks_spec _ _) C3 q Hq) as X. apply Nat.leb_le, X.
+    exists (LTrained r). split; [|split; [reflexivity|discriminate]]. apply StepTrained; [apply Nat.ltb_lt, C1|exact C2|]. intros q Hq. pose proof (proj1 (all_ranks_spec _ _) C3 q Hq) as X. apply Nat.leb_le, X.
 Qed.
 
 (** The program and the relation are the same. *)
@@ -151,22 +150,8 @@ Proof.
   - intros [c E]. destruct (is_loss c) eqn:L.
     + destruct c; try discriminate. simpl in E. destruct (_ && _) eqn:C; [|discriminate]. injection E as <-. apply andb_true_iff in C as [C1 C2].
       apply LossyLoss; [apply Nat.ltb_lt, C1|apply negb_true_iff, C2].
-    + destruct (perform_step s c t L E) as [l [St Dr]]. exact (LossyStep W cfg depth input s l t St Dr).
+    + destruct (perform_step s c t L E) as [l [St [Dr _]]]. exact (LossyStep W cfg depth input s l t St Dr).
 Qed.
-
-(** The choices in turn; one that cannot be performed is the end of it. *)
-Fixpoint play (cs : list choice) (s : sys) : option sys :=
-  match cs with [] => Some s | c :: r => match perform s c with Some t => play r t | None => None end end.
-
-(** The first of the choices that can be performed, again and again. *)
-Fixpoint go_on (fuel : nat) (cs : list choice) (s : sys) : sys :=
-  match fuel with
-  | 0 => s
-  | S n => match fold_right (fun c found => match perform s c with Some t => Some t | None => found end) None cs with
-           | Some t => go_on n cs t
-           | None => s
-           end
-  end.
 
 Lemma perform_reachable : forall s c t, is_loss c = false -> perform s c = Some t -> reachable W cfg depth input s -> reachable W cfg depth input t.
 Proof. intros s c t L E R. destruct (perform_step s c t L E) as [l [St _]]. eapply reach_step; eauto. Qed.
@@ -174,37 +159,42 @@ Proof. intros s c t L E R. destruct (perform_step s c t L E) as [l [St _]]. eapp
 Lemma perform_lossy : forall s c t, perform s c = Some t -> lossy_reachable W cfg depth input s -> lossy_reachable W cfg depth input t.
 Proof. intros s c t E [n P]. exists (S n). eapply lossy_on; [exact P|]. apply the_executable_step_is_the_step_of_the_system. eauto. Qed.
 
-Lemma first_performed : forall s cs t, fold_right (fun c found => match perform s c with Some u => Some u | None => found end) None cs = Some t ->
-  exists c, In c cs /\ perform s c = Some t.
-Proof.
-  induction cs as [|c cs IH]; simpl; intros t E; [discriminate|]. destruct (perform s c) as [u|] eqn:P.
-  - injection E as <-. eauto.
-  - destruct (IH t E) as [d [I X]]. eauto.
-Qed.
-
-Lemma go_on_reachable : forall n cs s, forallb (fun c => negb (is_loss c)) cs = true -> reachable W cfg depth input s -> reachable W cfg depth input (go_on n cs s).
-Proof.
-  induction n as [|n IH]; simpl; intros cs s L R; [exact R|]. destruct (fold_right _ None cs) as [t|] eqn:E; [|exact R].
-  apply IH; [exact L|]. apply first_performed in E as [c [I P]]. apply (perform_reachable s c t); auto.
-  rewrite forallb_forall in L. apply negb_true_iff, L, I.
-Qed.
-
-Lemma go_on_lossy : forall n cs s, lossy_reachable W cfg depth input s -> lossy_reachable W cfg depth input (go_on n cs s).
-Proof.
-  induction n as [|n IH]; simpl; intros cs s R; [exact R|]. destruct (fold_right _ None cs) as [t|] eqn:E; [|exact R].
-  apply IH. apply first_performed in E as [c [I P]]. apply (perform_lossy s c t); auto.
-Qed.
-
-Lemma play_reachable : forall cs s t, forallb (fun c => negb (is_loss c)) cs = true -> play cs s = Some t -> reachable W cfg depth input s -> reachable W cfg depth input t.
-Proof.
-  induction cs as [|c cs IH]; simpl; intros s t L E R; [injection E as <-; exact R|]. apply andb_true_iff in L as [L1 L2].
-  destruct (perform s c) as [u|] eqn:P; [|discriminate]. apply (IH u t L2 E). apply (perform_reachable s c u); auto. apply negb_true_iff, L1.
-Qed.
-
-Lemma play_lossy : forall cs s t, play cs s = Some t -> lossy_reachable W cfg depth input s -> lossy_reachable W cfg depth input t.
-Proof.
-  induction cs as [|c cs IH]; simpl; intros s t E R; [injection E as <-; exact R|].
-  destruct (perform s c) as [u|] eqn:P; [|discriminate]. apply (IH u t E). apply (perform_lossy s c u); auto.
-Qed.
-
 End Run.
+
+(** ** Several choices *)
+
+Section Play.
+Variable next : sys -> choice -> option sys.
+
+(** The choices in turn; one that cannot be performed is the end of it. *)
+Fixpoint play (cs : list choice) (s : sys) : option sys :=
+  match cs with [] => Some s | c :: r => match next s c with Some t => play r t | None => None end end.
+
+(** The first of the choices that can be performed, again and again. *)
+Fixpoint go_on (fuel : nat) (cs : list choice) (s : sys) : sys :=
+  match fuel with
+  | 0 => s
+  | S n => match fold_right (fun c found => match next s c with Some t => Some t | None => found end) None cs with
+           | Some t => go_on n cs t
+           | None => s
+           end
+  end.
+
+(** They keep what each of them does. *)
+Lemma play_keeps : forall (keeps : sys -> Prop) cs, (forall s c t, In c cs -> next s c = Some t -> keeps s -> keeps t) ->
+  forall s t, play cs s = Some t -> keeps s -> keeps t.
+Proof.
+  intros keeps. induction cs as [|c cs IH]; simpl; intros K s t E R; [injection E as <-; exact R|].
+  destruct (next s c) as [u|] eqn:P; [|discriminate]. exact (IH (fun v d w I => K v d w (or_intror I)) u t E (K s c u (or_introl eq_refl) P R)).
+Qed.
+
+Lemma go_on_keeps : forall (keeps : sys -> Prop) cs, (forall s c t, In c cs -> next s c = Some t -> keeps s -> keeps t) ->
+  forall n s, keeps s -> keeps (go_on n cs s).
+Proof.
+  intros keeps cs K. induction n as [|n IH]; simpl; intros s R; [exact R|]. destruct (fold_right _ None cs) as [t|] eqn:E; [|exact R]. apply IH.
+  assert (I : exists c, In c cs /\ next s c = Some t).
+  { clear - E. induction cs as [|c cs IH]; simpl in E; [discriminate|]. destruct (next s c) as [u|] eqn:P; [injection E as <-; exists c; simpl; auto|].
+    destruct (IH E) as [d [I X]]. exists d. simpl. auto. }
+  destruct I as [c [I P]]. exact (K s c t I P R).
+Qed.
+End Play.

@@ -2,7 +2,7 @@
     group is a run of the window, and groups leave as the sampler has them: laid end to end, what leaves and what is carried are
     the window by position. Spec: R2.6, R4.1. *)
 Require Import List Arith Lia Bool Permutation Sorted.
-From ODB Require Import Types Alignment Order Layouts.
+From ODB Require Import Lists Types Alignment Order Layouts.
 Import ListNotations.
 
 (** ** The model *)
@@ -12,17 +12,8 @@ Variables (tokens : group -> nat) (budget : nat) (limits : list nat).
 
 Definition is_fitting (g : group) : bool := (tokens g <=? budget) && is_within limits g.
 
-(** [acc] is the current run; each sample joins it if they fit together, or begins the next. *)
-Fixpoint run_on (acc : group) (l : list sample) : list group :=
-  match l with
-  | [] => match acc with [] => [] | _ => [acc] end
-  | x :: r => match acc with
-              | [] => run_on [x] r
-              | _ => if is_fitting (acc ++ [x]) then run_on (acc ++ [x]) r else acc :: run_on [x] r
-              end
-  end.
-
-Definition compute_runs (window : list sample) : list group := run_on [] (by_position window).
+(** Each sample joins the current run if they fit together, or begins the next. *)
+Definition compute_runs (window : list sample) : list group := greedy (fun run x => is_fitting (run ++ [x])) [] (by_position window).
 
 End Runs.
 
@@ -51,74 +42,27 @@ Definition align_in (o : order) (M : gauge) : nat -> list group -> nat -> nat ->
 
 (** ** What runs keep *)
 
-Lemma run_on_concat : forall t b limits l acc, concat (run_on t b limits acc l) = acc ++ l.
-Proof.
-  induction l as [|x l IH]; intros acc; simpl.
-  - destruct acc; simpl; rewrite ?app_nil_r; reflexivity.
-  - destruct acc as [|y acc]; [apply IH|]. destruct (is_fitting _ _ _ _); [rewrite IH, <- app_assoc; reflexivity|].
-    simpl. rewrite IH. reflexivity.
-Qed.
-
 Theorem runs_laid_end_to_end_are_the_window_by_position : forall t b limits w, concat (compute_runs t b limits w) = by_position w.
-Proof. intros. apply run_on_concat. Qed.
+Proof. intros. apply greedy_concat. Qed.
 
 Theorem no_run_is_empty : forall t b limits w, Forall (fun g => g <> []) (compute_runs t b limits w).
-Proof.
-  intros t b limits w. unfold compute_runs. generalize (by_position w) as l. intros l.
-  assert (H : forall l acc, Forall (fun g => g <> []) (run_on t b limits acc l)); [|apply H]. clear l.
-  induction l as [|x l IH]; intros acc; simpl.
-  - destruct acc as [|y acc]; [constructor|]. constructor; [discriminate|constructor].
-  - destruct acc as [|y acc]; [apply IH|]. destruct (is_fitting _ _ _ _); [|constructor; [discriminate|]]; apply IH.
-Qed.
+Proof. intros. apply no_run_is_left_empty. Qed.
 
 (** BUDGET *)
 Theorem every_run_fits_the_budget : forall t b limits w,
   Forall (fun g => length g <= 1 \/ is_fitting t b limits g = true) (compute_runs t b limits w).
 Proof.
-  intros t b limits w. unfold compute_runs. generalize (by_position w) as l. intros l.
-  assert (H : forall l acc, length acc <= 1 \/ is_fitting t b limits acc = true ->
-    Forall (fun g => length g <= 1 \/ is_fitting t b limits g = true) (run_on t b limits acc l)); [|apply H; left; simpl; lia]. clear l.
-  induction l as [|x l IH]; intros acc A; simpl.
-  - destruct acc as [|y acc]; [constructor|]. constructor; [exact A|constructor].
-  - assert (One : length [x] <= 1) by (simpl; lia). destruct acc as [|y acc]; [apply IH; left; exact One|].
-    destruct (is_fitting t b limits ((y :: acc) ++ [x])) eqn:E; [apply IH; right; exact E|].
-    constructor; [exact A|]. apply IH. left. exact One.
+  intros t b limits w. apply (greedy_keeps _ _ _ (by_position w)) with (before := []); auto.
 Qed.
 
 (** FEWEST, of runs: no partition into runs under the budget, so none in which neighbours stay together, has fewer groups. *)
 Theorem no_partition_into_runs_under_the_budget_has_fewer_groups : forall l padding_share b most limits w Q,
   concat Q = by_position w -> Forall (fits_in l b most limits) Q -> length (form_in Sampler l padding_share b limits w) <= length Q.
 Proof.
-  intros l padding_share b most limits w Q. simpl. unfold compute_runs. set (t := tokens_of (gauge_of l tokens_cost)). generalize (by_position w) as xs. intros xs.
-  assert (Fit : forall acc x, acc <> [] -> fits_in l b most limits (acc ++ [x]) -> is_fitting t b limits (acc ++ [x]) = true).
-  { intros acc x NE [S|[S [_ Wa]]]; [rewrite app_length in S; destruct acc; [easy|simpl in S; lia]|].
-    unfold is_fitting. rewrite Wa, andb_true_r. apply Nat.leb_le. destruct l; exact S. }
-  assert (Part : forall g h k, fits_in l b most limits (g ++ h ++ k) -> fits_in l b most limits h).
-  { intros g h k. apply (fits_in_passes_on l b most limits h (g ++ k)). rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm. }
-  assert (H : forall xs acc, acc <> [] ->
-    (forall Q, Forall (fits_in l b most limits) Q -> concat Q = xs -> length (run_on t b limits acc xs) <= S (length Q)) /\
-    (forall earlier rest Q, Forall (fits_in l b most limits) Q -> xs = rest ++ concat Q -> fits_in l b most limits (earlier ++ acc ++ rest) ->
-       length (run_on t b limits acc xs) <= S (length Q))).
-  { clear xs Q. induction xs as [|x xs IH]; intros acc NE; [destruct acc; [easy|]; split; intros; simpl; lia|].
-    assert (Loose : forall Q, Forall (fits_in l b most limits) Q -> concat Q = x :: xs -> length (run_on t b limits acc (x :: xs)) <= S (length Q)).
-    { induction Q as [|q Q IHQ]; intros F E; [discriminate|]. inversion F as [|? ? F1 F2]; subst. destruct q as [|y q].
-      - specialize (IHQ F2 E). simpl in *. lia.
-      - simpl in E. injection E as -> E. destruct acc as [|a acc]; [easy|]. cbn [run_on]. destruct (is_fitting t b limits ((a :: acc) ++ [x])).
-        + destruct (IH ((a :: acc) ++ [x])) as [Lo _]; [destruct acc; discriminate|].
-          assert (Fq : fits_in l b most limits q) by (apply (Part [x] q []); rewrite app_nil_r; exact F1).
-          specialize (Lo (q :: Q) (Forall_cons _ Fq F2) E). 
-          (* the current run goes on at least to the end of [q], so [q] needs no run of its own *)
-          simpl in *. lia.
-        + destruct (IH [x]) as [_ T]; [discriminate|]. specialize (T [] q Q F2 (eq_sym E) F1). simpl. lia. }
-    split; [exact Loose|]. intros earlier rest Q F E Fq. destruct rest as [|z rest]; [apply Loose; auto|].
-    simpl in E. injection E as -> E. destruct acc as [|a acc]; [easy|].
-    assert (Fx : is_fitting t b limits ((a :: acc) ++ [z]) = true).
-    { apply Fit; [discriminate|]. apply (Part earlier _ rest). rewrite <- app_assoc. exact Fq. }
-    cbn [run_on]. rewrite Fx. destruct (IH ((a :: acc) ++ [z])) as [_ T]; [destruct acc; discriminate|].
-    apply (T earlier rest Q F E). rewrite <- (app_assoc (a :: acc)). exact Fq. }
-  intros E F. destruct xs as [|x xs]; [simpl; lia|]. revert E F. induction Q as [|q Q IHQ]; intros E F; [discriminate|].
-  inversion F as [|? ? F1 F2]; subst. destruct q as [|y q]; [specialize (IHQ E F2); simpl in *; lia|].
-  simpl in E. injection E as -> E. cbn [run_on]. destruct (H xs [x]) as [_ T]; [discriminate|]. exact (T [] q Q F2 (eq_sym E) F1).
+  intros l padding_share b most limits w Q E F. apply (no_good_runs_are_fewer _ _ (fits_in l b most limits)); [| |exact F|exact E].
+  - intros g h k. apply (fits_in_passes_on l b most limits h (g ++ k)). rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm.
+  - intros run x Nh [S|[S [_ Wa]]]; [rewrite app_length in S; destruct run; [easy|simpl in S; lia]|].
+    unfold is_fitting. rewrite Wa, andb_true_r. apply Nat.leb_le. destruct l; exact S.
 Qed.
 
 (** ** The order of positions *)
@@ -126,17 +70,7 @@ Qed.
 Definition rising (l : list sample) : Prop := StronglySorted (fun x y => pos x < pos y) l.
 
 Lemma rising_app : forall l m, rising (l ++ m) <-> rising l /\ rising m /\ forall x y, In x l -> In y m -> pos x < pos y.
-Proof.
-  induction l as [|z l IH]; simpl; intros m.
-  - split; [intros A; repeat split; [constructor|exact A|easy]|tauto].
-  - split.
-    + intros A. inversion A as [|? ? A1 A2]; subst. apply IH in A1 as [B1 [B2 B3]]. apply Forall_app in A2 as [A2 A3].
-      split; [constructor; assumption|]. split; [exact B2|]. intros x y [->|Hx] Hy; [|apply B3; assumption].
-      rewrite Forall_forall in A3. apply A3, Hy.
-    + intros [A [B C]]. inversion A as [|? ? A1 A2]; subst. constructor.
-      * apply IH. split; [exact A1|]. split; [exact B|]. intros x y Hx. apply C. right. exact Hx.
-      * apply Forall_app. split; [exact A2|]. apply Forall_forall. intros y Hy. apply C; [left; reflexivity|exact Hy].
-Qed.
+Proof. intros l m. apply sorted_app. Qed.
 
 (** What is sorted has one order. *)
 Lemma sorted_once : forall A (before : A -> A -> bool) l m, orders before ->

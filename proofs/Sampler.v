@@ -1,14 +1,11 @@
 (** ORDER in the order sampler, for the whole system: what a rank plans is its input from the first sample on, in its order. That is
     so for any grouping and alignment that keep samples in their order; Runs.v has those that ship. *)
 Require Import List Arith Lia Bool Permutation Sorted.
-From ODB Require Import Types Alignment Runs Machine Local Rank System Facts Keeps Age Loss.
+From ODB Require Import Lists Types Alignment Runs Machine Local Rank System Facts Keeps Age Loss.
 Import ListNotations.
 
 Section Sampler.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis grouped_in_order : forall r b w, r < W -> concat (c_group (cfg r) b w) = by_position w.
 Hypothesis aligned_in_order : forall r k gs t d, r < W -> Forall (fun g => g <> []) gs -> rising (concat gs) ->
@@ -24,15 +21,12 @@ Proof. intros r n H. pose proof (input_in_order r H) as A. rewrite <- (firstn_sk
 
 Lemma what_is_read_stays_in_line : forall s r, reachable s -> r < W -> in_line (rank_of s r) = firstn (read (rank_of s r)) (input r).
 Proof.
-  intros s r R. revert r. induction R as [|s l t R IH St]; intros r H; [reflexivity|].
-  pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [|exact (IH r H)|exact (IH r H)..].
-  cbn [rank_of]. destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by assumption; exact (IH r H)].
-  rewrite update_same. specialize (IH i H). pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
-  pose proof (answer_or_own e) as Cases.
-  destruct Cases as [[y ->]|NG].
-  2:{ pose proof (transition_same _ _ _ _ _ _ NG E) as X. pose proof (aged_transition _ _ _ _ _ _ NG E) as A. unfold aged in A. injection A as _ Ar Aw _.
-      unfold in_line in *. rewrite (sa_steps _ _ X), (sa_aligned _ _ X), Aw, Ar, firstn_add, <- IH, !app_assoc. f_equal.
-      destruct e; simpl in *; try reflexivity. apply Ad. }
+  intros s r R. revert s R r. apply (each_rank_always W cfg depth input ok (fun r _ u => in_line u = firstn (read u) (input r)));
+    [reflexivity|intros s i e t R H M NG E IH|intros s i y t R H M E IH|auto];
+    pose proof (invariant_of W cfg depth input ok s R) as I; pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
+  { pose proof (transition_same _ _ _ _ _ _ NG E) as X. pose proof (aged_transition _ _ _ _ _ _ NG E) as A. unfold aged in A. injection A as _ Ar Aw _.
+    unfold in_line in *. rewrite (sa_steps _ _ X), (sa_aligned _ _ X), Aw, Ar, firstn_add, <- IH, !app_assoc. f_equal.
+    destruct e; simpl in *; try reflexivity. apply Ad. }
   rewrite (nothing_is_read_of_an_answer _ _ _ _ _ _ E). rewrite <- IH. pose proof (g_core _ _ _ _ _ I i H) as K.
   pose proof (read_ascends i (read (rank_of s i)) H) as As. rewrite <- IH in As. unfold in_line in *. simpl in E.
   destruct y as [a|cs|ps]; destruct (at_phase (rank_of s i)) eqn:Ph; try discriminate.

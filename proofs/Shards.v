@@ -3,6 +3,7 @@
     A deal is a function of what all ranks want and of how many places are drawn. What is proved of draws holds for every deal that
     gives the next places, each to one rank; the shipped one is proved to be such a deal, and to be even at the end. *)
 Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Lists.
 Import ListNotations.
 
 Definition sum (l : list nat) : nat := fold_right Nat.add 0 l.
@@ -36,8 +37,7 @@ Section Epoch.
 
 (** [W] ranks, an order of [total] places, and any deal: of what each rank wants and of how many places are drawn, the places that each
     draws. They are the next ones; and a rank that wants something has some of them, or they are all that is left. *)
-Variable W total : nat.
-Variable deal : (nat -> nat) -> nat -> nat -> list nat.
+Variables (W total : nat) (deal : (nat -> nat) -> nat -> nat -> list nat).
 Definition dealt_out (wants : nat -> nat) (d : nat) : list nat := concat (map (deal wants d) (ranks W)).
 Hypothesis deal_next : forall wants d, exists n, n <= total - d /\ Permutation (dealt_out wants d) (seq d n).
 Hypothesis deal_feeds : forall wants d r, r < W -> 1 <= wants r -> 1 <= length (deal wants d r) \/ total <= d + length (dealt_out wants d).
@@ -69,20 +69,7 @@ Theorem no_more_is_drawn_than_there_is : forall rounds, drawn rounds <= total.
 Proof. induction rounds as [|wants before IH]; simpl; [lia|]. pose proof (dealt_within wants (drawn before)). lia. Qed.
 
 Lemma each_gives : forall (A : Type) (f g : nat -> list A) w, (forall r, r < w -> Permutation (f r) (g r)) -> Permutation (concat (map f (seq 0 w))) (concat (map g (seq 0 w))).
-Proof.
-  intros A f g w H. assert (L : forall r, In r (seq 0 w) -> r < w) by (intros r I; apply in_seq in I; lia). revert L. generalize (seq 0 w).
-  induction l as [|r l IH]; intros L; simpl; [constructor|]. apply Permutation_app; [apply H, L; left; reflexivity|apply IH; intros z I; apply L; right; exact I].
-Qed.
-
-Lemma concat_map_app : forall (A : Type) (f g : nat -> list A) l,
-  Permutation (concat (map (fun i => f i ++ g i) l)) (concat (map f l) ++ concat (map g l)).
-Proof.
-  intros A f g. induction l as [|x l IH]; simpl; [constructor|].
-  rewrite <- !app_assoc. apply Permutation_app_head.
-  apply (Permutation_trans (l' := g x ++ concat (map f l) ++ concat (map g l))).
-  - apply Permutation_app_head. exact IH.
-  - rewrite !app_assoc. apply Permutation_app_tail. apply Permutation_app_comm.
-Qed.
+Proof. intros A f g w H. apply concat_perms. intros r I. apply in_seq in I. apply H. lia. Qed.
 
 (** DEAL: whatever the ranks want, what they have drawn together is what was dealt: each place once, by one rank. *)
 Theorem every_place_dealt_is_drawn_once_by_one_rank : forall rounds,
@@ -115,15 +102,7 @@ Proof.
   intros rounds emitted D E. rewrite <- D. eapply Permutation_trans; [|apply every_place_dealt_is_drawn_once_by_one_rank].
   assert (M : forall l, map (fun p => nth p l 0) (seq 0 (length l)) = l).
   { induction l as [|x l IH]; [reflexivity|]. simpl. f_equal. rewrite <- seq_shift, map_map. exact IH. }
-  assert (G : forall l, (forall i, In i l -> i < W) ->
-    Permutation (concat (map (fun i => map (fun p => nth p (drawn_by i rounds) 0) (emitted i)) l))
-                (concat (map (fun i => drawn_by i rounds) l))).
-  { induction l as [|x l IH]; intros B; simpl; [constructor|]. apply Permutation_app.
-    - apply (Permutation_trans (l' := map (fun p => nth p (drawn_by x rounds) 0) (seq 0 (length (drawn_by x rounds))))).
-      + apply Permutation_map. apply E. apply B. left. reflexivity.
-      + rewrite M. apply Permutation_refl.
-    - apply IH. intros i Hi. apply B. right. exact Hi. }
-  apply G. intros i Hi. unfold ranks in Hi. apply in_seq in Hi. lia.
+  apply each_gives. intros i Hi. rewrite (Permutation_map _ (E i Hi)), M. reflexivity.
 Qed.
 
 End Epoch.
@@ -315,7 +294,7 @@ Proof.
   intros W kept begin last told Hw Nn F. induction F as [|loads later L F IH]; intros d; [easy|]. cbn [portions]. set (portion := last - d - _).
   assert (Le : portion <= last - d) by (unfold portion; lia).
   destruct (a_portion_is_dealt_out loads (d - begin) portion) as [Ls S]; [intros ->; simpl in L; lia|]. rewrite L in Ls. set (ds := portion_shares _ _ _) in *.
-  transitivity (concat (map (draw d ds) (ranks W)) ++ concat (map (drawn_in (portions kept begin (d + portion) last later)) (ranks W))); [exact (concat_map_app _ (draw d ds) (drawn_in (portions kept begin (d + portion) last later)) (ranks W))|].
+  transitivity (concat (map (draw d ds) (ranks W)) ++ concat (map (drawn_in (portions kept begin (d + portion) last later)) (ranks W))); [exact (concat_map_app _ _ (draw d ds) (drawn_in (portions kept begin (d + portion) last later)) (ranks W))|].
   replace (seq d (last - d)) with (seq d portion ++ seq (d + portion) (last - (d + portion))) by (rewrite <- seq_app; f_equal; lia).
   apply Permutation_app; [rewrite <- Ls, draws_of_a_round_are_neighbours_in_the_order_of_the_ranks, S; reflexivity|].
   destruct later as [|x later]; [|apply IH; easy]. replace (last - (d + portion)) with 0 by (unfold portion; lia). simpl.

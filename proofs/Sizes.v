@@ -1,7 +1,7 @@
 (** Friendly numbers of samples: the executable [Sizes] of odb_ref/core/batching/sizes.py, [compute_sized_groups] of grouping.py, and
     SIZES for them: as formed, as aligned, and in every step of the system. Spec: R2.8, R4.2. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Budgets Instance Loss Joined.
+From ODB Require Import Lists Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Budgets Instance Loss Joined.
 Import ListNotations.
 
 (** ** Which numbers are friendly *)
@@ -87,7 +87,7 @@ Fixpoint cut (fuel budget most : nat) (limits : list nat) (l : list sample) : li
   match fuel with
   | 0 => []
   | S f =>
-      match sweep budget most limits [] l with
+      match sweep budget most limits l with
       | [] => []
       | g :: _ => let n := round_down (length g) in rev (firstn n l) :: cut f budget most limits (skipn n l)
       end
@@ -119,41 +119,17 @@ Qed.
 
 (** ** Grouping *)
 
-Lemma first_of_a_sweep : forall b most limits l acc g gs, sweep b most limits acc l = g :: gs -> exists n, g = rev (firstn n l) ++ acc.
-Proof.
-  induction l as [|x l IH]; intros acc g gs E.
-  - destruct acc as [|y acc]; [discriminate|]. injection E as <- _. exists 0. reflexivity.
-  - assert (Go : forall acc', sweep b most limits (x :: acc') l = g :: gs -> exists n, g = rev (firstn n (x :: l)) ++ acc').
-    { intros acc' E'. destruct (IH _ _ _ E') as [n ->]. exists (S n). simpl. rewrite <- app_assoc. reflexivity. }
-    destruct acc as [|y acc]; [exact (Go [] E)|]. cbn [sweep] in E. destruct (is_full _ _ _ _ _); [|exact (Go _ E)].
-    injection E as <- _. exists 0. reflexivity.
-Qed.
-
-Lemma sweep_not_empty : forall b most limits l acc, l <> [] \/ acc <> [] -> sweep b most limits acc l <> [].
-Proof.
-  induction l as [|x l IH]; intros acc NE; [destruct acc; [destruct NE; easy|discriminate]|].
-  destruct acc as [|y acc]; cbn [sweep]; [apply IH; right; discriminate|].
-  destruct (is_full _ _ _ _ _); [discriminate|apply IH; right; discriminate].
-Qed.
-
 (** What is cut from the samples, by length: some of the shortest, one at least, and part of what R2.1 makes. *)
 Lemma cut_step : forall f b most limits x l, exists n g gs, cut (S f) b most limits (x :: l) = rev (firstn n (x :: l)) :: cut f b most limits (skipn n (x :: l)) /\
-  1 <= n <= length (x :: l) /\ s n = true /\ sweep b most limits [] (x :: l) = g :: gs /\ Permutation (rev (firstn n (x :: l)) ++ skipn n (rev g)) g.
+  1 <= n <= length (x :: l) /\ s n = true /\ sweep b most limits (x :: l) = g :: gs /\ Permutation (rev (firstn n (x :: l)) ++ skipn n g) g.
 Proof.
-  intros f b most limits x l. destruct (sweep b most limits [] (x :: l)) as [|g gs] eqn:E.
-  { exfalso. eapply sweep_not_empty; [left|exact E]. discriminate. }
-  destruct (first_of_a_sweep _ _ _ _ _ _ _ E) as [k G]. rewrite app_nil_r in G.
-  assert (Lg : 1 <= length g).
-  { pose proof (sweep_perm b most limits (x :: l) []) as P. rewrite E in P. destruct g as [|y g]; [|simpl; lia].
-    symmetry in G. apply (f_equal (@length sample)) in G. rewrite rev_length, firstn_length in G. destruct k; [|simpl in G; lia].
-    exfalso. clear P G. cbn [sweep] in E. destruct (first_of_a_sweep _ _ _ _ _ _ _ E) as [n Z]. destruct (rev (firstn n l)); discriminate. }
-  destruct (rounding_down_gives_the_largest_friendly_number (length g) Lg) as [R1 [R2 _]].
-  assert (Lk : length g <= k /\ length g <= length (x :: l)) by (rewrite G, rev_length, firstn_length; lia).
-  exists (round_down (length g)), g, gs. split; [cbn [cut]; rewrite E; reflexivity|]. split; [lia|]. split; [exact R1|]. split; [reflexivity|].
-  set (n := round_down (length g)) in *. rewrite <- Permutation_rev.
-  assert (F : firstn n (x :: l) = firstn n (rev g)).
-  { rewrite G at 1. rewrite rev_involutive, firstn_firstn, Nat.min_l by lia. reflexivity. }
-  rewrite F, firstn_skipn. symmetry. apply Permutation_rev.
+  intros f b most limits x l. pose proof (greedy_concat _ (fun acc y => negb (is_full b most limits acc y)) (x :: l) []) as C.
+  pose proof (no_run_is_left_empty _ (fun acc y => negb (is_full b most limits acc y)) (x :: l)) as F. cbn [cut].
+  destruct (sweep b most limits (x :: l)) as [|g gs]; [discriminate|]. inversion F as [|? ? Nh _]; subst.
+  destruct (rounding_down_gives_the_largest_friendly_number (length g)) as [R1 [R2 _]]; [destruct g; [contradiction|simpl; lia]|].
+  exists (round_down (length g)), g, gs. set (n := round_down (length g)) in *. pose proof (f_equal (@length sample) C) as L. cbn [concat app] in C, L. rewrite app_length in L.
+  split; [reflexivity|]. split; [lia|]. split; [exact R1|]. split; [reflexivity|].
+  rewrite <- C, firstn_app. replace (n - length g) with 0 by lia. simpl. rewrite app_nil_r, <- Permutation_rev, firstn_skipn. reflexivity.
 Qed.
 
 Lemma cut_perm : forall f b most limits l, length l <= f -> Permutation (concat (cut f b most limits l)) l.
@@ -171,13 +147,13 @@ Qed.
 
 (** What holds of each run of the sorted samples that is cut. *)
 Lemma cut_keeps : forall (P : group -> Prop) b most limits,
-  (forall l n g gs, ascending l -> 1 <= n <= length l -> s n = true -> sweep b most limits [] l = g :: gs ->
-    Permutation (rev (firstn n l) ++ skipn n (rev g)) g -> P (rev (firstn n l))) ->
+  (forall l n g gs, ascending l -> 1 <= n <= length l -> s n = true -> sweep b most limits l = g :: gs ->
+    Permutation (rev (firstn n l) ++ skipn n g) g -> P (rev (firstn n l))) ->
   forall f l, ascending l -> Forall P (cut f b most limits l).
 Proof.
   intros P b most limits H. induction f as [|f IH]; intros [|x l] A; try constructor.
   destruct (cut_step f b most limits x l) as [n [g [gs [-> [Ln [Sn [Sw Pm]]]]]]]. constructor; [exact (H _ _ _ _ A Ln Sn Sw Pm)|]. apply IH.
-  clear - A. revert n. induction A as [|y r A IH F]; intros n; [rewrite skipn_nil; constructor|]. destruct n; [constructor; assumption|apply IH].
+  rewrite <- (firstn_skipn n) in A. apply sorted_app in A. apply A.
 Qed.
 
 Theorem every_sized_group_is_friendly : forall b most limits w, Forall (fun g => g <> [] /\ s (length g) = true) (compute_sized_groups b most limits w).
@@ -190,19 +166,14 @@ Qed.
 Theorem every_sized_group_fits_the_budget : forall b most limits w, Forall (fits b most limits) (compute_sized_groups b most limits w).
 Proof.
   intros. apply cut_keeps; [|apply sort_length_ascending]. intros l n g gs A _ _ Sw Pm. eapply fits_part; [exact Pm|].
-  assert (F : Forall (fits b most limits) (sweep b most limits [] l)).
-  { apply sweep_fits; [exact A|]. split; [left; simpl; lia|]. intros x y []. }
-  rewrite Sw in F. inversion F. assumption.
+  pose proof (sweep_fits b most limits l A) as F. rewrite Sw in F. inversion F. assumption.
 Qed.
 
 Theorem first_sample_of_a_sized_group_is_the_longest : forall b most limits w,
   Forall (fun g => padded_first g = padded g) (compute_sized_groups b most limits w).
 Proof.
   intros. apply cut_keeps; [|apply sort_length_ascending]. intros l n g gs A _ _ _ _.
-  assert (D : descending (rev (firstn n l))).
-  { apply rev_ascending. clear - A. revert n. induction A as [|x r A IH F]; intros [|n]; simpl; try constructor; [apply IH|].
-    apply Forall_firstn, F. }
-  destruct (rev (firstn n l)) as [|x r]; [reflexivity|]. unfold padded_first, padded. rewrite (descending_head x r D). reflexivity.
+  apply (first_of_a_part_is_the_longest [] (firstn n l) (skipn n l)). simpl. rewrite firstn_skipn. exact A.
 Qed.
 
 (** ** Splitting *)
@@ -254,7 +225,7 @@ Proof.
   intros C way gs target due F. unfold align. destruct (target <? length gs); simpl.
   - apply sort_by_forall, Forall_firstn, sort_by_forall, F.
   - apply Forall_app. split; [apply sort_by_forall, split_keeps; [apply halves_friendly|exact F]|].
-    apply Forall_forall. intros g Hg. apply repeat_spec in Hg. left. exact Hg.
+    apply Forall_repeat. left. reflexivity.
 Qed.
 
 Theorem shuffled_friendly_groups_are_friendly : forall C way before k gs t d, Forall is_friendly gs ->
@@ -277,19 +248,10 @@ Definition sized (s : nat -> bool) (C : nat -> nat) (whole padding_share : nat) 
     (fun _ => window_samples size ramp) is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded false (keeps_one Padded whole).
 
 Section System.
-Variable s : nat -> bool.
-Variable C : nat -> nat.
-Variables W size ramp max_age print whole padding_share : nat.
-Variable limits : list nat.
-Variable first : nat -> nat.
-Variable accepts : nat -> nat -> nat.
-Variable is_quota : bool.
-Variable quota : option nat.
-Variable rule : offer -> nat.
-Variable before : nat -> nat -> nat -> bool.
-Variable windowed : nat -> bool.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (s : nat -> bool) (C : nat -> nat) (W size ramp max_age print whole padding_share : nat).
+Variables (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat) (is_quota : bool).
+Variables (quota : option nat) (rule : offer -> nat) (before : nat -> nat -> nat -> bool).
+Variables (windowed : nat -> bool) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis some : 1 <= W.
 Hypothesis friendly : sizes_ok s.
 Hypothesis costs_grow : cost_ok C.
@@ -333,12 +295,8 @@ Proof.
     - apply shuffling_keeps_what_passes_to_parts; [left; simpl; lia|apply (fits_in_passes_on Padded)|exact G2]. }
   pose proof (every_batch_keeps_what_grouping_gives_under_the_budget_in_force W cfg depth input ok keeps Formed Aligned v r R H) as Z.
   rewrite Forall_forall in *. intros x Ix. specialize (Z x Ix). destruct Z as [Z1 Z2]. split; [exact Z1|]. rewrite (limits_by_budget W max_age whole limits some old) in Z2.
-  assert (E : budget_of whole (in_force (cfg r) r (results v) (s_round x)) = budget_in_force W whole first accepts r (s_round x));
-    [|unfold limits_in_force; rewrite <- E; exact Z2].
-  destruct (s_round x) as [|k] eqn:Ex; [exact (offered_budget W max_age whole some old _)|].
-  rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W cfg depth input ok v r x k R H Ix Ex).
-  unfold least_accepted. simpl. rewrite <- (map_map (fun q => accepts q k) (offered whole)), (offered_least W max_age whole some old). simpl. apply Nat.min_r.
-  unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.
+  unfold limits_in_force.
+  rewrite <- (the_budget_in_force_by_round W max_age whole first accepts depth input some old (with_reading shares windows one) eq_refl eq_refl ok v r x R H Ix). exact Z2.
 Qed.
 
 End System.

@@ -4,31 +4,22 @@
     their kinds or sizes differ. Each rank then receives the result in its own time. A trainer runs a collective of its
     own in every step: it enters with the step it takes, and leaves when every rank has taken that step. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank.
+From ODB Require Import Lists Types Alignment Machine Local Rank.
 Import ListNotations.
 
 (** ** The reduction *)
 
-Fixpoint offers_of (ms : list msg) : option (list offer) :=
+(** What messages say, where all say something of one kind. *)
+Fixpoint all_say {A : Type} (says : msg -> option A) (ms : list msg) : option (list A) :=
   match ms with
   | [] => Some []
-  | MOffer o :: r => match offers_of r with Some os => Some (o :: os) | None => None end
-  | _ => None
+  | m :: r => match says m, all_say says r with Some x, Some xs => Some (x :: xs) | _, _ => None end
   end.
 
-Fixpoint counts_of (n : nat) (ms : list msg) : option (list (list counts)) :=
-  match ms with
-  | [] => Some []
-  | MCounts cs :: r => if length cs =? n then match counts_of n r with Some x => Some (cs :: x) | None => None end else None
-  | _ => None
-  end.
-
-Fixpoint reports_of (ms : list msg) : option (list report) :=
-  match ms with
-  | [] => Some []
-  | MReport x :: r => match reports_of r with Some rs => Some (x :: rs) | None => None end
-  | _ => None
-  end.
+Definition offers_of : list msg -> option (list offer) := all_say (fun m => match m with MOffer o => Some o | _ => None end).
+Definition counts_of (n : nat) : list msg -> option (list (list counts)) :=
+  all_say (fun m => match m with MCounts cs => if length cs =? n then Some cs else None | _ => None end).
+Definition reports_of : list msg -> option (list report) := all_say (fun m => match m with MReport x => Some x | _ => None end).
 
 Fixpoint add_lists (a b : list counts) : list counts :=
   match a, b with x :: a', y :: b' => add_counts x y :: add_lists a' b' | _, _ => [] end.
@@ -107,10 +98,28 @@ Proof.
     + one_of T12 o p. destruct (Nat.max_dec (o_print_max o) (o_print_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
 Qed.
 
-Lemma offers_of_map : forall ms os, offers_of ms = Some os -> ms = map MOffer os.
+Lemma all_say_is : forall (A : Type) (says : msg -> option A) make (P : A -> Prop), (forall m x, says m = Some x -> m = make x /\ P x) ->
+  forall ms xs, all_say says ms = Some xs -> ms = map make xs /\ Forall P xs.
 Proof.
-  induction ms as [|[o|c|r] ms IH]; simpl; intros os H; try discriminate; [injection H as <-; reflexivity|].
-  destruct (offers_of ms) as [x|]; [|discriminate]. injection H as <-. simpl. f_equal. apply IH. reflexivity.
+  intros A says make P S. induction ms as [|m ms IH]; simpl; intros xs E; [injection E as <-; auto|].
+  destruct (says m) as [x|] eqn:Sm; [|discriminate]. destruct (all_say says ms) as [r|]; [|discriminate]. injection E as <-.
+  destruct (S m x Sm) as [-> Px]. destruct (IH r eq_refl) as [-> F]. auto.
+Qed.
+
+Lemma all_say_total : forall (A : Type) (says : msg -> option A) make (P : A -> Prop), (forall x, P x -> says (make x) = Some x) ->
+  forall xs, Forall P xs -> all_say says (map make xs) = Some xs.
+Proof. intros A says make P S. induction 1 as [|x xs Px F IH]; simpl; [reflexivity|]. rewrite (S x Px), IH. reflexivity. Qed.
+
+Lemma offers_of_map : forall ms os, offers_of ms = Some os -> ms = map MOffer os.
+Proof. intros ms os E. refine (proj1 (all_say_is _ _ MOffer (fun _ => True) _ ms os E)). intros [o|c|r] x X; simpl in X; try discriminate. injection X as ->. auto. Qed.
+
+Lemma reports_of_map : forall ms rs, reports_of ms = Some rs -> ms = map MReport rs.
+Proof. intros ms rs E. refine (proj1 (all_say_is _ _ MReport (fun _ => True) _ ms rs E)). intros [o|c|r] x X; simpl in X; try discriminate. injection X as ->. auto. Qed.
+
+Lemma counts_of_map : forall n ms cs, counts_of n ms = Some cs -> ms = map MCounts cs /\ Forall (fun c => length c = n) cs.
+Proof.
+  intros n ms cs. apply all_say_is. intros [o|c|r] x X; simpl in X; try discriminate. destruct (length c =? n) eqn:L; [|discriminate].
+  injection X as ->. apply Nat.eqb_eq in L. auto.
 Qed.
 
 Lemma reduce_agreed : forall ms a, reduce ms = Some (Agreed a) -> exists os, ms = map MOffer os /\ agreement_of a os.
@@ -119,13 +128,7 @@ Proof.
   - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. exists (o :: os). split; [|apply fold_offers].
     simpl. f_equal. apply offers_of_map, E.
   - destruct (counts_of _ _); discriminate.
-  - destruct (reports_of ms); discriminate.
-Qed.
-
-Lemma reports_of_map : forall ms rs, reports_of ms = Some rs -> ms = map MReport rs.
-Proof.
-  induction ms as [|[o|c|r] ms IH]; simpl; intros os H; try discriminate; [injection H as <-; reflexivity|].
-  destruct (reports_of ms) as [x|]; [|discriminate]. injection H as <-. simpl. f_equal. apply IH. reflexivity.
+  - destruct (reports_of _); discriminate.
 Qed.
 
 Lemma reduce_reported : forall ms rs, reduce ms = Some (Reported rs) -> ms = map MReport rs /\ rs <> [].
@@ -133,15 +136,7 @@ Proof.
   intros [|[o|c|r] ms] rs H; simpl in H; try discriminate.
   - destruct (offers_of ms); discriminate.
   - destruct (counts_of _ _); discriminate.
-  - destruct (reports_of ms) as [x|] eqn:E; [|discriminate]. injection H as <-. split; [|discriminate].
-    simpl. f_equal. apply reports_of_map, E.
-Qed.
-
-Lemma counts_of_map : forall n ms cs, counts_of n ms = Some cs -> ms = map MCounts cs /\ Forall (fun c => length c = n) cs.
-Proof.
-  induction ms as [|[o|c|r] ms IH]; simpl; intros os H; try discriminate; [injection H as <-; split; [reflexivity|constructor]|].
-  destruct (length c =? n) eqn:L; [|discriminate]. apply Nat.eqb_eq in L.
-  destruct (counts_of n ms) as [x|]; [|discriminate]. injection H as <-. destruct (IH x eq_refl) as [-> F]. split; [reflexivity|constructor; assumption].
+  - destruct (reports_of _) as [x|] eqn:E; [|discriminate]. injection H as <-. apply reports_of_map in E. split; [exact E|]. destruct x; discriminate.
 Qed.
 
 Lemma add_lists_length : forall a b, length a = length b -> length (add_lists a b) = length a.
@@ -161,7 +156,7 @@ Proof.
   - destruct (offers_of ms); discriminate.
   - destruct (counts_of (length c) ms) as [l|] eqn:E; [|discriminate]. injection H as <-. apply counts_of_map in E as [-> F].
     exists (c :: l). rewrite fold_add_length by assumption. repeat split; eauto.
-  - destruct (reports_of ms); discriminate.
+  - destruct (reports_of _); discriminate.
 Qed.
 
 (** All messages of one exchange are of one kind. *)
@@ -176,6 +171,19 @@ Proof.
   - destruct (reduce_agreed _ _ R) as [os [E A]]. rewrite E in I. apply in_map_iff in I as [o [<- I]]. eauto.
   - destruct (reduce_counted _ _ R) as [l [E _]]. rewrite E in I. apply in_map_iff in I as [c [<- _]]. exact Logic.I.
   - destruct (reduce_reported _ _ R) as [E _]. rewrite E in I. apply in_map_iff in I as [y [<- _]]. exact Logic.I.
+Qed.
+
+(** A round that no report and no stop ends was offered by ranks that were all ready. *)
+Lemma not_bad : forall a, is_bad a = false -> o_failed a = None /\ o_round_min a = o_round_max a /\ o_print_min a = o_print_max a.
+Proof.
+  intros a B. unfold is_bad in B. rewrite !orb_false_iff, !negb_false_iff, !Nat.eqb_eq in B. destruct (o_failed a); [destruct B as [[B _] _]; discriminate|tauto].
+Qed.
+
+Lemma all_were_ready : forall a os, agreement_of a os -> is_bad a = false -> o_stop_rank a = None ->
+  (forall o, In o os -> o_ready o = false -> o_failed o <> None \/ o_stop_rank o <> None) -> o_ready a = true.
+Proof.
+  intros a os A B Sr X. destruct (o_ready a) eqn:R; [reflexivity|exfalso]. destruct (at_ready _ _ A R) as [o [Ho Ro]].
+  destruct (X o Ho Ro) as [F|F]; [apply (ag_failed _ _ A o Ho) in F|apply (ag_stop _ _ A o Ho) in F; contradiction]. apply F, (not_bad a B).
 Qed.
 
 (** ** The system *)
@@ -200,10 +208,7 @@ Definition message (s : state) : msg := match posted s with Some m => m | None =
 Inductive label := LRank (r : nat) (e : event) | LExchange | LTrained (r : nat) | LDrawn (r n : nat) (is_last : bool).
 
 Section System.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 
 Definition start : sys := mkSys (fun r => initial (cfg r) r) (fun _ => 0) (fun _ => false) [] (fun _ => false).
 
@@ -284,7 +289,9 @@ Hypothesis prints_differ : forall r q, r < W -> q < W -> c_print (cfg r) = c_pri
 
 (** ** The invariant of the system *)
 
-Definition hist_of (s : sys) (r : nat) : hist := history (cfg 0) (firstn (got s r) (results s)).
+(** The results that a rank has received, and its history by them. *)
+Definition seen (s : sys) (r : nat) : list result := firstn (got s r) (results s).
+Definition hist_of (s : sys) (r : nat) : hist := history (cfg 0) (seen s r).
 
 Definition sync (s : sys) (r : nat) : Prop :=
   (pending s r = true /\ got s r = length (log s) /\ is_waiting (rank_of s r) = true) \/
@@ -305,21 +312,28 @@ Definition msg_ok (r : nat) (m : msg) : Prop :=
 Definition entry_ok (p : list msg * result) : Prop :=
   length (fst p) = W /\ reduce (fst p) = Some (snd p) /\ forall r m, nth_error (fst p) r = Some m -> msg_ok r m.
 
-Record invariant (s : sys) : Prop := {
-  g_core : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (hist_of s r) (rank_of s r);
-  g_tight : forall r, r < W -> tight (depth r) (rank_of s r);
+(** What a job that is loaded again keeps, too (Replay.v): each rank stands by some history. *)
+Record standing (s : sys) : Prop := {
+  g_some : forall r, r < W -> exists h, core (cfg r) (cfg 0) r (input r) h (rank_of s r) /\ tight (depth r) (rank_of s r);
   g_sync : forall r, r < W -> sync s r;
   g_log : Forall entry_ok (log s) }.
 
+Record invariant (s : sys) : Prop := {
+  g_standing :> standing s;
+  g_core : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (hist_of s r) (rank_of s r) }.
+
+Lemma g_tight : forall s, standing s -> forall r, r < W -> tight (depth r) (rank_of s r).
+Proof. intros s I r H. destruct (g_some s I r H) as [h [_ T]]. exact T. Qed.
+
 Lemma initial_invariant : invariant start.
 Proof.
-  constructor; simpl; [| | |constructor].
-  - intros r H. pose proof (ok_window _ (configs_ok r H) r 0). constructor; simpl; auto; try discriminate; try lia.
-    + unfold kind_ok. reflexivity.
-    + left. right. simpl. lia.
-  - intros r H. pose proof (ok_window _ (configs_ok r H) r 0). constructor; simpl; auto; try discriminate; try lia; try easy.
+  assert (Core : forall r, r < W -> core (cfg r) (cfg 0) r (input r) h_initial (initial (cfg r) r)).
+  { intros r H. pose proof (ok_window _ (configs_ok r H) r 0). constructor; simpl; auto; try discriminate; try lia.
+    - unfold kind_ok. reflexivity.
+    - left. right. simpl. lia. }
+  constructor; [constructor; [|intros r H; right; right; auto|constructor]|exact Core].
+  - intros r H. eexists. split; [exact (Core r H)|]. pose proof (ok_window _ (configs_ok r H) r 0). constructor; simpl; auto; try discriminate; try lia; try easy.
     intros _. split; [reflexivity|]. left. unfold is_ready. simpl. destruct (c_window (cfg r) r 0); [lia|reflexivity].
-  - intros r H. right. right. auto.
 Qed.
 
 (** A rank that waits is not moved by anything but its answer. *)
@@ -367,16 +381,10 @@ Proof.
     match goal with |- at_phase (drain ?d ?o ?l ?s) <> _ => destruct (drain_phase d o l s) as [-> | ->]; discriminate end.
 Qed.
 
-Lemma firstn_snoc : forall (A : Type) (l : list A) n x, nth_error l n = Some x -> firstn (S n) l = firstn n l ++ [x].
-Proof.
-  induction l as [|y l IH]; intros n x H; [destruct n; discriminate|]. destruct n; simpl in *; [injection H as ->; reflexivity|].
-  f_equal. apply IH, H.
-Qed.
-
 Lemma results_nth : forall s i p, nth_error (log s) i = Some p -> nth_error (results s) i = Some (snd p).
 Proof. intros. unfold results. apply map_nth_error. assumption. Qed.
 
-Lemma log_entry : forall s i p, invariant s -> nth_error (log s) i = Some p -> entry_ok p.
+Lemma log_entry : forall s i p, standing s -> nth_error (log s) i = Some p -> entry_ok p.
 Proof. intros s i p I H. apply nth_error_In in H. pose proof (g_log s I) as F. rewrite Forall_forall in F. auto. Qed.
 
 (** An agreement that is not bad was made by ranks of one configuration. *)
@@ -387,7 +395,7 @@ Proof.
   { intros q Hq. destruct (nth_error os q) as [o|] eqn:E; [|apply nth_error_None in E; lia].
     assert (In o os) by (eapply nth_error_In; eauto). destruct (ag_print _ _ A o H0) as [P1 P2].
     specialize (M q (MOffer o)). rewrite (map_nth_error MOffer _ _ E) in M. destruct (M eq_refl) as [M1 [M2 _]].
-    unfold is_bad in B. apply orb_false_iff in B as [_ B]. apply negb_false_iff, Nat.eqb_eq in B. lia. }
+    destruct (not_bad a B) as [_ [_ Eq]]. lia. }
   apply prints_differ; [assumption|lia|]. rewrite !X; [reflexivity|lia|assumption].
 Qed.
 
@@ -401,7 +409,7 @@ Proof.
   - exfalso. assert (nth_error (results s) (got s r) <> None) by congruence. apply nth_error_Some in H. unfold results in H. rewrite map_length, G in H. exact (Nat.lt_irrefl _ H).
 Qed.
 
-Lemma sync_message : forall s r x, invariant s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
+Lemma sync_message : forall s r x, standing s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
   is_waiting (rank_of s r) = true /\ S (got s r) = length (log s) /\
   exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
 Proof. intros s r x I H. apply sync_answer, (g_sync s I r H). Qed.
@@ -414,7 +422,7 @@ Proof.
   destruct (reduce_says _ _ _ ER (nth_error_In _ _ M)) as [os [_ [A Io]]]. exact (ag_ready _ _ A o Io R).
 Qed.
 
-Lemma may_admissible : forall s r e, invariant s -> r < W -> may s r e -> admissible (cfg r) (cfg 0) (input r) (rank_of s r) e.
+Lemma may_admissible : forall s r e, standing s -> r < W -> may s r e -> admissible (cfg r) (cfg 0) (input r) (rank_of s r) e.
 Proof.
   intros s r e I H M. destruct e as [xs en full| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto; destruct M as [P [E Sh]]; [|exact Sh].
   destruct (sync_message s r _ I H P E) as [Wa [G [ms [L M]]]]. pose proof (log_entry _ _ _ I L) as EO. split.
@@ -425,8 +433,7 @@ Qed.
 Lemma messages_nth : forall s r, r < W -> nth_error (messages s) r = Some (message (rank_of s r)).
 Proof.
   intros s r H. unfold messages. apply (map_nth_error (fun q => message (rank_of s q))).
-  assert (X : nth_error (seq 0 W) r = Some (nth r (seq 0 W) 0)) by (apply nth_error_nth'; rewrite seq_length; exact H).
-  rewrite X, seq_nth by exact H. reflexivity.
+  apply nth_error_seq, H.
 Qed.
 
 Lemma messages_length : forall s, length (messages s) = W.
@@ -452,8 +459,8 @@ Proof.
   destruct S as [_ [_ O]]. destruct O. simpl. destruct of_print. repeat split; auto; intros q Q; [apply of_failed in Q|apply of_stop in Q]; apply Q.
 Qed.
 
-Lemma waiting_message : forall s r, invariant s -> r < W -> is_waiting (rank_of s r) = true -> msg_ok r (message (rank_of s r)).
-Proof. intros s r I H. eapply core_message, (g_core s I r H). Qed.
+Lemma waiting_message : forall s r, standing s -> r < W -> is_waiting (rank_of s r) = true -> msg_ok r (message (rank_of s r)).
+Proof. intros s r I H. destruct (g_some s I r H) as [h [K _]]. eapply core_message, K. Qed.
 
 Lemma steady_message : forall s t, posted t = posted s -> message t = message s.
 Proof. intros s t H. unfold message. rewrite H. reflexivity. Qed.
@@ -484,12 +491,44 @@ Proof.
     exists (messages s), x. split; [|apply messages_nth, H]. rewrite nth_error_app2 by lia. rewrite G1, Nat.sub_diag. reflexivity.
 Qed.
 
-Lemma exchange_keeps_log : forall s x, (forall r, r < W -> msg_ok r (message (rank_of s r))) -> reduce (messages s) = Some x -> Forall entry_ok (log s) ->
-  Forall entry_ok (log s ++ [(messages s, x)]).
+Lemma seen_current : forall s r, got s r = length (log s) -> seen s r = results s.
+Proof. intros s r G. unfold seen, results. rewrite G, <- (map_length snd). apply firstn_all. Qed.
+
+(** A rank that waits for an exchange that has not completed has received all that there is. *)
+Lemma pending_sync : forall s r, standing s -> r < W -> pending s r = true -> seen s r = results s /\ got s r = length (log s) /\ is_waiting (rank_of s r) = true.
 Proof.
-  intros s x M R L. apply Forall_app. split; [exact L|]. constructor; [|constructor]. repeat split; simpl; [apply messages_length|exact R|].
+  intros s r I H P. destruct (g_sync s I r H) as [[_ [G Wa]]|[[P' _]|[P' _]]]; try congruence. split; [apply seen_current, G|auto].
+Qed.
+
+(** What an exchange adds to the log. *)
+Lemma exchange_entry : forall s x, standing s -> (forall r, r < W -> pending s r = true) -> reduce (messages s) = Some x -> entry_ok (messages s, x).
+Proof.
+  intros s x I P R. repeat split; simpl; [apply messages_length|exact R|].
   intros r m Hm. assert (Hr : r < W) by (rewrite <- (messages_length s); apply nth_error_Some; congruence).
-  rewrite messages_nth in Hm by exact Hr. injection Hm as <-. apply M, Hr.
+  rewrite messages_nth in Hm by exact Hr. injection Hm as <-. apply (waiting_message s r I Hr), (pending_sync s r I Hr), P, Hr.
+Qed.
+
+Lemma exchange_adds_nothing_seen : forall s r x p, got s r = length (log s) -> seen (mkSys (rank_of s) (got s) p (log s ++ [x]) (running s)) r = seen s r.
+Proof. intros s r x p G. unfold seen, results. cbn [got log]. rewrite map_app, firstn_app, G, map_length, Nat.sub_diag. simpl. apply app_nil_r. Qed.
+
+(** One step changes one rank, and what one rank has seen: what each rank keeps of its own, all keep. *)
+Lemma each_rank_keeps : forall (P : nat -> list result -> state -> Prop) s l t, standing s -> step s l t ->
+  (forall r e u, l = LRank r e -> r < W -> may s r e -> (forall x, e <> Got x) -> transition (cfg r) r (depth r) (rank_of s r) e = Some u ->
+    P r (seen s r) (rank_of s r) -> P r (seen s r) u) ->
+  (forall r x u, r < W -> may s r (Got x) -> transition (cfg r) r (depth r) (rank_of s r) (Got x) = Some u ->
+    P r (seen s r) (rank_of s r) -> P r (seen s r ++ [x]) u) ->
+  (forall r n la, l = LDrawn r n la -> r < W -> may_draw s r n la -> P r (seen s r) (rank_of s r) -> P r (seen s r) (draws n la (rank_of s r))) ->
+  (forall r, r < W -> P r (seen s r) (rank_of s r)) -> forall r, r < W -> P r (seen t r) (rank_of t r).
+Proof.
+  intros P s l t I S Own Answer Draw H r Hr. destruct S as [s i e u Hi M E|s x Pe R|s i Hi Ru Tk|s i n la Hi D].
+  - unfold seen. cbn [rank_of got]. change (results (mkSys _ _ _ (log s) _)) with (results s). destruct (Nat.eq_dec r i) as [->|NE].
+    + rewrite update_same. destruct (answer_or_own e) as [[x ->]|NG].
+      * rewrite update_same, (firstn_snoc _ _ _ _ (proj1 (proj2 M))). exact (Answer i x u Hi M E (H i Hi)).
+      * pose proof (Own i e u eq_refl Hi M NG E (H i Hi)) as X. destruct e; try exact X. edestruct NG. reflexivity.
+    + rewrite update_other by exact NE. destruct e; try exact (H r Hr). rewrite update_other by exact NE. exact (H r Hr).
+  - rewrite (exchange_adds_nothing_seen s r _ _ (proj1 (proj2 (pending_sync s r I Hr (Pe r Hr))))). exact (H r Hr).
+  - exact (H r Hr).
+  - destruct (Nat.eq_dec r i) as [->|NE]; [rewrite drawn_same; exact (Draw i n la eq_refl Hi D (H i Hi))|rewrite drawn_other by exact NE; exact (H r Hr)].
 Qed.
 
 Lemma drawing_keeps_the_invariant_of_a_rank : forall s r n la c0 h, may_draw s r n la -> core (cfg r) c0 r (input r) h (rank_of s r) -> tight (depth r) (rank_of s r) ->
@@ -502,28 +541,23 @@ Proof.
   - intros P. destruct (t_fill P) as [M F]. split; [exact M|]. destruct Ph as [[Ph _]|[_ [_ [Wa _]]]]; [congruence|]. unfold is_ready in *. simpl. rewrite <- Wa. exact F.
 Qed.
 
+(** So the log holds what the exchange makes of messages that are right. *)
+Lemma every_step_keeps_the_log : forall s l t, standing s -> step s l t -> Forall entry_ok (log t).
+Proof.
+  intros s l t I S. pose proof (g_log s I) as L. destruct S as [s r e t H M E|s x P R|s r H Ru Tk|s r n la H D]; try exact L.
+  apply Forall_app. split; [exact L|]. constructor; [exact (exchange_entry s x I P R)|constructor].
+Qed.
+
 Lemma every_step_keeps_the_invariant : forall s l t, invariant s -> step s l t -> invariant t.
 Proof.
-  intros s l t I S. pose proof (every_step_keeps_sync s l t (g_sync s I) S) as Y. destruct S as [s r e t H M E|s x P R|s r H Ru Tk|s r n la H D].
-  - pose proof (may_admissible s r e I H M) as A.
-    destruct (every_transition_keeps_the_invariant_of_a_rank (cfg r) (cfg 0) r (depth r) (input r) (hist_of s r) (configs_ok r H)
-      (history_numbered _ _) _ e t (g_core s I r H) (g_tight s I r H) A E) as [K T].
-    constructor; [| |exact Y|apply (g_log s I)].
-    + intros q Hq. unfold hist_of. simpl. change (results _) with (results s). destruct (Nat.eq_dec q r) as [->|NE].
-      * rewrite !update_same. destruct e; try exact K. rewrite update_same. destruct M as [M1 [M2 _]].
-        rewrite (firstn_snoc _ _ _ _ M2), history_snoc. exact K.
-      * rewrite !update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).
-        apply (g_core s I q Hq).
-    + intros q Hq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; exact T|rewrite update_other by assumption; apply (g_tight s I q Hq)].
-  - assert (G : forall r, r < W -> got s r = length (log s) /\ is_waiting (rank_of s r) = true).
-    { intros r H. specialize (P r H). destruct (g_sync s I r H) as [Z|[Z|Z]]; [tauto|destruct Z; congruence|destruct Z; congruence]. }
-    constructor; [|apply (g_tight s I)|exact Y|].
-    + intros r H. unfold hist_of. simpl. unfold results. simpl. rewrite map_app, firstn_app. destruct (G r H) as [G1 _].
-      replace (got s r - length (map snd (log s))) with 0 by (rewrite map_length; lia). simpl. rewrite app_nil_r. apply (g_core s I r H).
-    + apply exchange_keeps_log; [|exact R|apply (g_log s I)]. intros r H. apply waiting_message; [assumption|assumption|]. apply G, H.
-  - constructor; [apply (g_core s I)|apply (g_tight s I)|exact Y|apply (g_log s I)].
-  - constructor; [| |exact Y|apply (g_log s I)]; intros q Hq; (destruct (Nat.eq_dec q r) as [->|NE]; [rewrite drawn_same|rewrite drawn_other by exact NE; apply I, Hq]);
-      apply (drawing_keeps_the_invariant_of_a_rank s r n la (cfg 0) (hist_of s r) D (g_core s I r H) (g_tight s I r H)).
+  intros s l t I S. assert (X : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (hist_of t r) (rank_of t r) /\ tight (depth r) (rank_of t r)).
+  { apply (each_rank_keeps (fun r rs u => core (cfg r) (cfg 0) r (input r) (history (cfg 0) rs) u /\ tight (depth r) u) s l t I S);
+      [intros r e u _ H M NG E [K T]|intros r x u H M E [K T]; rewrite history_snoc|intros r n la _ H D [K T]|split; [apply (g_core s I r H)|apply (g_tight s I r H)]].
+    - replace (history (cfg 0) (seen s r)) with (next_hist (cfg 0) (history (cfg 0) (seen s r)) e) by (destruct e; try reflexivity; edestruct NG; reflexivity).
+      exact (every_transition_keeps_the_invariant_of_a_rank _ _ r _ _ _ (configs_ok r H) (history_numbered _ _) _ e u K T (may_admissible s r e I H M) E).
+    - exact (every_transition_keeps_the_invariant_of_a_rank _ _ r _ _ _ (configs_ok r H) (history_numbered _ _) _ _ u K T (may_admissible s r _ I H M) E).
+    - exact (drawing_keeps_the_invariant_of_a_rank s r n la _ _ D K T). }
+  constructor; [constructor; [intros r H; exists (hist_of t r); exact (X r H)|exact (every_step_keeps_sync s l t (g_sync s I) S)|exact (every_step_keeps_the_log s l t I S)]|intros r H; apply (X r H)].
 Qed.
 
 Lemma reachable_invariant : forall s, reachable s -> invariant s.

@@ -1,6 +1,6 @@
 (** TERM: a measure that falls on every transition, with its explicit start value: every schedule, fair or not, ends. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled.
+From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled.
 Import ListNotations.
 
 (** ** What the measure looks at *)
@@ -58,13 +58,9 @@ Proof.
 Qed.
 
 Section Termination.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
-Notation invariant := (System.invariant W cfg depth input).
 Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
@@ -96,17 +92,13 @@ Lemma rounds_within_steps : forall s, reachable s -> h_round (whole s) <= length
 Proof.
   induction 1 as [|s l t R [IH1 IH2] St]; [simpl; lia|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk|s d m la Hd Dr]; [exact (conj IH1 IH2)| |exact (conj IH1 IH2)|exact (conj IH1 IH2)].
-  rewrite whole_snoc. simpl log. rewrite app_length. simpl length. pose proof (some_rank _ _ ok) as SR.
-  assert (Cur : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r)).
-  { intros r H. destruct (pending_current W cfg depth input s r I H (P r H)) as [<- _]. apply (g_core _ _ _ _ _ I r H). }
-  pose proof (k_kind _ _ _ _ _ _ (Cur 0 ltac:(lia))) as K0. unfold kind_ok in K0. unfold h_step. destruct x as [a|cs|rs].
-  - destruct (pending_offers W cfg depth input s a I P Rd) as [os [_ [_ [X1 _]]]]. destruct (X1 0 ltac:(lia)) as [o [_ [Ph _]]]. rewrite Ph in K0. rewrite K0 in *. simpl in IH2.
+  rewrite whole_snoc. simpl log. rewrite app_length. simpl length. pose proof (exchange_kind W cfg depth input ok s x I P Rd) as K0.
+  unfold h_step. destruct x as [a|cs|rs].
+  - rewrite K0 in *. simpl in IH2.
     destruct (is_bad a); simpl; [lia|]. destruct (o_stop_rank a); simpl; [lia|]. destruct (target (cfg 0) a); simpl; lia.
-  - destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 0 ltac:(lia)) as [Ph L]. rewrite Ph, L in K0. destruct K0 as [K0 _].
-    destruct (n_count _ _ _ S _ K0) as [T1 _]. rewrite K0 in *. simpl in IH2. simpl. rewrite app_length, make_shared_length, firstn_length.
+  - destruct (n_count _ _ _ S _ K0) as [T1 _]. rewrite K0 in *. simpl in IH2. simpl. rewrite app_length, make_shared_length, firstn_length.
     pose proof (cut_pos (cfg 0) (h_samples (whole s)) cs) as C. pose proof (cut_le (cfg 0) (h_samples (whole s)) cs). destruct cs; [simpl in T1; lia|]. specialize (C ltac:(discriminate)). simpl in *. lia.
-  - destruct (pending_reports W cfg depth input s rs I P Rd) as [_ X]. destruct (X 0 ltac:(lia)) as [Ph _]. rewrite Ph in K0. rewrite K0 in *. simpl in IH2.
-    destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [-> _]]. simpl. lia.
+  - rewrite K0 in *. simpl in IH2. destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [-> _]]. simpl. lia.
 Qed.
 
 (** TERM: an epoch has at most as many steps and rounds as there are samples, and at most two exchanges a round and two more. *)
@@ -116,8 +108,7 @@ Proof.
   intros s r R H. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
   pose proof (steps_within_total s R) as B1. destruct (rounds_within_steps s R) as [B2 B3].
   assert (G : length (h_steps (hist_of s r)) <= length (h_steps (whole s)) /\ h_round (hist_of s r) <= h_round (whole s)).
-  { destruct (hist_cases W cfg depth input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ Wa]]]]]]]]; [lia|]. rewrite Wa.
-    destruct (h_step_grows (cfg 0) (hist_of s r) x (history_released _ _)) as [[ext [E _]] [Rr _]]. rewrite E, app_length. lia. }
+  { destruct (whole_goes_on cfg s r) as [[ext E] Rr]. rewrite E, app_length. lia. }
   rewrite <- (map_length shared), (k_steps _ _ _ _ _ _ K), (k_round _ _ _ _ _ _ K).
   assert (kind_ops (h_kind (whole s)) <= 2) by (destruct (h_kind (whole s)); simpl; lia). lia.
 Qed.

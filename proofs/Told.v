@@ -14,8 +14,7 @@ Definition accepting (c : config) (f : nat -> option nat) : config :=
   mkConfig (c_group c) (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (fun _ => f) (c_in_bytes c) (c_shares c) (c_keeps c).
 
 Section Told.
-Variable c : config.
-Variables rank depth : nat.
+Variables (c : config) (rank depth : nat).
 
 (** The machine that hears: what it accepts now, and its state. *)
 Fixpoint hear (hs : list heard) (b : option nat) (s : state) : option state :=

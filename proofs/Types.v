@@ -92,52 +92,5 @@ Qed.
 Lemma fits_perm : forall b most limits g h, Permutation g h -> fits b most limits g -> fits b most limits h.
 Proof. intros b most limits g h P. apply fits_part with (rest := []). rewrite app_nil_r. symmetry. exact P. Qed.
 
-Lemma concat_perm : forall (A : Type) (g h : list (list A)), Permutation g h -> Permutation (concat g) (concat h).
-Proof.
-  induction 1; simpl; auto.
-  - apply Permutation_app_head, IHPermutation.
-  - rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm.
-  - eapply Permutation_trans; eauto.
-Qed.
-
-(** ** Lists without repetitions *)
-
-Lemma NoDup_first : forall (A : Type) (a b : list A), NoDup (a ++ b) -> NoDup a.
-Proof. induction a as [|x a IH]; intros b D; [constructor|]. simpl in D. inversion D; subst. constructor; [|eapply IH; eauto]. intros I. apply H1, in_or_app. left. exact I. Qed.
-
-Lemma NoDup_app_of : forall (A : Type) (a b : list A), NoDup a -> NoDup b -> (forall x, In x a -> ~ In x b) -> NoDup (a ++ b).
-Proof.
-  induction a as [|x a IH]; simpl; intros b Da Db H; [exact Db|]. inversion Da; subst. constructor; [|apply IH; auto; intros y Hy; apply H; right; exact Hy].
-  rewrite in_app_iff. intros [I|I]; [contradiction|]. exact (H x (or_introl eq_refl) I).
-Qed.
-
-Lemma NoDup_by_key : forall (A : Type) (key : A -> nat) (f : nat -> list A) l, NoDup l -> (forall r, In r l -> NoDup (f r) /\ forall x, In x (f r) -> key x = r) ->
-  NoDup (concat (map f l)).
-Proof.
-  intros A key f. induction l as [|r l IH]; simpl; intros D H; [constructor|]. inversion D as [|? ? Nr Dl]; subst. apply NoDup_app_of; [apply H; auto|apply IH; auto|].
-  intros x I J. apply in_concat in J as [b [Ib Ix]]. apply in_map_iff in Ib as [q [<- Iq]]. apply Nr. rewrite <- (proj2 (H r (or_introl eq_refl)) x I), (proj2 (H q (or_intror Iq)) x Ix). exact Iq.
-Qed.
-
-Lemma filter_split : forall (A : Type) (f : A -> bool) l, Permutation (filter f l ++ filter (fun x => negb (f x)) l) l.
-Proof.
-  intros A f. induction l as [|x l IH]; [constructor|]. simpl. destruct (f x); simpl.
-  - constructor. exact IH.
-  - rewrite <- Permutation_middle. constructor. exact IH.
-Qed.
-
-Lemma filter_all : forall (A : Type) (f : A -> bool) (b : bool) l, (forall x, In x l -> f x = b) -> filter f l = if b then l else [].
-Proof.
-  intros A f b. induction l as [|x l IH]; intros H; simpl; [destruct b; reflexivity|]. rewrite (H x (or_introl eq_refl)), IH by (intros y I; apply H; right; exact I).
-  destruct b; reflexivity.
-Qed.
-
-Lemma Permutation_filter : forall (A : Type) (f : A -> bool) l k, Permutation l k -> Permutation (filter f l) (filter f k).
-Proof.
-  induction 1 as [|x l k P IH|x y l|l k m P IH Q JH]; simpl; [constructor|destruct (f x); auto|destruct (f x), (f y); auto; constructor|eapply Permutation_trans; eauto].
-Qed.
-
-Lemma NoDup_filtered : forall (A B : Type) (f : A -> bool) (g : A -> list B) l, NoDup (flat_map g l) -> NoDup (flat_map g (filter f l)).
-Proof.
-  intros A B f g l D. apply (NoDup_first _ _ (flat_map g (filter (fun x => negb (f x)) l))). rewrite <- flat_map_app.
-  exact (Permutation_NoDup (Permutation_flat_map g (Permutation_sym (filter_split A f l))) D).
-Qed.
+Lemma concat_of_nonempty : forall gs : list group, Forall (fun g => g <> []) gs -> length gs <= length (concat gs).
+Proof. induction 1 as [|g gs Hg F IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia. Qed.

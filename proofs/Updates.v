@@ -1,7 +1,7 @@
 (** UPDATE: where a rule keeps no group of any rank back, a round holds exactly the samples of its window, on every rank; and
     windows that are the shares of an update make rounds that are updates. Spec: R16. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Rules Types Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Ending Coupled Termination Rounds Instance Loss.
+From ODB Require Import Lists Rules Types Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Ending Coupled Termination Rounds Instance Loss.
 Import ListNotations.
 
 (** Where the window of round [k] begins in a rank's input, when no window is full of bytes and nothing is carried. *)
@@ -46,9 +46,7 @@ Lemma what_is_held_stays_in_place : forall begins c r d u e t, (forall y, e <> G
   within (begins (coming u)) (begins (S (coming u))) (reads e) -> in_place begins t /\ coming t = coming u.
 Proof.
   intros begins c r d u e t NG E [P1 P2 P3] Re. pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag.
-  unfold aged in Ag. injection Ag as _ _ Aw Ao. assert (C : coming t = coming u).
-  { unfold coming, in_count. rewrite Ao. destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [|reflexivity].
-    destruct (post_phase c r (moved d u e)) as [-> |[X ->]]; destruct (moved_phase d u e) as [Y|[Y Z]]; try rewrite Z in *; try rewrite Y in *; try rewrite X in *; reflexivity. }
+  unfold aged in Ag. injection Ag as _ _ Aw Ao. assert (C : coming t = coming u) by (unfold coming; rewrite Ao, (own_event_keeps_in_count _ _ _ _ _ _ NG E); reflexivity).
   split; [|exact C]. constructor; rewrite ?(sa_steps _ _ Sm), ?(sa_aligned _ _ Sm), ?Ao, ?C; [exact P1|exact P2|].
   rewrite Aw. intros x Ix. apply in_app_iff in Ix as [Ix|Ix]; [exact (P3 x Ix)|exact (Re x Ix)].
 Qed.
@@ -66,7 +64,7 @@ Proof.
   - destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. pose proof (held_agree _ _ _ _ _ _ E) as He. pose proof (agree_round _ _ _ _ _ _ E) as Hr.
     assert (Au : aligned u = []) by (apply Ka; discriminate). assert (Cu : coming u = round u) by (unfold coming, in_count; rewrite Ph; lia). rewrite Cu in *.
     destruct He as [[Pt _]|[Pt _]].
-    { destruct (S2 Pt) as [Sa [Sw _]]. assert (Ct : coming t = round u) by (unfold coming, in_count; destruct (at_phase t); try congruence; lia).
+    { destruct (S2 Pt) as [Sa [Sw _]]. assert (Ct : coming t = round u) by (unfold coming; rewrite (not_in_count t Pt); lia).
       split; [|contradiction]. constructor; rewrite ?S1, ?Sa, ?Au, ?Ct, ?Sw; simpl; auto. intros x []. }
     destruct C as [_ Q2 _ _|? _ _ [Q2|Q2] _|_ _ _ _ [Q2|Q2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
     destruct (Enough a eq_refl eq_refl) as [Gr Ln]; [unfold makes_steps; rewrite Tg; auto|]. rewrite Tg in Ln.
@@ -83,9 +81,8 @@ Proof.
     assert (Rx : s_round x = round u) by (rewrite Forall_forall in Rn; exact (Rn x Ix)).
     rewrite Rx. intros y Iy. apply P2. apply in_concat. exists (s_group x). split; [|exact Iy]. rewrite <- S3. apply in_map, Ix.
   - destruct (failure_of rs) as [o|]; [|discriminate]. injection E as <-.
-    match goal with |- in_place _ (drain ?d ?o ?l ?v) /\ _ => assert (Ct : coming (drain d o l v) = coming u) by (unfold coming, in_count; rewrite Ph; destruct (drain_phase d o l v) as [-> | ->]; reflexivity);
-      pose proof (drain_phase d o l v) as Dp end.
-    split; [|destruct Dp; congruence]. constructor; rewrite ?drain_steps, ?Ct; assumption.
+    match goal with |- in_place _ (drain ?d ?o ?l ?v) /\ _ => pose proof (drain_phase d o l v) as Dp end. unfold coming, in_count in P3. rewrite Ph in P3.
+    split; [|destruct Dp; congruence]. constructor; unfold coming; rewrite ?drain_steps, ?drained_is_not_in_count; assumption.
 Qed.
 
 Definition of_round (begins : nat -> nat) (k : nat) (y : sample) : bool := (begins k <=? pos y) && (pos y <? begins (S k)).
@@ -141,10 +138,7 @@ Proof.
 Qed.
 
 Section Updates.
-Variable W : nat.
-Variable cfg : nat -> config.
-Variable depth : nat -> nat.
-Variable input : nat -> list sample.
+Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
 (** An alignment carries only what is surplus, and the rule leaves no surplus on any rank. *)
@@ -153,38 +147,16 @@ Hypothesis emits_all : forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a.
 Hypothesis never_full : forall r, r < W -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false.
 Hypothesis numbered : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation reachable := (System.reachable W cfg depth input).
-Notation hist_of := (System.hist_of cfg).
 Notation begin r := (begin_of (c_window (cfg r) r)).
 
 Lemma everything_is_in_place : forall s, reachable s -> forall r, r < W -> let u := rank_of s r in
   in_place (begin r) u /\ (ended u = true \/ (read u + wanted u = begin r (S (coming u)) /\ begin r (coming u) <= read u)).
 Proof.
-  induction 1 as [|s l t R IH St]; intros r H.
-  { split; [constructor; unfold coming, in_count; simpl; easy|]. right. unfold coming, in_count. simpl. lia. }
-  pose proof (invariant_of W cfg depth input ok s R) as I.
-  destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk|s d m la Hd Dr]; [|exact (IH r H)|exact (IH r H)|destruct Dr as [Sh _]; destruct (never_full d Hd); congruence].
-  simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact (IH r H)].
-  destruct (IH i H) as [B1 B4]. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *. destruct (join i H) as [_ J2].
-  pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
-  - pose proof (nothing_is_read_of_an_answer _ _ _ _ _ _ E) as Re.
-    assert (Gr : forall a, y = Agreed a -> at_phase u = OFFER -> makes_steps (cfg i) a -> wanted u = 0 /\ groups u = c_group (cfg i) (budget u) (window u) /\ length (groups u) <= target (cfg i) a)
-      by (intros a ->; exact (all_groups_are_agreed_on W cfg depth input s i a ok (proj1 (join i H)) (emits_all i a H) I H My)).
-    destruct (what_is_held_stays_in_place_with_an_answer (begin i) (cfg i) i (depth i) u y t (configs_ok _ _ ok i H) (fun k gs t d => surplus i k gs t d H) J2
-      (k_aligned _ _ _ _ _ _ K) (k_plan _ _ _ _ _ _ K) (fun a Ea Pu Ms => proj2 (Gr a Ea Pu Ms)) E B1) as [B5 B6].
-    split; [exact B5|]. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
-    + assert (Cu : coming u = round u) by (unfold coming, in_count; rewrite Ph; lia). rewrite Cu in B4.
-      destruct (held_agree _ _ _ _ _ _ E) as [[Pt He]|[Pt He]]; unfold held in He; [injection He as Hw Hn Hd Hr|injection He as Hn Hd Hr].
-      * assert (Ct : coming t = round u) by (unfold coming, in_count; destruct (at_phase t); try congruence; lia). rewrite Ct, Hn, Hd, Re. exact B4.
-      * destruct (agree_cases _ _ _ _ _ _ E) as [[_ Q2 _ _|? _ _ [Q2|Q2] _|_ _ _ _ [Q2|Q2] _|n B Sr Ra Tg _ _ _ _] _]; try congruence.
-        destruct (Gr a eq_refl eq_refl) as [Rw _]; [unfold makes_steps; rewrite Tg; auto|]. rewrite (B6 Pt) in Hn.
-        assert (Ct : coming t = S (round u)) by (unfold coming, in_count; rewrite Pt, Hr; lia).
-        rewrite Ct, Hd, Hn, Re, (proj2 (never_full i H)). destruct (ended u) eqn:En; [left; reflexivity|right]. destruct B4 as [B4|[B4 _]]; [congruence|]. rewrite Rw in B4. simpl in *. lia.
-    + destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [Pt _]]]]]. pose proof (held_count _ _ _ _ _ E) as He. cbv zeta in He. unfold held in He. injection He as _ Hn Hd Hr.
-      assert (Ct : coming t = coming u) by (unfold coming, in_count; rewrite Ph; destruct Pt as [-> | ->]; rewrite Hr; lia). rewrite Ct, Hn, Hd, Re. exact B4.
-    + destruct (failure_of rs) as [o|]; [|discriminate]. injection E as <-.
-      match goal with |- context[coming (drain ?d ?o ?l ?v)] => assert (Ct : coming (drain d o l v) = coming u) by (unfold coming, in_count; rewrite Ph; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
-      rewrite Ct. exact B4.
-  - pose proof (held_transition _ _ _ _ _ _ NG E) as He. pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. fold u in He, Ag. unfold aged in Ag. injection Ag as _ Ar _ _.
+  apply (each_rank_always W cfg depth input ok (fun r _ u => in_place (begin r) u /\
+    (ended u = true \/ (read u + wanted u = begin r (S (coming u)) /\ begin r (coming u) <= read u)))).
+  - intros r H. split; [constructor; unfold coming, in_count; simpl; easy|]. right. unfold coming, in_count. simpl. lia.
+  - intros s i e t R H My NG E [B1 B4]. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) i H) as K. set (u := rank_of s i) in *.
+    pose proof (held_transition _ _ _ _ _ _ NG E) as He. pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. unfold aged in Ag. injection Ag as _ Ar _ _.
     assert (Op : reads e <> [] -> ended u = false) by (intros Nx; destruct (ended u) eqn:En; [exfalso|reflexivity]; destruct (k_ended _ _ _ _ _ _ K En) as [_ Z]; specialize (Z (proj2 (never_full i H))); fold u in Z; destruct e; try contradiction; destruct He; contradiction).
     destruct (what_is_held_stays_in_place (begin i) (cfg i) i (depth i) u e t NG E B1) as [B5 Ct].
     { intros x Ix. specialize (Op ltac:(intros Z; rewrite Z in Ix; exact Ix)). destruct B4 as [B4|[B3 B4]]; [congruence|]. destruct e as [xs en full| |y| | |cause|]; simpl in Ix; try contradiction.
@@ -194,6 +166,25 @@ Proof.
     assert (Nf : full = false).
     { destruct full; [|reflexivity]. simpl in My. destruct My as [_ My]. exfalso. rewrite (proj1 (never_full i H)) in My. intuition discriminate. }
     subst full. cbn [orb]. destruct B4 as [En|B4]; [left; exact En|right; simpl in *; lia].
+  - intros s i y t R H My E [B1 B4]. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *.
+    pose proof (nothing_is_read_of_an_answer _ _ _ _ _ _ E) as Re. destruct (join i H) as [_ J2].
+    assert (Gr : forall a, y = Agreed a -> at_phase u = OFFER -> makes_steps (cfg i) a -> wanted u = 0 /\ groups u = c_group (cfg i) (budget u) (window u) /\ length (groups u) <= target (cfg i) a)
+      by (intros a ->; exact (all_groups_are_agreed_on W cfg depth input s i a ok (proj1 (join i H)) (emits_all i a H) I H My)).
+    destruct (what_is_held_stays_in_place_with_an_answer (begin i) (cfg i) i (depth i) u y t (configs_ok _ _ ok i H) (fun k gs t d => surplus i k gs t d H) J2
+      (k_aligned _ _ _ _ _ _ K) (k_plan _ _ _ _ _ _ K) (fun a Ea Pu Ms => proj2 (Gr a Ea Pu Ms)) E B1) as [B5 B6].
+    split; [exact B5|]. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
+    + assert (Cu : coming u = round u) by (unfold coming, in_count; rewrite Ph; lia). rewrite Cu in B4.
+      destruct (held_agree _ _ _ _ _ _ E) as [[Pt He]|[Pt He]]; unfold held in He; [injection He as Hw Hn Hd Hr|injection He as Hn Hd Hr].
+      * assert (Ct : coming t = round u) by (unfold coming; rewrite (not_in_count t Pt); lia). rewrite Ct, Hn, Hd, Re. exact B4.
+      * destruct (agree_cases _ _ _ _ _ _ E) as [[_ Q2 _ _|? _ _ [Q2|Q2] _|_ _ _ _ [Q2|Q2] _|n B Sr Ra Tg _ _ _ _] _]; try congruence.
+        destruct (Gr a eq_refl eq_refl) as [Rw _]; [unfold makes_steps; rewrite Tg; auto|]. rewrite (B6 Pt) in Hn.
+        assert (Ct : coming t = S (round u)) by (unfold coming, in_count; rewrite Pt, Hr; lia).
+        rewrite Ct, Hd, Hn, Re, (proj2 (never_full i H)). destruct (ended u) eqn:En; [left; reflexivity|right]. destruct B4 as [B4|[B4 _]]; [congruence|]. rewrite Rw in B4. simpl in *. lia.
+    + destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [Pt _]]]]]. pose proof (held_count _ _ _ _ _ E) as He. cbv zeta in He. unfold held in He. injection He as _ Hn Hd Hr.
+      assert (Ct : coming t = coming u) by (unfold coming, in_count; rewrite Ph; destruct Pt as [-> | ->]; rewrite Hr; lia). rewrite Ct, Hn, Hd, Re. exact B4.
+    + destruct (failure_of rs) as [o|]; [|discriminate]. injection E as <-.
+      unfold coming in *. rewrite drained_is_not_in_count. unfold in_count in B4. rewrite Ph in B4. exact B4.
+  - intros s i n la R H [Sh _] _. destruct (never_full i H). congruence.
 Qed.
 
 (** UPDATE: nothing is carried: a step of round [k] holds samples of the window of round [k] only, on every rank. *)
@@ -245,7 +236,7 @@ Lemma as_without_losses : forall s r, lossy_reachable W cfg depth input s -> r <
 Proof.
   intros s r R H. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok s R) as [v [Rv F]]. exists v. split; [exact Rv|].
   destruct (follows_frame W s v r F H) as [E [_ [Er _]]]. split; [exact E|]. intros k [L|[En Co]]; [left; congruence|right].
-  destruct (f_rank _ _ _ _ F r H) as [[_ [X _]]|[L _]]; [rewrite X in *; auto|]. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite Co, andb_false_r in X. discriminate.
+  rewrite <- (live_is_followed W s v r F H (complete_is_not_lost _ Co)). auto.
 Qed.
 
 (** UPDATE: a step of round [u] holds only samples at the places from u n up to (u + 1) n of the common order. *)
@@ -278,9 +269,7 @@ Proof.
   intros s u r R H. apply NoDup_filtered. replace (flat_map _ _) with (map (fun p => r + W * p) (map pos (samples_of (steps_of (rank_of s r))))).
   2:{ unfold samples_of. rewrite map_map, concat_map, map_map, flat_map_concat_map. reflexivity. }
   apply FinFun.Injective_map_NoDup; [intros a b; nia|]. apply (with_losses_no_sample_is_emitted_twice W cfg depth input ok s r R H).
-  apply NoDup_nth_error. intros i j Li E. rewrite map_length in Li. rewrite !nth_error_map in E.
-  destruct (nth_error (input r) i) as [a|] eqn:Ei; [|apply nth_error_None in Ei; lia]. destruct (nth_error (input r) j) as [b|] eqn:Ej; [|discriminate].
-  injection E as E. rewrite <- (numbered r i a H Ei), <- (numbered r j b H Ej). exact E.
+  rewrite (map_numbered _ pos (input r) (fun i x => numbered r i x H)). apply seq_NoDup.
 Qed.
 
 (** The common order has so many places. *)
@@ -350,22 +339,4 @@ Proof.
     constructor; auto; apply Fo.
   - intros q k gs t d _ L. simpl. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L.
   - intros q a _. simpl. unfold ramped, update_rule. destruct (o_groups_min a); simpl; lia.
-Qed.
-
-(** UPDATE: the shipped machine, in either layout and any order, by any cost, under budgets that change as they may, on any number of ranks,
-    whether it divides n or not, with losses and without: an update holds nothing but what lies at its places; once a rank is past it, all
-    that it has there; and once all are, each of its places once. *)
-Theorem the_shipped_machine_trains_on_updates : forall W n cfg depth input, 1 <= W -> W <= n -> ships_updates W n cfg ->
-  (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
-  forall s, lossy_reachable W cfg depth input s ->
-  (forall r x y, r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) -> s_round x * n <= r + W * pos y < S (s_round x) * n) /\
-  (forall r y u, r < W -> is_past u (rank_of s r) -> In y (input r) -> u * n <= r + W * pos y < S u * n ->
-    exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u) /\
-  (forall total u, (forall r i, r < W -> (i < length (input r) <-> r + W * i < total)) -> (forall r, r < W -> is_past u (rank_of s r)) ->
-    Permutation (concat (map (places_in W s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n))).
-Proof.
-  intros W n cfg depth input Hw Hn Sp Nu s R. destruct (what_ships_meets_every_assumption_of_updates W n cfg Hw Hn Sp) as [Ok [Jm [Su [Em [Nf Sh]]]]]. split; [|split].
-  - intros r x y. exact (an_update_holds_only_samples_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh s r x y R).
-  - intros r y u. exact (each_sample_at_the_places_of_an_update_is_in_it W cfg depth input Ok Jm Su Em Nf Nu n Sh s r y u R).
-  - intros total u T. exact (an_update_holds_exactly_what_lies_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh total T s u R).
 Qed.

@@ -13,8 +13,10 @@ Definition unbounded (_ : nat) : bool := false.
 (** The whole budget, at first and always. *)
 Definition whole_budget (_ : nat) : nat := 6.
 Definition always (_ _ : nat) : nat := 6.
-Definition join : config := shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 false None odb_rule 0 (ByPlaces fullest) unbounded.
-Definition quota (q : nat) : config := shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 true (Some q) odb_rule 0 (ByPlaces fullest) unbounded.
+Definition small (is_quota : bool) (quota : option nat) (print : nat) (o : order) (windowed : nat -> bool) : config :=
+  shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 is_quota quota odb_rule print o windowed.
+Definition join : config := small false None 0 (ByPlaces fullest) unbounded.
+Definition quota (q : nat) : config := small true (Some q) 0 (ByPlaces fullest) unbounded.
 Definition deep (r : nat) : nat := S r.
 Definition shards (r : nat) : list sample := of_lengths (nth r [[1; 5; 2; 4; 3; 3; 1]; [2; 2; 2]] []).
 
@@ -22,19 +24,21 @@ Definition one_after_another (r : nat) : list choice := [CRead r 1 false false; 
 Definition usual : list choice := one_after_another 0 ++ one_after_another 1 ++ [CExchange].
 
 (** Where rank 1 has another configuration. *)
-Definition odd (r : nat) : config := if r =? 1 then shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 false None odb_rule 1 (ByPlaces fullest) unbounded else join.
+Definition odd (r : nat) : config := if r =? 1 then small false None 1 (ByPlaces fullest) unbounded else join.
+
+Lemma small_ok : forall b q p o w, config_ok (small b q p o w).
+Proof. intros. apply the_shipped_configuration_meets_every_assumption; [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds]. Qed.
+
+Lemma small_ranks_ok : forall b q p o w, setting_ok 2 (fun _ => small b q p o w).
+Proof. intros. constructor; auto. intros r _. apply small_ok. Qed.
 
 Theorem the_assumptions_can_be_met : forall q,
   setting_ok 2 (fun _ => join) /\ setting_ok 2 (fun _ => quota q) /\ setting_ok 2 odd /\ c_print (odd 0) <> c_print (odd 1) /\
   (forall r, r < 2 -> 1 <= deep r) /\ (forall r i x, r < 2 -> nth_error (shards r) i = Some x -> pos x = i) /\
   (forall r, r < 2 -> NoDup (map pos (shards r))) /\ (forall r p k j, k <= j -> c_window (quota q) p k <= c_window (quota q) r j).
 Proof.
-  intros q.
-  assert (Y : forall b o p, config_ok (shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest) unbounded)).
-  { intros b o p. apply the_shipped_configuration_meets_every_assumption; [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds]. }
-  assert (X : forall b o p, setting_ok 2 (fun _ => shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest) unbounded)) by (intros b o p; constructor; auto).
-  split; [apply X|]. split; [apply X|]. split.
-  { constructor; [lia|intros [|[|r]] _; apply Y|]. intros [|[|r]] [|[|k]]; simpl; intros; try lia; try reflexivity; discriminate. }
+  intros q. split; [apply small_ranks_ok|]. split; [apply small_ranks_ok|]. split.
+  { constructor; [lia|intros [|[|r]] _; apply small_ok|]. intros [|[|r]] [|[|k]]; simpl; intros; try lia; try reflexivity; discriminate. }
   split; [discriminate|]. split; [intros r _; unfold deep; lia|]. split; [|split].
   - intros r i x H E. unfold shards in E. destruct r as [|[|r]]; [| |lia];
     repeat (destruct i as [|i]; [injection E as <-; reflexivity|]); destruct i; discriminate.
@@ -47,30 +51,37 @@ Definition ends (s : sys) : list (phase_name * option outcome_kind * list (nat *
 
 (** What is usual, [n] times; then [cs]; then to the end what is usual, and [later]. *)
 Definition run (cfg : nat -> config) (n : nat) (cs later : list choice) : sys :=
-  match play 2 cfg deep shards cs (go_on 2 cfg deep shards n usual (start cfg)) with
-  | Some s => go_on 2 cfg deep shards 400 (usual ++ later) s
+  let next := perform 2 cfg deep shards in
+  match play next cs (go_on next n usual (start cfg)) with
+  | Some s => go_on next 400 (usual ++ later) s
   | None => start cfg
   end.
 
+Lemma performed : forall cfg cs, forallb (fun c => negb (is_loss c)) cs = true -> forall s c t, In c cs -> perform 2 cfg deep shards s c = Some t ->
+  reachable 2 cfg deep shards s -> reachable 2 cfg deep shards t.
+Proof. intros cfg cs L s c t I P. apply (perform_reachable _ _ _ _ s c t); [|exact P]. rewrite forallb_forall in L. apply negb_true_iff, L, I. Qed.
+
 Lemma run_reachable : forall cfg n cs later, forallb (fun c => negb (is_loss c)) (cs ++ later) = true -> reachable 2 cfg deep shards (run cfg n cs later).
 Proof.
-  intros cfg n cs later L. rewrite forallb_app in L. apply andb_prop in L as [L1 L2]. unfold run.
-  destruct (play _ _ _ _ _ _) as [s|] eqn:P; [|constructor]. apply go_on_reachable; [rewrite forallb_app, L2; reflexivity|].
-  eapply play_reachable; [exact L1|exact P|]. apply go_on_reachable; [reflexivity|constructor].
+  intros cfg n cs later L. rewrite forallb_app in L. apply andb_prop in L as [L1 L2]. unfold run. destruct (play _ _ _) as [s|] eqn:P; [|constructor].
+  apply go_on_keeps; [apply performed; rewrite forallb_app, L2; reflexivity|]. apply (play_keeps _ _ _ (performed cfg cs L1) _ _ P).
+  apply go_on_keeps; [apply performed; reflexivity|constructor].
 Qed.
 
 Lemma run_lossy : forall cfg n cs later, lossy_reachable 2 cfg deep shards (run cfg n cs later).
 Proof.
-  intros cfg n cs later. assert (Z : lossy_reachable 2 cfg deep shards (start cfg)) by (exists 0; constructor). unfold run.
-  destruct (play _ _ _ _ _ _) as [s|] eqn:P; [|exact Z]. apply go_on_lossy. eapply play_lossy; [exact P|]. apply go_on_lossy, Z.
+  intros cfg n cs later. assert (Z : lossy_reachable 2 cfg deep shards (start cfg)) by (exists 0; constructor).
+  pose proof (fun s c t (_ : In c (usual ++ later)) => perform_lossy 2 cfg deep shards s c t) as K. unfold run. destruct (play _ _ _) as [s|] eqn:P; [|exact Z].
+  apply go_on_keeps; [exact K|]. apply (play_keeps _ _ _ (fun s c t _ => perform_lossy 2 cfg deep shards s c t) _ _ P). apply go_on_keeps; [|exact Z].
+  intros u c t _. apply perform_lossy.
 Qed.
 
 (** In round 1 rank 0 has a group less than half full, of 2 tokens, and offers to emit the other two. *)
 Theorem a_rank_keeps_a_group_back : exists s o, reachable 2 (fun _ => join) deep shards s /\ posted (rank_of s 0) = Some (MOffer o) /\
   map (map len) (groups (rank_of s 0)) = [[2]; [4]; [5]] /\ o_groups_max o = 3 /\ o_groups_min o = Some 2.
 Proof.
-  exists (go_on 2 (fun _ => join) deep shards 16 usual (start (fun _ => join))). eexists.
-  split; [apply go_on_reachable; [reflexivity|constructor]|]. vm_compute. repeat split.
+  exists (go_on (perform 2 (fun _ => join) deep shards) 16 usual (start (fun _ => join))). eexists.
+  split; [apply go_on_keeps; [apply performed; reflexivity|constructor]|]. vm_compute. repeat split.
 Qed.
 
 (** That group is carried into round 2, rank 1's only one of round 1 is split for the target, and rank 1 idles at the end. *)
@@ -80,7 +91,7 @@ Theorem a_run_completes : exists s, reachable 2 (fun _ => join) deep shards s /\
 Proof. exists (run (fun _ => join) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity]. Qed.
 
 (** The same in the order sampler. *)
-Definition in_turn : config := shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 false None odb_rule 0 Sampler unbounded.
+Definition in_turn : config := small false None 0 Sampler unbounded.
 
 Theorem a_run_in_the_order_sampler_completes : setting_ok 2 (fun _ => in_turn) /\ (forall r, r < 2 -> rising (shards r)) /\
   exists s, reachable 2 (fun _ => in_turn) deep shards s /\
@@ -88,14 +99,13 @@ Theorem a_run_in_the_order_sampler_completes : setting_ok 2 (fun _ => in_turn) /
             (DONE, Some Complete, [(0, [2]); (1, [2]); (1, [2]); (2, []); (2, []); (3, [])])].
 Proof.
   split; [|split].
-  - constructor; [lia| |auto]. intros r _. apply the_shipped_configuration_meets_every_assumption;
-      [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds].
+  - apply small_ranks_ok.
   - intros [|[|r]] H; [| |lia]; repeat (constructor; [|repeat (constructor; [simpl; lia|]); constructor]); constructor.
   - exists (run (fun _ => in_turn) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity].
 Qed.
 
 (** Where windows are bounded in bytes, and each is full with its first new sample, or at once when it has carried one. *)
-Definition narrow : config := shipped Padded tokens_cost 6 1 [] whole_budget always 3 1 2 false None odb_rule 0 (ByPlaces fullest) (fun _ => true).
+Definition narrow : config := small false None 0 (ByPlaces fullest) (fun _ => true).
 Definition sparing (r : nat) : list choice := CRead r 0 false true :: CRead r 1 false true :: one_after_another r.
 
 Theorem a_run_with_windows_bounded_in_bytes_completes : setting_ok 2 (fun _ => narrow) /\ c_bounded narrow 0 = true /\
@@ -104,10 +114,9 @@ Theorem a_run_with_windows_bounded_in_bytes_completes : setting_ok 2 (fun _ => n
             (DONE, Some Complete, [(0, [2]); (1, [2]); (2, [2]); (3, []); (4, []); (5, []); (6, [])])].
 Proof.
   split; [|split; [reflexivity|]].
-  - constructor; [lia| |auto]. intros r _. apply the_shipped_configuration_meets_every_assumption;
-      [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds].
-  - exists (go_on 2 (fun _ => narrow) deep shards 400 (sparing 0 ++ sparing 1 ++ [CExchange]) (start (fun _ => narrow))).
-    split; [apply go_on_reachable; [reflexivity|apply reach_start]|vm_compute; reflexivity].
+  - apply small_ranks_ok.
+  - exists (go_on (perform 2 (fun _ => narrow) deep shards) 400 (sparing 0 ++ sparing 1 ++ [CExchange]) (start (fun _ => narrow))).
+    split; [apply go_on_keeps; [apply performed; reflexivity|apply reach_start]|vm_compute; reflexivity].
 Qed.
 
 (** Updates of 3 samples: one rank gives 2 of them, the other 1, in turn. *)
@@ -156,8 +165,7 @@ Proof. exists (run (fun _ => join) 33 [CLose 1 (Some 0) 9] [CLose 0 None 8]). sp
 
 (** Runs for REPLAY and RESUME. *)
 Section Alike.
-Variable one : config.
-Variable src : nat -> reader.
+Variables (one : config) (src : nat -> reader).
 Definition is_alike (s : sys) (c : choice) : bool :=
   match c with
   | CRead r n en full =>
@@ -167,53 +175,29 @@ Definition is_alike (s : sys) (c : choice) : bool :=
   | _ => true
   end.
 
-Fixpoint replay (cs : list choice) (s : sys) : option sys :=
-  match cs with
-  | [] => Some s
-  | c :: later => if is_loss c || negb (is_alike s c) then None else match perform 2 (fun _ => one) deep shards s c with Some t => replay later t | None => None end
-  end.
-
-(** The first of the choices that can be replayed, again and again. *)
-Fixpoint replay_on (fuel : nat) (cs : list choice) (s : sys) : sys :=
-  match fuel with
-  | 0 => s
-  | S n => match fold_right (fun c found => match replay [c] s with Some t => Some t | None => found end) None cs with Some t => replay_on n cs t | None => s end
-  end.
+Definition replayed (s : sys) (c : choice) : option sys := if is_loss c || negb (is_alike s c) then None else perform 2 (fun _ => one) deep shards s c.
 
 (** What each step with sources that end alike keeps. *)
 Definition kept (keeps : sys -> Prop) : Prop :=
   forall s l t, keeps s -> System.step 2 (fun _ => one) deep shards s l t -> ends_alike src shards s l -> keeps t.
 
-Lemma replay_keeps : forall keeps, kept keeps -> forall cs s t, replay cs s = Some t -> keeps s -> keeps t.
+Lemma replayed_keeps : forall keeps, kept keeps -> forall s c t, replayed s c = Some t -> keeps s -> keeps t.
 Proof.
-  intros keeps Kp. induction cs as [|c cs IH]; intros s t E R; simpl in E; [injection E as <-; exact R|]. destruct (is_loss c || negb (is_alike s c)) eqn:A; [discriminate|].
-  destruct (perform 2 (fun _ => one) deep shards s c) as [u|] eqn:P; [|discriminate]. apply (IH u t E). apply orb_false_iff in A as [L A]. apply negb_false_iff in A.
-  assert (X : forall r e, event_of (fun _ => one) shards s c = Some (r, e) -> ends_alike src shards s (LRank r e)).
-  { intros r e Ev. destruct c as [i n en full|i|i|i|i|i k|i| |i|i p k]; simpl in Ev; try discriminate.
-    - destruct (_ && _); [|discriminate]. injection Ev as <- <-. unfold is_alike in A. apply andb_prop in A as [A A3]. apply andb_prop in A as [A1 A2]. apply Nat.leb_le in A1. apply Bool.eqb_prop in A3. split; [exact A1|]. split; [|exact A3].
-      intros ->. apply andb_prop in A2 as [A2 A4]. apply Nat.eqb_eq in A2. apply Nat.ltb_lt in A4. auto.
-    - injection Ev as <- <-. exact I.
-    - destruct (pending s i || _); [discriminate|]. destruct (nth_error _ _); [|discriminate]. injection Ev as <- <-. exact I.
-    - destruct (running s i); [discriminate|]. injection Ev as <- <-. exact I.
-    - destruct (stopped _); [discriminate|]. destruct (at_phase _); try discriminate; injection Ev as <- <-; exact I.
-    - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I.
-    - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I. }
-  assert (Move : forall r e, event_of (fun _ => one) shards s c = Some (r, e) -> rank_moves 2 (fun _ => one) deep s r e = Some u -> keeps u).
-  { intros r e Ev Mv. eapply Kp; [exact R|eapply rank_moves_step; [eapply event_of_may; exact Ev|exact Mv]|apply X, Ev]. }
-  destruct (perform_step 2 (fun _ => one) deep shards s c u L P) as [l [St _]].
-  destruct c as [i n en full|i|i|i|i|i k|i| |i|i p k]; try discriminate;
-    try (unfold perform in P; destruct (event_of (fun _ => one) shards s _) as [[r e]|] eqn:Ev; [apply (Move r e eq_refl P)|discriminate]).
-  - clear St. unfold perform in P. destruct (all_ranks _ _) eqn:Al; [|discriminate]. destruct (reduce _) as [x|] eqn:Rd; [|discriminate]. injection P as <-.
-    eapply Kp; [exact R|apply StepExchange; [|exact Rd]|exact I]. intros r H. apply (proj1 (all_ranks_spec _ _) Al r H).
-  - clear St. unfold perform in P. destruct (_ && _) eqn:C; [|discriminate]. injection P as <-. apply andb_true_iff in C as [C Al]. apply andb_true_iff in C as [C1 C2]. apply Nat.ltb_lt in C1.
-    eapply Kp; [exact R|apply StepTrained; [exact C1|exact C2|]|exact I]. intros q H. pose proof (proj1 (all_ranks_spec _ _) Al q H) as Y. apply Nat.leb_le, Y.
+  intros keeps Kp s c t P R. unfold replayed in P. destruct (is_loss c || negb (is_alike s c)) eqn:A; [discriminate|].
+  apply orb_false_iff in A as [L A]. apply negb_false_iff in A. destruct (perform_step 2 (fun _ => one) deep shards s c t L P) as [l [St [Dr Ev]]].
+  eapply Kp; [exact R|exact St|]. destruct l as [r e| |i|i n la]; [|exact I|exact I|discriminate]. specialize (Ev r e eq_refl). destruct e as [xs en full| | | | | |]; try exact I.
+  destruct c as [i n en' full'|i|i|i|i|i k|i| |i|i p k]; simpl in Ev; try discriminate;
+    [|exfalso; repeat (match type of Ev with context[match ?x with _ => _ end] => destruct x end; try discriminate)..].
+  destruct (_ && _); [|discriminate]. injection Ev as <- <- <- <-. unfold is_alike in A. apply andb_prop in A as [A A3]. apply andb_prop in A as [A1 A2].
+  apply Nat.leb_le in A1. apply Bool.eqb_prop in A3. split; [exact A1|]. split; [|exact A3].
+  intros ->. apply andb_prop in A2 as [A2 A4]. apply Nat.eqb_eq in A2. apply Nat.ltb_lt in A4. auto.
 Qed.
 
-Lemma replay_on_keeps : forall keeps, kept keeps -> forall n cs s, keeps s -> keeps (replay_on n cs s).
-Proof.
-  intros keeps Kp. induction n as [|n IH]; intros cs s R; [exact R|]. cbn [replay_on]. destruct (fold_right _ None cs) as [t|] eqn:E; [|exact R]. apply IH.
-  clear IH. induction cs as [|c cs IH]; [discriminate|]. cbn [fold_right] in E. destruct (replay [c] s) as [u|] eqn:P; [|exact (IH E)]. injection E as <-. exact (replay_keeps keeps Kp [c] s u P R).
-Qed.
+Lemma replay_keeps : forall keeps, kept keeps -> forall cs s t, play replayed cs s = Some t -> keeps s -> keeps t.
+Proof. intros keeps Kp cs. apply play_keeps. intros s c t _. apply replayed_keeps, Kp. Qed.
+
+Lemma replay_on_keeps : forall keeps, kept keeps -> forall n cs s, keeps s -> keeps (go_on replayed n cs s).
+Proof. intros keeps Kp n cs. apply go_on_keeps. intros s c t _. apply replayed_keeps, Kp. Qed.
 End Alike.
 
 (** Sources that say with their last sample that they have ended; and windows with room for one sample. *)
@@ -228,20 +212,20 @@ Theorem a_run_with_windows_bounded_in_bytes_replays : exists s, Replay.replays 2
   ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (2, [2]); (3, [4]); (4, [3]); (5, [3]); (6, [1])]);
             (DONE, Some Complete, [(0, [2]); (1, [2]); (2, [2]); (3, []); (4, []); (5, []); (6, [])])].
 Proof.
-  exists (replay_on narrow scarce 400 (sparing 0 ++ sparing 1 ++ [CRead 0 1 true false; CRead 1 1 true false; CExchange]) (start (fun _ => narrow))).
+  exists (go_on (replayed narrow scarce) 400 (sparing 0 ++ sparing 1 ++ [CRead 0 1 true false; CRead 1 1 true false; CExchange]) (start (fun _ => narrow))).
   split; [|vm_compute; reflexivity]. apply replay_on_keeps; [|constructor]. intros u l t R St Al. eapply replay_step; eassumption.
 Qed.
 
 (** Both ranks have begun round 1, of which rank 0 has read a sample more. *)
 Definition saved : sys :=
-  match replay join ample [CRead 0 1 false false; CRead 1 1 false false; CExchange; CAnswer 0; CAnswer 1; CExchange; CAnswer 0; CAnswer 1; CRead 0 1 false false] (start (fun _ => join)) with
+  match play (replayed join ample) [CRead 0 1 false false; CRead 1 1 false false; CExchange; CAnswer 0; CAnswer 1; CExchange; CAnswer 0; CAnswer 1; CRead 0 1 false false] (start (fun _ => join)) with
   | Some s => s
   | None => start (fun _ => join)
   end.
 
 Lemma saved_replays : replays deep saved.
 Proof.
-  unfold saved. destruct (replay _ _ _ _) as [s|] eqn:E; [|constructor]. eapply replay_keeps; [|exact E|constructor]. intros u l t R St Al. eapply replay_step; eassumption.
+  unfold saved. destruct (play _ _ _) as [s|] eqn:E; [|constructor]. eapply replay_keeps; [|exact E|constructor]. intros u l t R St Al. eapply replay_step; eassumption.
 Qed.
 
 (** Rank 0 saves in round 1, after it has read two samples, of which one belongs to that round. *)
@@ -259,8 +243,8 @@ Theorem a_job_is_loaded_and_completes : exists s, job deep s /\ length (log s) =
 Proof.
   assert (G : kept join ample (job deep)) by (intros u l t R St Al; eapply job_goes_on; eassumption).
   assert (J : job deep saved).
-  { unfold saved. destruct (replay _ _ _ _) as [s|] eqn:E; [|constructor]. eapply replay_keeps; [exact G|exact E|constructor]. }
-  exists (replay_on join ample 400 (alike 0 ++ alike 1 ++ [CExchange]) (loaded join (rank_of saved))). split; [|split; vm_compute; reflexivity].
+  { unfold saved. destruct (play _ _ _) as [s|] eqn:E; [|constructor]. eapply replay_keeps; [exact G|exact E|constructor]. }
+  exists (go_on (replayed join ample) 400 (alike 0 ++ alike 1 ++ [CExchange]) (loaded join (rank_of saved))). split; [|split; vm_compute; reflexivity].
   apply replay_on_keeps; [exact G|]. change (rank_of saved) with (fun r => rank_of saved r). apply (job_is_loaded 2 join ample shards deep 1 (fun _ => deep) (fun _ => saved)).
   - intros r _. exact J.
   - intros [|[|r]] H; [| |lia]; (split; [split; [left|split]|]; vm_compute; reflexivity).
