@@ -74,8 +74,8 @@ Qed.
 (** What lies at each place by its number is the numbers from 0 on. *)
 Lemma map_numbered : forall (A : Type) (f : A -> nat) l, (forall i x, nth_error l i = Some x -> f x = i) -> map f l = seq 0 (length l).
 Proof.
-  intros A f l N. apply nth_error_ext. intros i. rewrite nth_error_map. destruct (nth_error l i) as [x|] eqn:E; simpl.
-  - rewrite (N i x E). symmetry. apply nth_error_seq, nth_error_Some. congruence.
+  intros A f l P. apply nth_error_ext. intros i. rewrite nth_error_map. destruct (nth_error l i) as [x|] eqn:E; simpl.
+  - rewrite (P i x E). symmetry. apply nth_error_seq, nth_error_Some. congruence.
   - symmetry. apply nth_error_None. rewrite seq_length. apply nth_error_None, E.
 Qed.
 
