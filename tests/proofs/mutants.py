@@ -134,7 +134,7 @@ MUTANTS = (
           "Definition reachable (n : nat) (c : nat -> config) (d : nat -> nat) (i : nat -> list sample) (s : sys) : Prop :=\n"
           "  System.reachable n c d i s.\n\n(** In round 1 rank 0", _REVIEWED, is_quick=True),
     # Assumptions that say more.
-    _edit("an assumption that nothing meets", "Facts.v", _LAST_ASSUMPTION, _NO_RANK, "Joined.v|Witness.v"),
+    _edit("an assumption that nothing meets", "Facts.v", _LAST_ASSUMPTION, _NO_RANK, "Job.v: own_ok|Joined.v|Witness.v"),
     _edit("an assumption that nothing meets, and nobody to miss it", "Facts.v", _LAST_ASSUMPTION, _NO_RANK, "own_ok",
           more=(("Witness.v", "", None), ("Joined.v", "", None))),
     _edit("configurations are always equal", "Facts.v", _LAST_ASSUMPTION, "cfg r = cfg q }.", "good_agreement_facts"),
@@ -178,7 +178,8 @@ MUTANTS = (
     _edit("a padded run has no bound", "PlanPadding.v", "padded_room more && is_below bound more) []",
           "is_below bound more) []", "PlanPadding.v"),
     _edit("half of a run is lost", "PlanPadding.v", ":: skipn (halfway g) g :: r", ":: r", "PlanPadding.v"),
-    _edit("a looser bound", "Termination.v", "W * (6 * total + 7) + total +", "W * (6 * total + 7) + total + W +", _REVIEWED),
+    _edit("a looser bound", "Termination.v", "W * (6 * total + 7) + total +", "W * (6 * total + 7) + total + W +",
+          f"Job.v|{_REVIEWED}"),
     _edit("a row takes one token more", "Packing.v", "(total g <=? budget) && is_within limits g.",
           "(total g <=? S budget) && is_within limits g.", f"Packing.v|{_REVIEWED}"),
     _edit("a run takes one token more", "Runs.v", "(tokens g <=? budget) && is_within limits g.",
