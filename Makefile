@@ -36,7 +36,7 @@ demo: $(DEMO_READY) ## Simulate a real trace, train two ranks on real text, chec
 
 # As many processes as cores run already.
 quick together waiting test: export OMP_NUM_THREADS = 1
-quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in a minute or two
+quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in a minute
 	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal --slice -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
 
 test: $(READY) ## The tests, of slow ones a slice: those that wait beside those that compute, then the others one by one

@@ -99,6 +99,7 @@ def test_the_readme_fits_a_page() -> None:
     assert len(re.findall(r"(?<!!)\[[^]]+\]\(", re.sub(r"!\[[^]]*\]\([^)]*\)", "", text))) == 6  # links
 
 
+@pytest.mark.slow
 def test_the_picture_is_what_its_script_draws() -> None:
     spec = importlib.util.spec_from_file_location("picture", ROOT / "docs" / "picture.py")
     assert spec is not None and spec.loader is not None
@@ -187,6 +188,7 @@ def test_the_tests_that_a_page_names_are_collected(page: Path) -> None:
     assert find_lost_tests(page.read_text()) == []
 
 
+@pytest.mark.slow
 def test_few_lines_change_where_somebody_moves() -> None:
     """The diffs of the pages about frameworks: five lines at most, and imports that exist."""
     pages = "".join(path.read_text() for path in sorted((ROOT / "docs" / "howto" / "frameworks").glob("*.md")))

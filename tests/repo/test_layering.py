@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import networkx
@@ -123,6 +124,7 @@ FRAMEWORKS = {"transformers", "lightning", "accelerate"}
 """What only the integrations may import: torch users and planners need none of them."""
 
 
+@cache
 def get_imports(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):

@@ -62,13 +62,24 @@ assert main(["verify"]) == 2
 """
 
 
-@pytest.mark.parametrize("program", [IMPORT, TRAIN, SIMULATE], ids=["import", "train", "simulate"])
-def test_it_works_without_what_only_linux_has(program: str) -> None:
-    if program != SIMULATE:
-        pytest.importorskip("torch")
-    loaded = FRAMEWORKS if program == IMPORT else ()
+def run(program: str, *loaded: str) -> None:
     done = subprocess.run([sys.executable, "-c", HIDE + program, *loaded], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_everything_is_imported_without_what_only_linux_has() -> None:
+    pytest.importorskip("torch")
+    run(IMPORT, *FRAMEWORKS)
+
+
+def test_one_process_trains_without_what_only_linux_has() -> None:
+    pytest.importorskip("torch")
+    run(TRAIN)
+
+
+def test_the_simulator_runs_without_what_only_linux_has() -> None:
+    run(SIMULATE)
 
 
 BARE = """

@@ -280,6 +280,7 @@ def test_the_worlds_have_all_magnitudes() -> None:
     assert not {name: met[name] for name, least in MET.items() if met[name] < least}, met
 
 
+@pytest.mark.slow
 def test_peers_that_hold_other_samples_differ_wherever_these_are() -> None:
     """Spec: R17.3. Checks: PEERS."""
     draw = random.Random(1)
