@@ -36,19 +36,19 @@ demo: $(DEMO_READY) ## Simulate a real trace, train two ranks on real text, chec
 
 # As many processes as cores run already.
 quick together waiting test: export OMP_NUM_THREADS = 1
-quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in a minute
+quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in under a minute
 	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal --slice -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
 
 test: $(READY) ## The tests, of slow ones a slice: those that wait beside those that compute, then the others one by one
-	@mkdir -p .make
 	$(MAKE) -j2 --no-print-directory together waiting; both=$$?; cat .make/waiting.txt; \
 	  $(BIN)/pytest --slice --part alone --durations 15 && exit $$both
 
 # What waits for limits of seconds comes first on a core.
-together:
+together: $(READY)
 	nice -n 5 $(BIN)/pytest --slice --part together -n logical --maxprocesses 8 --dist worksteal --durations 15
 
-waiting:
+waiting: $(READY)
+	@mkdir -p .make
 	@$(BIN)/pytest --slice --part waiting -n 4 --dist worksteal --durations 15 >.make/waiting.txt 2>&1
 
 soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, wrong rules, proof mutants, tuning (SOAK_SEED=0 SOAK_RUNS=200)

@@ -198,7 +198,7 @@ def test_every_command_keeps_the_global_batch(
     path = tmp_path / "out.json"
     goal = 16 if option == "--global-batch" else 4000
     arguments = [command, "gsm8k", "--samples", "600", "--ranks", "8", option, str(goal), "--json", str(path)]
-    tuned = ["--memory-tokens", "4096", "--no-beside"]
+    tuned = ["--memory-tokens", "4096", "--layout", "packed", "--shards", "shared", "--no-beside"]
     arguments += tuned if command == "tune" else ["--token-budget", "4096"]
     if command == "tune" and policy == "standard":
         pytest.skip("a baseline has nothing to tune")

@@ -241,11 +241,14 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     assert re.fullmatch(r"long: 0 s", tell(0, 0))
 
 
-def test_tune_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("options", "usual"), [("--layout packed --shards shared", 600), ("--no-beside", 100)])
+def test_tune_says_how_far_it_is(
+    options: str, usual: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.05)
     arguments = ["tune", "gsm8k", "--ranks", "2", "--memory-tokens", "2048", "--samples", "300", "--processes", "1"]
-    assert main([*arguments, "--no-beside"]) == 0
-    assert re.search(r"^tune gsm8k: \d+ of about 100 done, 0 s$", capsys.readouterr().err, flags=re.MULTILINE)
+    assert main([*arguments, *options.split()]) == 0
+    assert re.search(rf"^tune gsm8k: \d+ of about {usual} done, 0 s$", capsys.readouterr().err, flags=re.MULTILINE)
 
 
 def test_the_module_is_the_only_one_that_makes_tables() -> None:

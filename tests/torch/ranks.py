@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import multiprocessing
@@ -92,13 +93,9 @@ def report(pipe: Any, join: Callable[[], None], function: Callable[..., Any], ra
     pipe.close()
 
 
-def _prepare(prepare: Prepare | None, world_size: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(rank: int, *args: Any) -> Any:
-        assert prepare is not None
-        prepare(rank, world_size)
-        return function(rank, *args)
-
-    return function if prepare is None else run
+def _call_prepared(prepare: Prepare, world_size: int, function: Callable[..., Any], rank: int, *args: Any) -> Any:
+    prepare(rank, world_size)
+    return function(rank, *args)
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Result:
@@ -120,17 +117,10 @@ def _call_each(rank: int, function: Callable[..., Any], cases: Sequence[tuple[An
 
 
 def run_each(
-    world_size: int,
-    function: Callable[..., Any],
-    cases: Iterable[tuple[Any, ...]],
-    *,
-    prepare: Prepare | None = None,
-    **options: Any,
+    world_size: int, function: Callable[..., Any], cases: Iterable[tuple[Any, ...]], **options: Any
 ) -> list[list[Result]]:
     """By case, the results of all ranks, which call the function with one case after another, and need not start for each."""
-    ranks = get_values(
-        run_ranks(world_size, _call_each, _prepare(prepare, world_size, function), list(cases), **options)
-    )
+    ranks = get_values(run_ranks(world_size, _call_each, function, list(cases), **options))
     return [list(results) for results in zip(*ranks, strict=True)]
 
 
@@ -178,7 +168,8 @@ def run_ranks(
     """
     # DDP's first backward imports it, for seconds: once here rather than in every process, and in none that is not forked.
     importlib.import_module("torch._dynamo")
-    function = _prepare(prepare, world_size, function)
+    if prepare is not None:
+        function = functools.partial(_call_prepared, prepare, world_size, function)
     context: Any = multiprocessing.get_context(method)
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")

@@ -343,6 +343,13 @@ class Labelled(list[int]):
         self.label = label
 
 
+class Tagged(str):
+    def __new__(cls, tag: str) -> Tagged:
+        made = super().__new__(cls, "one text")
+        made.tag = tag  # type: ignore[attr-defined]
+        return made
+
+
 def add(number: int) -> Any:
     return lambda value: value + number
 
@@ -359,6 +366,7 @@ KINDS: list[tuple[Any, Any, Any]] = [  # what is held, by what is given, and two
     (lambda given: np.arange(1000) + given, 0, 1),
     (np.float32, 2, 3),
     (Labelled, "a", "b"),
+    (Tagged, "a", "b"),
     (lambda given: Subset(Held([given]), [0]), 2, 3),
 ]
 

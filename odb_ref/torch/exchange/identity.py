@@ -37,6 +37,8 @@ _MOST: Final = 32
 _MOST_BYTES: Final = 2**28
 _MOST_ITEMS: Final = 2**20
 """An array of more bytes is not compared with another, as it may be a file's, nor a list of more: that takes seconds."""
+_PLAIN: Final = (bool, int, float, complex, str, bytes, range, set, frozenset)
+"""Whose values are compared by ``==``: of a class made of one of these, that may not say all."""
 _OF_PICKLE: Final = ("__reduce_ex__", "__reduce__", "__getstate__")
 
 _NAME_IT: Final = "pass Protocol(name=...), the same on all ranks"
@@ -260,19 +262,15 @@ def _is_same(one: object, other: object, depth: int) -> bool:
         return one is other
     match one, other:
         case np.ndarray(), np.ndarray():
-            return (
-                max(one.nbytes, other.nbytes) <= _MOST_BYTES and one.dtype == other.dtype and np.array_equal(one, other)
-            )
+            return one.nbytes <= _MOST_BYTES and one.dtype == other.dtype and np.array_equal(one, other)
         case torch.Tensor(), torch.Tensor():
-            return max(one.nbytes, other.nbytes) <= _MOST_BYTES and one.dtype == other.dtype and torch.equal(one, other)
+            return one.nbytes <= _MOST_BYTES and one.dtype == other.dtype and torch.equal(one, other)
         case list() | tuple(), list() | tuple() if kind in (list, tuple):
             pairs = zip(one, other, strict=False)
             return len(one) == len(other) <= _MOST_ITEMS and all(_is_same(mine, its, depth - 1) for mine, its in pairs)
         case dict(), dict() if kind is dict:
             return one.keys() == other.keys() and all(_is_same(one[key], other[key], depth - 1) for key in one)
-        case bool() | int() | float() | complex() | str() | bytes() | range() | PurePath() | np.generic(), _:
-            return bool(one == other)
-        case set() | frozenset(), _:
+        case _ if kind in _PLAIN or isinstance(one, PurePath | np.generic):
             return bool(one == other)
         case _ if all(getattr(kind, name) is getattr(object, name) for name in _OF_PICKLE):
             return _is_same(_list_parts(one), _list_parts(other), depth - 1)

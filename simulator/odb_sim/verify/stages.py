@@ -146,7 +146,7 @@ def run_random_worlds(
         draw = random.Random(seed * worlds + number)
         sampled.append(run_random_schedule(make_random_bounds(draw, lambda draw: draw.choice(rules)), draw))
         if sampled[-1].counterexample is not None and limit_s < _UNLIMITED:
-            break  # as above
+            break  # enough to refute a core; of a rule's cases the smallest is looked for
     found = min((one for one in sampled if one.counterexample), key=lambda one: one.transitions, default=None)
     smallest: Finding | None = None
     if found is not None:
