@@ -13,6 +13,7 @@ from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.reading.counting import count_supervised
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, make_sample, take_apart
+from tests.torch.ranks import run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "timeout_s": 20}
 COUNT = 40
@@ -75,6 +76,20 @@ def test_dropped_labels_are_warned_of_once(num_workers: int) -> None:
     """Spec: R4.7. Checks: WEIGHT."""
     (told,) = read(drop, num_workers=num_workers)
     assert "the batches that collate_fn makes have none" in told
+
+
+def read_masked(rank: int) -> None:
+    options = SETTINGS | {"collate_fn": truncate if rank else collate, "shard": "given"}
+    with ODBDataLoader(Numbers(0, COUNT), **nested(**options)) as loader:
+        for _ in loader.steps():
+            pass
+
+
+def test_every_rank_says_whose_batches_carry_another_loss() -> None:
+    """Spec: R4.7. Checks: WEIGHT, ABORT."""
+    for result in run_ranks(2, read_masked):
+        assert (result.error, result.rank) == ("JobError", 1)
+        assert "so its weight would be wrong" in result.text
 
 
 LABELS = torch.tensor([[1, -100, 3, -100], [-100, 5, 6, 7]])
