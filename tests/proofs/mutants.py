@@ -275,7 +275,7 @@ MUTANTS = (
           "System.step W cfg depth input s l t -> ends_alike s l \\/ of_lost s l -> lossy_replays depth t",
           "System.step W cfg depth input s l t -> lossy_replays depth t", "a_run_with_losses_follows_one|Error", is_quick=True),
     _edit("a failure may end as COMPLETE", "Prompt.v", "| Complete | Lost _ _ => False",
-          "| Complete => True | Lost _ _ => False", "Prompt.v", is_quick=True),
+          "| Complete => True | Lost _ _ => False", _REVIEWED + r"(?s:.*)Prompt\.v", is_quick=True),
     _edit("a trainer takes two steps at once", "Run.v", "| CTake r => if running s r then None else Some (r, StepTaken)",
           "| CTake r => Some (r, StepTaken)", "event_of_may", is_quick=True),
     _edit("everything is planned", "Protocol.v", "Permutation (samples_of (steps_of (rank_of s i))) (input i).",
