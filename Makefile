@@ -49,7 +49,7 @@ together: $(READY)
 
 waiting: $(READY)
 	@mkdir -p .make
-	@$(BIN)/pytest --slice --part waiting -n 4 --dist worksteal --durations 15 >.make/waiting.txt 2>&1
+	@$(BIN)/pytest --slice --part waiting -n 3 --dist worksteal --durations 15 >.make/waiting.txt 2>&1
 
 soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, wrong rules, proof mutants, tuning (SOAK_SEED=0 SOAK_RUNS=200)
 	$(BIN)/pytest --sliced -n logical --maxprocesses 8 --dist worksteal

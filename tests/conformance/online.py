@@ -21,7 +21,6 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import NONE, Offer, combine
 from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, StepCounts
-from odb_ref.torch.plan.state import Generation, Part
 from tests.helpers.world import ByArrival, Choice, World
 
 _LEAST: Final = frozenset(("failed_rank", "stop_step", "stop_rank", "groups_min", "budget_min"))
@@ -98,6 +97,8 @@ def _read_supervised(value: Json) -> StepCounts:
 
 def compute_rest(samples: int, checkpoints: Sequence[Checkpoint]) -> list[Json]:
     """Returns the places of an order of so many samples that no rank has trained on."""
+    from odb_ref.torch.plan.state import Generation, Part  # few questions wait for torch to be imported
+
     parts = tuple(Part(checkpoint) for checkpoint in checkpoints)
     return [*Generation(parts).compute_rest(range(samples))]
 

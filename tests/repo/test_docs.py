@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,7 @@ def test_the_places_that_a_page_names_exist(page: Path) -> None:
     assert lost == []
 
 
+@cache
 def list_tests() -> dict[str, set[str]]:
     """The tests that pytest collects of each file, by the file's path: functions, and methods of classes, by their names."""
     found = {}
@@ -150,7 +152,6 @@ def join(sets: Iterable[set[str]]) -> set[str]:
     return set().union(*sets)
 
 
-TESTS = list_tests()
 FILE = re.compile(r"\b((?:[\w-]+/)*test_\w+\.py)(?:::(\w+))?")
 NAME = re.compile(r"`(test_\w+)`")
 
@@ -160,15 +161,15 @@ def find_lost_tests(text: str) -> list[str]:
 
     A line that names no file means a test of any.
     """
-    lost = []
+    lost, tests = [], list_tests()
     for line in text.splitlines():
         named = FILE.findall(line)
         held = {
-            file: join(names for path, names in TESTS.items() if f"/{path}".endswith(f"/{file}")) for file, _ in named
+            file: join(names for path, names in tests.items() if f"/{path}".endswith(f"/{file}")) for file, _ in named
         }
         lost += [file for file, names in held.items() if not names]
         lost += [name for file, name in named if name and name not in held[file]]
-        lost += [name for name in NAME.findall(line) if name not in join(held.values() if held else TESTS.values())]
+        lost += [name for name in NAME.findall(line) if name not in join(held.values() if held else tests.values())]
     return lost
 
 

@@ -29,8 +29,8 @@ from tests.torch.data import Numbers  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
 RANKS = 3
-FIXED_S = 0.05
-PER_TOKEN_S = 5e-4
+FIXED_S = 0.03
+PER_TOKEN_S = 3e-4
 SAMPLE_S = 0.04
 WORKERS = 2
 
