@@ -192,6 +192,9 @@ def serve(task: LoaderTask) -> None:
         task.other_end.close()
     _shield(task.handled_signals)
     torch.set_num_threads(1)
+    if task.spec.options.multiprocessing_context == "forkserver":
+        # This process has a fork server of its own, and all that it forks would import torch anew.
+        multiprocessing.set_forkserver_preload(["__main__", __name__])
     spec, sender = task.spec, _Sender(task.pipe)
     # Torch's own watch does not end a worker that has more to send than the pipe holds: it waits for a reader that is gone.
     watch = partial(_start_watch, None if task.forked_from is None else os.getpid())
