@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ END = 10**6
 
 @dataclass(frozen=True)
 class Leg:
-    """A part of an epoch: so many ranks go on from the state before, and leave after so many steps."""
+    """A part of an epoch: so many ranks go on from the state before, and leave after so many steps, or before the first."""
 
     ranks: int
     steps: int
@@ -77,14 +78,16 @@ def draw_chain(number: int) -> Chain:
 def draw_leg(rng: random.Random) -> Leg:
     return Leg(
         rng.randint(1, MOST_RANKS),
-        rng.choice((1, 2, 3, 5, 8)),
+        rng.choice((0, 1, 2, 3, 5, 8)),
         rng.choice((30, 60, 90)),
         rng.choice(("padded", "packed")),
     )
 
 
-Found = tuple[dict[int, list[int]], dict[int, float], list[tuple[int, int, bool]], Any]
-"""The samples of each update, its weight, the steps, and the state; that is None at the end of the epoch."""
+Found = tuple[dict[int, list[int]], dict[int, float], list[tuple[int, int, bool, int]], Any]
+"""The samples of each update, its weight, the steps, and the state; that is None at the end of the epoch. A step is its number,
+its update, whether that ends with it, and how many samples it has been told have been trained on.
+"""
 
 
 def make_loader(chain: Chain, leg: Leg, group: Any) -> ODBDataLoader[Any]:
@@ -101,18 +104,19 @@ def make_loader(chain: Chain, leg: Leg, group: Any) -> ODBDataLoader[Any]:
 def read_leg(loader: ODBDataLoader[Any], chain: Chain, leg: Leg, state: Any, group: Any) -> Found:
     updates: dict[int, list[int]] = defaultdict(list)
     weights: dict[int, float] = defaultdict(float)
-    steps: list[tuple[int, int, bool]] = []
-    saved = None
+    steps: list[tuple[int, int, bool, int]] = []
     if state is not None:
         loader.load_state_dict(state)
-    for batch, info in loader.steps():
+    taken = loader.steps()
+    saved = None if leg.steps else loader.state_dict()
+    for batch, info in taken if leg.steps else ():
         if not info.is_idle:
             updates[info.update] += batch["numbers"]
             weights[info.update] += info.loss_scale / info.world_size  # of all ranks together 1 in an update
             if chain.size:
                 whole = info.local_supervised * info.world_size
                 assert info.loss_scale * info.update_supervised == pytest.approx(whole)
-        steps.append((info.step, info.update, info.is_update_end))
+        steps.append((info.step, info.update, info.is_update_end, info.emitted_samples))
         if len(steps) == leg.steps:
             saved = loader.state_dict()
             break
@@ -173,11 +177,15 @@ def judge(chain: Chain, taken: list[list[Found]]) -> str:
                 updates[update].update(numbers)
             for update, weight in part[1].items():
                 weights[update] += weight
+    taken_on = [sum(len(numbers) for part in found for numbers in part[0].values()) for found in taken]
+    told = [found[0][2][-1][3] if found[0][2] else None for found in taken]
+    if any(known not in (None, so_far) for known, so_far in zip(told, accumulate(taken_on), strict=True)):
+        return f"{chain}\n  has trained on {taken_on} samples, and says {told} by then"
     if not chain.size:
-        taken_on = sum(updates.values(), Counter())
-        is_complete = taken_on == Counter(set(range(chain.samples)) - chain.bad)
-        return "" if is_complete else f"{chain}\n  has trained on {sorted(taken_on.elements())}"
-    ends = [update for found in taken for _, update, is_end in found[0][2] if is_end]
+        samples = sum(updates.values(), Counter())
+        is_complete = samples == Counter(set(range(chain.samples)) - chain.bad)
+        return "" if is_complete else f"{chain}\n  has trained on {sorted(samples.elements())}"
+    ends = [update for found in taken for _, update, is_end, _ in found[0][2] if is_end]
     if ends != sorted(set(ends)):
         return f"{chain}\n  updates end in the order {ends}"
     order = list_order(chain)
@@ -240,13 +248,16 @@ def test_other_numbers_of_ranks_finish_an_epoch_of_the_free_mode(shard: str) -> 
 
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 def test_an_epoch_goes_on_with_another_number_of_ranks(shard: str) -> None:
-    """Saved after any step, and twice within an update. Checks: UPDATE, WEIGHT, RESUME."""
+    """Saved after any step; twice within an update, once before a step of it was taken. Checks: UPDATE, WEIGHT, RESUME."""
     once = [
         (Leg(before, steps, 60), Leg(after, END, 60 if before == after else 45))
         for before, after, moments in ((2, 3, (1, 4, 9, 14)), (3, 1, (4, 9)), (1, 3, (4,)), (2, 2, (1, 14)))
         for steps in moments
     ]
-    twice = [(Leg(a, 1, 30), Leg(b, 1, 30), Leg(c, END, 30)) for a, b, c in ((2, 3, 1), (1, 2, 2), (3, 1, 2))]
+    twice = [
+        (Leg(a, 1, 30), Leg(b, then, 30), Leg(c, END, 30))
+        for a, b, c, then in ((2, 3, 1, 1), (1, 2, 2, 1), (3, 1, 2, 0))
+    ]
     chains = [Chain(103, 16, shard, NO_BAD, legs, True) for legs in once]
     check_chains([*chains, *(Chain(47, 25, shard, NO_BAD, legs, True) for legs in twice)])
 
