@@ -142,6 +142,16 @@ def test_a_rank_that_begins_a_new_loader_while_others_go_on_with_an_old_one_is_t
     check_named(run_ranks(3, cross_with_a_new_one), find_line(make_first), find_line(make_second))
 
 
+def cross_with_a_new_one_of_its_line(rank: int) -> None:
+    first = make_first()
+    read(first)
+    read(first if rank == 0 else make_first())
+
+
+def test_a_new_loader_of_the_same_line_is_another() -> None:
+    check_named(run_ranks(2, cross_with_a_new_one_of_its_line), find_line(make_first), "number 2 of these")
+
+
 def overlap(rank: int) -> None:
     pair = dist.new_group([0, 1])
     read(make_first(process_group=pair, is_apart=True, timeout_s=2) if rank == 0 else make_second(timeout_s=2))
