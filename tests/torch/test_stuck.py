@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from odb_ref.torch import Batching, ODBDataLoader
+from odb_ref.torch import Batching, JobError, ODBDataLoader
 from odb_ref.torch.reading.description import describe
 from tests.helpers.options import nested
 from tests.torch.data import Blocking, Numbers, Unspeakable, collate, go_wrong
@@ -189,6 +189,34 @@ def test_a_loader_process_that_holds_its_lock_is_waited_for_as_long_as_it_may() 
     get_values(patient)
     get_values(busy)
     check_blamed(idle, 1, "interpreter lock")
+
+
+class Clinging(Numbers):
+    """Holds the lock of a worker once, and with it all that the worker has open."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(0, 400)
+        self.path = path
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 300:
+            self.path.touch()
+            hold_the_lock(6)
+        return super().__getitem__(index)
+
+
+def test_a_killed_loader_process_is_noticed_before_its_worker_ends(tmp_path: Path) -> None:
+    options = SETTINGS | {"collate_fn": collate, "num_workers": 1}
+    with ODBDataLoader(Clinging(tmp_path / "held"), **nested(**options)) as loader:
+        batches = iter(loader)
+        while not (tmp_path / "held").exists():
+            next(batches)
+        (process,) = multiprocessing.active_children()
+        process.kill()
+        began = time.monotonic()
+        with pytest.raises(JobError, match="the loader process exited unexpectedly"):
+            list(batches)
+    assert time.monotonic() - began < 4
 
 
 def test_a_loader_whose_data_set_blocks_can_be_closed() -> None:
