@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -248,6 +249,31 @@ def test_a_trainer_that_holds_its_lock_is_waited_for_while_it_works_and_else_nam
     busy, idle = run_pairs(train_holding, [(4, True), (4, False)])
     get_values(busy)
     check_blamed(idle, 1, "something holds its interpreter lock")
+
+
+def close_beside_one_that_is_stopped(rank: int, closed: Path) -> list[str]:
+    """The threads that are left."""
+    loader = ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS | {"collate_fn": collate, "timeout_s": 30}))
+    next(iter(loader))
+    if rank == 1:
+        if os.fork() == 0:
+            deadline = time.monotonic() + 10
+            while not closed.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.wait()
+    time.sleep(0.5)
+    loader.close()
+    left = [thread.name for thread in threading.enumerate() if thread.name == "odb-exchange"]
+    closed.touch()
+    return left
+
+
+def test_a_loader_is_closed_whole_beside_a_rank_that_is_stopped(tmp_path: Path) -> None:
+    values = get_values(run_ranks(2, close_beside_one_that_is_stopped, tmp_path / "closed", timeout_s=30))
+    assert values == [[], []]
 
 
 def wait_and_listen(rank: int, what: str, num_workers: int, text: str, folder: Path) -> list[str]:
