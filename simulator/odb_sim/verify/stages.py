@@ -77,7 +77,9 @@ class Stage:
 
 
 def explore_small_worlds(rule: TargetRule | None, name: str, limit_s: float = _UNLIMITED) -> Stage:
-    """Returns every interleaving of the small suite, with ``rule`` in each world, or, without one, the world's own."""
+    """Tries every interleaving of the small suite, with ``rule`` in each world, or, where a core is judged and there is no
+    ``name``, with the world's own.
+    """
     began = time.perf_counter()
     states = 0
     smallest: Finding | None = None
@@ -99,10 +101,10 @@ def explore_small_worlds(rule: TargetRule | None, name: str, limit_s: float = _U
             if not result.is_complete:
                 skipped.append(f"the rest of {title!r}")
             continue
-        finding = describe_scenario(compute_scenario(bounds, found, name if rule is not None else None))
+        finding = describe_scenario(compute_scenario(bounds, found, name or None))
         if smallest is None or _length(finding) < _length(smallest):
             smallest = finding
-        if rule is None:
+        if not name:
             break  # enough to refute a core; of a rule's cases the smallest is looked for
     ranges = (
         f"every interleaving of {walked} worlds of 1 to {max(bounds.ranks for bounds in suite)} ranks, at most "
@@ -137,7 +139,9 @@ def _length(finding: Finding) -> int:
 def run_random_worlds(
     rules: Sequence[TargetRule], name: str, seed: int, *, worlds: int = WORLDS, limit_s: float = _UNLIMITED
 ) -> Stage:
-    """Tries random worlds under random schedules, each with one of ``rules``; what is found is made small."""
+    """Tries random worlds under random schedules, each with one of ``rules``, without a ``name`` where a core is judged; what
+    is found is made small.
+    """
     began = time.perf_counter()
     sampled: list[Sampled] = []
     for number in range(worlds):
@@ -145,7 +149,7 @@ def run_random_worlds(
             break
         draw = random.Random(seed * worlds + number)
         sampled.append(run_random_schedule(make_random_bounds(draw, lambda draw: draw.choice(rules)), draw))
-        if sampled[-1].counterexample is not None and limit_s < _UNLIMITED:
+        if sampled[-1].counterexample is not None and not name:
             break  # enough to refute a core; of a rule's cases the smallest is looked for
     found = min((one for one in sampled if one.counterexample), key=lambda one: one.transitions, default=None)
     smallest: Finding | None = None
