@@ -28,6 +28,8 @@ EPOCH_S: Final = 0.5
 SETTLED_S: Final = 1.0
 """Where a loader first has to find out, it is judged after so long."""
 MANY: Final = 10_000_000
+KEEP: Final = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
+"""Else a window of large samples is given back to the system as it is freed, and the next is made of pages that are new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ class Edge:
     read_s: float = 0.0
     collate_s: float = 0.0
     repetitions: int = 5
+    keeps_memory: bool = False
+    """True where the C library is told to keep the memory that is freed: see `KEEP`."""
 
 
 def _list_edges() -> dict[str, Edge]:
@@ -77,6 +81,9 @@ def _list_edges() -> dict[str, Edge]:
                 window=64,
                 nbytes=3 * 2**20,
             )
+    edges["large 0 kept"] = replace(
+        edges["large 0 rate"], title="samples of 3 MB, no workers, memory kept", keeps_memory=True
+    )
     edges["slow collate"] = Edge(
         title=f"collate_fn of 15 ms, 4 workers, after {SETTLED_S:g} s",
         samples=8000,
@@ -255,7 +262,8 @@ def measure_edges(names: Sequence[str], repetitions: int | None, say: Callable[[
     found: Spec = {}
     for name in names:
         say(f"edges: {name}")
-        (result,) = launch("edge", {"edge": name, "repetitions": repetitions}, limit_s=LIMIT_S)
+        environment = KEEP if EDGES[name].keeps_memory else {}
+        (result,) = launch("edge", {"edge": name, "repetitions": repetitions}, limit_s=LIMIT_S, environment=environment)
         found[name] = result.data or {"error": result.error or "hung"}
     return found
 

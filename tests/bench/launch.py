@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,18 @@ def launch(
     limit_s: float = 60.0,
     is_watched: bool = False,
     kept: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> list[Rank]:
     """Runs ``job`` of `tests.bench.jobs` on ``ranks`` processes; whatever is left after ``limit_s`` is killed.
 
-    With ``is_watched`` it is noted what the ranks leave behind. ``kept`` names files that the job may write to its folder.
+    With ``is_watched`` it is noted what the ranks leave behind. ``kept`` names files that the job may write to its folder,
+    ``environment`` what the ranks are to have beside this process's.
     """
     with tempfile.TemporaryDirectory(prefix="odb-bench-") as name:
         folder = Path(name)
         (folder / "spec.json").write_text(json.dumps({**spec, "job": job, "ranks": ranks, "folder": name}))
         began = time.monotonic()
-        processes = [_start(folder, rank, ranks) for rank in range(ranks)]
+        processes = [_start(folder, rank, ranks, environment or {}) for rank in range(ranks)]
         watches = [_Watch(process.pid) for process in processes] if is_watched else []
         ends: list[float | None] = [None] * ranks
         try:
@@ -149,8 +151,8 @@ def find_descendants(pid: int) -> Iterator[int]:
             yield from find_descendants(child)
 
 
-def _start(folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+def _start(folder: Path, rank: int, ranks: int, given: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **given, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT / "examples" / "demo")}
     with (folder / f"log-{rank}").open("wb") as log:
         command = [sys.executable, "-m", "tests.bench.rank", str(folder)]
