@@ -197,6 +197,7 @@ def make_order(
     shard: str,
     seed: int,
     generator: torch.Generator | None,
+    num_workers: int = 0,
     update_samples: int | None = None,
     drop_last: bool = False,
 ) -> Order:
@@ -244,6 +245,7 @@ def make_order(
         seed_source="" if generator is None else " drawn from generator",
         update_samples=update_samples,
         drops_last=drop_last,
+        stream_workers=max(1, num_workers) if is_iterable else None,
     )
 
 

@@ -220,6 +220,7 @@ class ODBDataLoader(Epochs[Batch]):
             shard=shard,
             seed=seed,
             generator=generator,
+            num_workers=self.num_workers,
             update_samples=updates,
             drop_last=check_flag(drop_last, "drop_last"),
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from tests.helpers.options import nested
@@ -82,6 +82,30 @@ def test_states_that_do_not_fit_are_refused() -> None:
         for _ in range(2):  # it is kept, and no epoch begins without it
             with pytest.raises(UsageError, match=r"order of samples is another .*seed: saved 0, now 5"):
                 iter(loader)
+
+
+class Stream(IterableDataset[Any]):
+    """Workers share it out."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        yield from (make_sample(number) for number in range(first, 60, step))
+
+
+def test_a_stream_does_not_go_on_with_another_number_of_workers() -> None:
+    """One worker reads what the training thread would; two yield other samples first."""
+    options = SETTINGS | {"shuffle": False}
+    with ODBDataLoader(Stream(), **nested(**options)) as loader:
+        first, state = read(loader, 2), loader.state_dict()
+    with ODBDataLoader(Stream(), **nested(num_workers=1, **options)) as loader:
+        loader.load_state_dict(state)
+        taken = [number for _, numbers, _ in (*first, *read(loader)) for number in numbers]
+    assert sorted(taken) == list(range(60))
+    with ODBDataLoader(Stream(), **nested(num_workers=2, **options)) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(UsageError, match="num_workers: saved 1, now 2"):
+            iter(loader)
 
 
 def test_a_loaded_state_does_not_stand_for_another_epoch() -> None:

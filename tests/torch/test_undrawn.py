@@ -97,6 +97,25 @@ def kept() -> Iterator[None]:
         yield
 
 
+class AtOnce(Drawing):
+    """Reads several at once, as a Subset does."""
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        return [self[number] for number in numbers]
+
+
+class AtOnceAlone(Drawing):
+    """Reads in no other way."""
+
+    __getitem__ = Dataset.__getitem__
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        return [Drawing.__getitem__(self, number) for number in numbers]
+
+
+KINDS = (Drawing, AtOnce, AtOnceAlone)
+
+
 def cut(sizes: list[int]) -> Iterator[range]:
     """Chunks of these sizes, and of the last for what is left."""
     first = 0
@@ -114,22 +133,26 @@ def read_chunk(seeded: SeededDataset, numbers: Iterable[int]) -> list[Any]:
     where=st.frozensets(st.integers(0, COUNT - 1)),
     how=st.sampled_from(sorted(DRAWS | OTHERS)),
     sizes=st.lists(st.integers(1, COUNT), min_size=1),
+    kind=st.sampled_from(KINDS),
 )
 @settings(deadline=None)
-def test_what_is_drawn_is_what_the_sample_s_own_seed_gives(where: frozenset[int], how: str, sizes: list[int]) -> None:
+def test_what_is_drawn_is_what_the_sample_s_own_seed_gives(
+    where: frozenset[int], how: str, sizes: list[int], kind: type[Drawing]
+) -> None:
     """However samples are read together, and whichever of them draw. Spec: R12.1, R12.3."""
-    dataset = Drawing(where, (DRAWS | OTHERS)[how])
-    expected = [read_seeded(dataset, number) for number in range(COUNT)]
-    seeded = SeededDataset(dataset, list)
+    draw = (DRAWS | OTHERS)[how]
+    expected = [read_seeded(Drawing(where, draw), number) for number in range(COUNT)]
+    seeded = SeededDataset(kind(where, draw), list)
     assert [item for numbers in cut(sizes) for item in read_chunk(seeded, numbers)] == expected
 
 
-@given(where=st.frozensets(st.integers(0, COUNT - 1)), size=st.integers(1, COUNT))
+@given(where=st.frozensets(st.integers(0, COUNT - 1)), size=st.integers(1, COUNT), kind=st.sampled_from(KINDS))
 @settings(deadline=None)
-def test_a_sample_that_raises_for_what_it_draws_does_so_with_its_own_seed(where: frozenset[int], size: int) -> None:
-    dataset = Drawing(where, draw_and_raise)
-    expected = [read_seeded(dataset, number) for number in range(COUNT)]
-    seeded = SeededDataset(dataset, list, is_guarded=True)
+def test_a_sample_that_raises_for_what_it_draws_does_so_with_its_own_seed(
+    where: frozenset[int], size: int, kind: type[Drawing]
+) -> None:
+    expected = [read_seeded(Drawing(where, draw_and_raise), number) for number in range(COUNT)]
+    seeded = SeededDataset(kind(where, draw_and_raise), list, is_guarded=True)
     found = [item for numbers in cut([size]) for item in read_chunk(seeded, numbers)]
     causes = [item.cause.removeprefix("ValueError: ") if isinstance(item, BadSample) else item for item in found]
     assert causes == expected

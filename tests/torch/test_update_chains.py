@@ -154,7 +154,7 @@ def run_chain(rank: int, chain: Chain, groups: dict[int, Any]) -> str:
             )
             return "" if is_right else f"{chain}\n  in {leg}: {wrong[0]}"
         taken.append(found)
-        state = [part[3] for part in found]
+        state = [part[3] for part in reversed(found)]  # files may be listed in any order
         if state[0] is None:
             break
     return judge(chain, taken)

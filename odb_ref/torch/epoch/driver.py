@@ -44,7 +44,10 @@ from odb_ref.torch.reading.quarantine import QuarantineError
 from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import BatchRequest, ReadItem, SampleService
 
-CHANGED: Final = "the samples are not what they were when the state was saved: the steps taken would be others"
+CHANGED: Final = (
+    "the samples are not what they were when the state was saved: the steps taken would be others. The data set has "
+    "changed, or draws what they hold from a generator of its own (R12)"
+)
 _CLOSED: Final = "its consumer left, and its loader was closed before all ranks knew"
 
 

@@ -56,6 +56,8 @@ class Order:
     """How many samples an optimizer update holds, where that is fixed. Spec: R16."""
     drops_last: bool = False
     """True when an epoch ends with the last whole update."""
+    stream_workers: int | None = None
+    """Of a stream: how many workers share it out among them; who reads it alone is one."""
 
     @property
     def settings(self) -> dict[str, object]:
@@ -74,6 +76,8 @@ class Order:
     def description(self) -> str:
         """What decides the order, as a JSON object: must be the same where a saved state is loaded."""
         own = {} if self.is_auto else {"shuffle": self.is_shuffled, f"seed{self.seed_source}": self.seed}
+        if self.stream_workers is not None:
+            own["num_workers"] = self.stream_workers
         return json.dumps(self.settings | own)
 
     @property

@@ -48,7 +48,7 @@ class Schedule:
 
         Raises: UsageError when these are no such states.
         """
-        states = tuple(map(EpochState.from_dict, check_states(given)))
+        states = tuple(sorted(map(EpochState.from_dict, check_states(given)), key=lambda state: state.rank))
         if not states:
             raise UsageError("load_state_dict: no state")
         self._loaded, self.epoch = states, states[0].epoch

@@ -20,7 +20,8 @@ from odb_ref.torch.reading.tasks import IGNORE_INDEX, get_field, get_labels, get
 
 _ADVICE = (
     "What masks labels or cuts samples belongs where samples are read; or pass Loss(supervised_fn=) to count what is left, "
-    "causal_shift=False when each label is that of its own token (a masked language model), or Loss(scaling='samples')"
+    "causal_shift=False when each label is that of its own token (a masked language model), or Loss(scaling='samples'). With "
+    "padding on the left the first label of a row counts too: pad on the right, or make it -100 where samples are read"
 )
 _MASKED = (
     "collate_fn masks tokens of samples that have no labels, by chance for a masked language model, or as padding what the "

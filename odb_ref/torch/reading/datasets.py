@@ -5,7 +5,6 @@ A DataLoader takes any StopIteration for the end of the samples. Spec: R11.4, R1
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import count
@@ -100,6 +99,10 @@ class SeededDataset(Dataset[Chunk]):
         self._wrapped = dataset
         self._measure = measure
         self._is_guarded = is_guarded
+        self._has_all = callable(getattr(dataset, "__getitems__", None))
+        get_one = getattr(type(dataset), "__getitem__", Dataset.__getitem__)
+        self._has_one = not self._has_all or get_one is not Dataset.__getitem__
+        """False where samples can be read at once alone."""
         self._is_drawing: bool | None = None
         """Whether anything was drawn for a sample; None before the first was read."""
         self._detector: DrawDetector | None = None
@@ -108,54 +111,11 @@ class SeededDataset(Dataset[Chunk]):
         places = [place for place, _ in chunk.keys]
         return list(zip(places, self._measure(self._read_chunk(chunk)), strict=True)) if places else []
 
-    def _read_chunk(self, chunk: KeyChunk) -> Sequence[object]:
-        """Returns the samples; read at once, with the seed of the first, where the data set offers that."""
-        read_all = getattr(self._wrapped, "__getitems__", None)
-        if not callable(read_all):
-            return self._read_each(chunk)
-        if not self._is_guarded:
-            return self._read_at_once(read_all, chunk)
-        with contextlib.suppress(Exception):  # one by one finds which it is
-            return self._read_at_once(read_all, chunk)
-        return self._read_seeded(chunk, 0)
-
-    def _read_seeded(self, chunk: KeyChunk, first: int) -> list[object]:
-        """Returns the samples from the one number ``first`` on, each read with its own seed."""
-        samples = []
-        for place, name in chunk.keys[first:]:
-            seed_generators(compute_seed(Use.SAMPLE, chunk.seed, place))
-            samples.append(self._read(name))
-        return samples
-
-    def _read(self, name: object) -> object:
-        try:
-            return self._wrapped[name]
-        except BaseException as error:
-            instead = contain(error, "the data set", f" for the sample {name!r}")
-            if self._is_guarded and isinstance(found := instead or error, Exception):
-                return BadSample(describe(found))
-            if instead is not None:
-                raise instead from error
-            if isinstance(error, Exception):
-                note_sample(error, name)
-            raise
-
-    def _read_at_once(self, read_all: Callable[[list[object]], object], chunk: KeyChunk) -> Sequence[object]:
-        names = [name for _, name in chunk.keys]
-        seed_generators(compute_seed(Use.SAMPLE, chunk.seed, chunk.keys[0][0]))
-        samples: object = Contained(read_all, "__getitems__ of the data set")(names)
-        if not isinstance(samples, Sequence):
-            samples = list(samples) if hasattr(samples, "__iter__") else samples
-        if not isinstance(samples, Sequence) or len(samples) != len(names):
-            found = f"{len(samples)} samples" if isinstance(samples, Sized) else type(samples).__name__
-            raise DataSetError(f"__getitems__ of the data set gave {found} for {len(names)} keys: {names!r:.200}")
-        return samples
-
-    def _read_each(self, chunk: KeyChunk) -> list[object]:
-        """Returns the samples, each as it is read with its own seed.
+    def _read_chunk(self, chunk: KeyChunk) -> list[object]:
+        """Returns the samples, each as it is read alone with its own seed.
 
         To seed takes longer than to read a small sample. While nothing is drawn one seed serves for all; what is read when
-        something was drawn is read again, and from then on every sample is seeded. Spec: R12.3. Preserves: REPLAY.
+        something was drawn is read again, one by one, and from then on every sample is seeded. Spec: R12.3. Preserves: REPLAY.
         """
         names = [name for _, name in chunk.keys]
         samples: list[object] = []
@@ -169,21 +129,57 @@ class SeededDataset(Dataset[Chunk]):
             if rest is not None:
                 return samples + rest
             self._is_drawing = True
-        return samples + self._read_seeded(chunk, len(samples))
+        for place, name in chunk.keys[len(samples) :]:
+            seed_generators(compute_seed(Use.SAMPLE, chunk.seed, place))
+            samples.append(self._read(name))
+        return samples
 
-    def _read_undrawn(self, names: Sequence[object], seed: int) -> list[object] | None:
+    def _read_undrawn(self, names: list[object], seed: int) -> list[object] | None:
         """Returns the samples; None when something was drawn."""
         detector = self._detector
         if detector is None or detector.seed != seed:
             detector = self._detector = DrawDetector(seed)
         detector.arm()
         try:
-            samples = list(map(self._read, names))
+            samples = self._read_names(names)
         except Exception:
             if not detector.has_drawn():
                 raise
             return None  # it may have raised for what was drawn
         return None if detector.has_drawn() else samples
+
+    def _read_names(self, names: list[object]) -> list[object]:
+        """Returns the samples, read at once where the data set offers that."""
+        if self._has_all and names:
+            try:
+                return _read_at_once(self._wrapped, names)
+            except Exception:
+                if not self._is_guarded:
+                    raise  # else one by one finds which it is
+        return list(map(self._read, names))
+
+    def _read(self, name: object) -> object:
+        try:
+            return self._wrapped[name] if self._has_one else _read_at_once(self._wrapped, [name])[0]
+        except BaseException as error:
+            instead = contain(error, "the data set", f" for the sample {name!r}")
+            if self._is_guarded and isinstance(found := instead or error, Exception):
+                return BadSample(describe(found))
+            if instead is not None:
+                raise instead from error
+            if isinstance(error, Exception):
+                note_sample(error, name)
+            raise
+
+
+def _read_at_once(dataset: Dataset[object], names: list[object]) -> list[object]:
+    samples: object = Contained(dataset.__getitems__, "__getitems__ of the data set")(names)  # type: ignore[attr-defined]
+    if not isinstance(samples, Sequence):
+        samples = list(samples) if hasattr(samples, "__iter__") else samples
+    if not isinstance(samples, Sequence) or len(samples) != len(names):
+        found = f"{len(samples)} samples" if isinstance(samples, Sized) else type(samples).__name__
+        raise DataSetError(f"__getitems__ of the data set gave {found} for {len(names)} keys: {names!r:.200}")
+    return list(samples)
 
 
 class SeededStream(IterableDataset[object]):

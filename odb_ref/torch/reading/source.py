@@ -144,7 +144,7 @@ class Source:
         self.workers: tuple[BaseProcess, ...] = ()
         """This process's children when reading began, but for those that collate: in a process of its own, the workers."""
         self._sampler = KeySampler()
-        # Where a data set reads a chunk at once it may draw for it at once, and what it draws must not follow from the clock.
+        # A data set that reads a chunk at once may take as long for one sample.
         self._may_grow = not hasattr(dataset, "__getitems__")
         if self._may_grow and not options.num_workers:
             self._sampler.chunk_samples = 1
