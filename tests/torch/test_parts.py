@@ -196,6 +196,18 @@ def test_supervised_tokens_are_the_labels_a_causal_model_predicts(labels: Any, s
     assert SupervisedCounter(get_length, is_shifted=False)(sample) == plain
 
 
+@pytest.mark.parametrize(("sample"), [(torch.ones(3), torch.ones(3)), {"features": [1, 2, 3], "target": [1, 2, 3]}])
+def test_what_nobody_says_carries_loss_is_not_guessed_where_weights_depend_on_it(sample: Any) -> None:
+    def length(_: object) -> int:
+        return 3
+
+    with pytest.raises(SampleError, match=r"pass Loss\(supervised_fn=\), or Loss\(scaling='samples'\)"):
+        SupervisedCounter(length, is_weighing=True)(sample)
+    assert SupervisedCounter(length)(sample) == 2
+    for text in ((1, 2, 3), torch.ones(3), {"tokens": [1, 2, 3]}, {"input_ids": [1, 2, 3], "source": "web"}):
+        assert SupervisedCounter(length, is_weighing=True)(text) == 2
+
+
 def test_a_trace_has_a_name_for_each_rank_and_epoch() -> None:
     assert compute_trace_path("a/run.ndjson", 0, 1, 0) == Path("a/run.ndjson")
     assert compute_trace_path("a/run.ndjson.gz", 1, 2, 0) == Path("a/run-rank1.ndjson.gz")

@@ -57,7 +57,7 @@ class Order:
     drops_last: bool = False
     """True when an epoch ends with the last whole update."""
     stream_workers: int | None = None
-    """Of a stream: how many workers share it out among them; who reads it alone is one."""
+    """How many workers share a stream out among them; one where it is read by one process. None where there is no stream."""
 
     @property
     def settings(self) -> dict[str, object]:

@@ -72,16 +72,24 @@ class SupervisedCounter:
 
     length_fn: LengthFn
     is_shifted: bool = True
+    is_weighing: bool = False
+    """True when weights depend on the count."""
 
     def __call__(self, sample: object) -> int:
         """Returns the count.
 
-        Raises: SampleError when labels are of no known kind, or not those of a model that predicts the next token.
+        Raises: SampleError when labels are of no known kind, or not those of a model that predicts the next token; and where
+        weights depend on it, of several fields without a name that says what they are.
         """
         labels = get_labels(sample)
         if labels is None:
             if is_pair(sample):
                 return 1
+            if self.is_weighing and _is_unknown(sample):
+                raise SampleError(
+                    f"nothing says which tokens of a sample ({type(sample).__name__}) carry loss, as it has neither labels nor "
+                    "input_ids by these names: pass Loss(supervised_fn=), or Loss(scaling='samples') for a mean over samples"
+                )
             # A length_fn may say what a collator pads a sample to.
             length = self.length_fn(sample) if get_field(sample, "input_ids") is None else get_length(sample)
             return max(0, length - int(self.is_shifted))
@@ -92,6 +100,15 @@ class SupervisedCounter:
         if self.is_shifted:
             _check_shift(labels, get_field(sample, "input_ids"))
         return count
+
+
+def _is_unknown(sample: object) -> bool:
+    """Returns True of a sample with several fields of which none is called as those of a known task are."""
+    if get_field(sample, "input_ids") is not None:
+        return False
+    if isinstance(sample, Mapping):
+        return len(sample) > 1
+    return isinstance(sample, tuple) and len(sample) > 1 and not isinstance(sample[0], int)
 
 
 def _check_shift(labels: object, ids: object) -> None:
