@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -125,8 +126,21 @@ class OneShot(Sampler[int]):
         return COUNT
 
 
+class Endless(Sampler[int]):
+    """Samples with replacement, and says how long an epoch is meant to be."""
+
+    def __iter__(self) -> Iterator[int]:
+        return cycle(range(COUNT))
+
+    def __len__(self) -> int:
+        return COUNT
+
+
 def test_a_sampler_that_lists_other_than_it_says_is_an_error() -> None:
     """Checks: COVER."""
+    endless = ODBDataLoader(Numbers(0, COUNT), **nested(sampler=Endless(), **SETTINGS))
+    with endless, pytest.raises(UsageError, match="says that it has 40 keys, and listed more"):
+        iter(endless)
     with ODBDataLoader(Numbers(0, COUNT), **nested(sampler=OneShot(), **SETTINGS)) as loader:
         assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
         with pytest.raises(UsageError, match="says that it has 40 keys, and listed 0"):

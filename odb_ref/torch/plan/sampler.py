@@ -6,6 +6,7 @@ import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from itertools import islice
 from typing import Final
 
 from torch.utils.data import DistributedSampler, Sampler
@@ -44,10 +45,16 @@ def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:
     Raises: UsageError when the user has set the sampler to another epoch, or it lists another number of keys than it says.
     """
     set_epoch = getattr(sampler, "set_epoch", None)
-    keys = _list_for(sampler, set_epoch, epoch) if callable(set_epoch) else list(sampler)
+    keys = _list_for(sampler, set_epoch, epoch) if callable(set_epoch) else _list(sampler)
     if isinstance(sampler, Sized) and len(keys) != (told := len(sampler)):
-        raise UsageError(f"the sampler says that it has {told} keys, and listed {len(keys)} for epoch {epoch}")
+        found = len(keys) if len(keys) < told else "more"
+        raise UsageError(f"the sampler says that it has {told} keys, and listed {found} for epoch {epoch}")
     return keys
+
+
+def _list(sampler: Iterable[object]) -> list[object]:
+    """Returns the keys of a sampler; of one that lists more than it says it has, which may never end, one more than that."""
+    return list(islice(sampler, len(sampler) + 1 if isinstance(sampler, Sized) else None))
 
 
 def _list_for(sampler: Iterable[object], set_epoch: Callable[[int], object], epoch: int) -> list[object]:
@@ -59,13 +66,13 @@ def _list_for(sampler: Iterable[object], set_epoch: Callable[[int], object], epo
         left = _read_numbers(sampler)
     set_epoch(epoch)
     wanted = _read_numbers(sampler)
-    keys = list(sampler)
+    keys = _list(sampler)
     if (changed := _find_changed(found, wanted)) and _find_changed(found, left):
         # Whether it holds the epoch, or the sum of that and a seed.
         other = max(0, epoch + found[changed[0]] - wanted[changed[0]])
         set_epoch(other)
         is_other = not _find_changed(found, _read_numbers(sampler))
-        if list(sampler) != keys:
+        if _list(sampler) != keys:
             set_epoch(other)  # listing may have moved it on
             which = f"epoch {other}" if is_other else f"another epoch ({changed[0]} is {found[changed[0]]})"
             raise UsageError(
