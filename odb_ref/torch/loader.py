@@ -76,7 +76,7 @@ class ODBDataLoader(Epochs[Batch]):
                 optimizer.zero_grad()
 
     Samples are read with a standard ``DataLoader``; arguments of that name mean what they mean there. Batches are the same for
-    the same seed, data and world size, whatever the timing and the number of workers (REPLAY).
+    the same seed, data and world size, whatever the timing and, of a map-style data set, the number of workers (REPLAY).
 
     Args:
         dataset: Map-style or iterable, of any length, also an empty one.

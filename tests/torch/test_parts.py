@@ -202,10 +202,10 @@ def test_what_nobody_says_carries_loss_is_not_guessed_where_weights_depend_on_it
         return 3
 
     with pytest.raises(SampleError, match=r"pass Loss\(supervised_fn=\), or Loss\(scaling='samples'\)"):
-        SupervisedCounter(length, is_weighing=True)(sample)
+        SupervisedCounter(length, is_checked=True)(sample)
     assert SupervisedCounter(length)(sample) == 2
     for text in ((1, 2, 3), torch.ones(3), {"tokens": [1, 2, 3]}, {"input_ids": [1, 2, 3], "source": "web"}):
-        assert SupervisedCounter(length, is_weighing=True)(text) == 2
+        assert SupervisedCounter(length, is_checked=True)(text) == 2
 
 
 def test_a_trace_has_a_name_for_each_rank_and_epoch() -> None:

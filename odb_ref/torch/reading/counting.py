@@ -130,7 +130,7 @@ def make_counting(
     if supervised_fn is None:
         settings["causal_shift"] = causal_shift
     length = length_fn or get_length
-    supervised = supervised_fn or SupervisedCounter(length, causal_shift, is_weighing=is_checked)
+    supervised = supervised_fn or SupervisedCounter(length, causal_shift, is_checked=is_checked)
     measure = Measure(length, supervised, is_packing=is_packing, is_weighing=is_weighing)
     label_check = LabelCheck(causal_shift) if is_checked and supervised_fn is None else None
     return resources.make_measure(measure), label_check, settings

@@ -72,27 +72,28 @@ class SupervisedCounter:
 
     length_fn: LengthFn
     is_shifted: bool = True
-    is_weighing: bool = False
+    is_checked: bool = False
     """True when weights depend on the count."""
 
     def __call__(self, sample: object) -> int:
         """Returns the count.
 
         Raises: SampleError when labels are of no known kind, or not those of a model that predicts the next token; and where
-        weights depend on it, of several fields without a name that says what they are.
+        weights depend on it, a tuple or a mapping of several fields of which no name says what they are.
         """
         labels = get_labels(sample)
         if labels is None:
             if is_pair(sample):
                 return 1
-            if self.is_weighing and _is_unknown(sample):
+            if get_field(sample, "input_ids") is not None:
+                return max(0, get_length(sample) - int(self.is_shifted))
+            if self.is_checked and _has_several_fields(sample):
                 raise SampleError(
                     f"nothing says which tokens of a sample ({type(sample).__name__}) carry loss, as it has neither labels nor "
                     "input_ids by these names: pass Loss(supervised_fn=), or Loss(scaling='samples') for a mean over samples"
                 )
             # A length_fn may say what a collator pads a sample to.
-            length = self.length_fn(sample) if get_field(sample, "input_ids") is None else get_length(sample)
-            return max(0, length - int(self.is_shifted))
+            return max(0, self.length_fn(sample) - int(self.is_shifted))
         if is_one_label(labels):
             is_single = isinstance(labels, int) or getattr(labels, "ndim", None) == 0
             return int(not (is_single and labels == IGNORE_INDEX))
@@ -102,13 +103,11 @@ class SupervisedCounter:
         return count
 
 
-def _is_unknown(sample: object) -> bool:
-    """Returns True of a sample with several fields of which none is called as those of a known task are."""
-    if get_field(sample, "input_ids") is not None:
-        return False
-    if isinstance(sample, Mapping):
-        return len(sample) > 1
-    return isinstance(sample, tuple) and len(sample) > 1 and not isinstance(sample[0], int)
+def _has_several_fields(sample: object) -> bool:
+    """Returns True of a mapping or a tuple of more than one field; a tuple of integers is a text."""
+    if isinstance(sample, tuple):
+        return len(sample) > 1 and not isinstance(sample[0], int)
+    return isinstance(sample, Mapping) and len(sample) > 1
 
 
 def _check_shift(labels: object, ids: object) -> None:
