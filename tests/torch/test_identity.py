@@ -82,11 +82,18 @@ def cross_groups(rank: int) -> None:
 
 
 def cross_after_an_epoch(rank: int) -> None:
-    """Each waits for the other in a loader that the other has not begun: nothing else would ever end that."""
-    loaders = [make_first(), make_second()]
+    """Each waits for the other in a loader that the other has not begun: nothing else would ever end that.
+
+    Rank 0 finds out, and closes the loader in which the other waits before that one has heard of it in the first.
+    """
+    loaders = [make_first(), make_second(timeout_s=10 * TIMEOUT_S)]
     for loader in loaders:
         read(loader)
-    read(loaders[rank])
+    try:
+        read(loaders[rank])
+    finally:
+        for loader in loaders:
+            loader.close()
 
 
 class Other(Numbers):

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from odb_ref.torch.exchange.identity import LoaderIdentity
@@ -22,35 +22,47 @@ NOTICE_S: Final = 1.0
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """A thread of this process that waits in a loader for other ranks."""
+    """Where threads of this process wait for other ranks: a loader, while it exchanges with them or is about to."""
 
     identity: LoaderIdentity
     find_awaited: Callable[[], int]
     """The rank of the job that it waits for; -1 for none."""
     end: Callable[[int, str], None]
     """Ends the wait with an error: for the rank of the job that is elsewhere (-1: unknown), and the cause."""
-    since_s: float = field(default_factory=time.monotonic)
+    since_s: float | None = None
+    """Since when a thread waits; None while none does."""
 
     @property
     def seconds(self) -> float:
-        """How long it has waited."""
-        return time.monotonic() - self.since_s
+        """How long a thread has waited."""
+        return 0.0 if (since_s := self.since_s) is None else time.monotonic() - since_s
 
 
 _waits: Final[list[Wait]] = []
 _lock: Final = threading.Lock()
 
 
-@contextlib.contextmanager
-def blocked(wait: Wait) -> Iterator[Wait]:
-    """Lists the wait while the body runs."""
+def add(wait: Wait) -> None:
+    """Lists the wait."""
     with _lock:
         _waits.append(wait)
+
+
+def remove(wait: Wait) -> None:
+    """Takes the wait off the list, if it is there."""
+    with _lock, contextlib.suppress(ValueError):
+        _waits.remove(wait)
+
+
+@contextlib.contextmanager
+def blocked(wait: Wait) -> Iterator[None]:
+    """Lists the wait while the body runs."""
+    wait.since_s = time.monotonic()
+    add(wait)
     try:
-        yield wait
+        yield
     finally:
-        with _lock:
-            _waits.remove(wait)
+        remove(wait)
 
 
 def find_other(identity: LoaderIdentity) -> tuple[str, int]:
@@ -64,9 +76,12 @@ def find_other(identity: LoaderIdentity) -> tuple[str, int]:
     return "", -1
 
 
-def end_all(rank: int, cause: str) -> None:
-    """Ends whatever this process waits in: ``rank`` of the job is in another loader."""
+def end_all(rank: int, cause: str, loader: str = "") -> None:
+    """Ends whatever this process waits in, and ``loader``, in which ``rank`` of the job waits for this process.
+
+    That one too from here: else the other rank, before it hears the cause, may hear that this process has closed it.
+    """
     with _lock:
-        waits = list(_waits)
+        waits = [wait for wait in _waits if wait.since_s is not None or str(wait.identity) == loader]
     for wait in waits:
         wait.end(rank, cause)

@@ -22,7 +22,7 @@ from odb_ref.core.events import Agreed, Counted, Event, PeerLost, Reported, Urge
 from odb_ref.core.offer import NONE, WIRE_SIZE, Offer
 from odb_ref.core.peers import POST_SIZE, to_wire
 from odb_ref.core.types import StepCounts
-from odb_ref.torch.exchange.blocked import Wait, blocked, end_all, find_other
+from odb_ref.torch.exchange.blocked import Wait, add, end_all, find_other, remove
 from odb_ref.torch.exchange.collectives import Transport
 from odb_ref.torch.exchange.identity import LoaderIdentity, describe_crossed
 from odb_ref.torch.exchange.link import Activity, End, EndedError
@@ -74,6 +74,7 @@ class Exchange:
         """Threads of the consumer that wait for a step."""
         self._crossed_s: float | None = None
         """Since when another rank is known to wait for this one in another loader, while this one waits for it here."""
+        self._wait = Wait(identity, self._find_awaited_rank, self._end_crossed)
         transport.links.set_describe(self._describe_activity)
         self.exchange_s = 0.0
         """Seconds spent in collectives that brought an answer."""
@@ -90,6 +91,7 @@ class Exchange:
             self._describe, self._missing, self._failed_s = describe, None, None
             end = self._end
             if end is None and self._thread is None:
+                add(self._wait)
                 self._thread = threading.Thread(target=self._run, name="odb-exchange", daemon=True)
                 self._thread.start()
             return end
@@ -133,14 +135,15 @@ class Exchange:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Says, while the body runs, that the consumer waits: ranks in other loaders may wait for it. Spec: R18.2."""
-        with blocked(Wait(self.identity, self._find_awaited_rank, self._end_crossed)):
+        with self._condition:
+            self._waits += 1
+            self._wait.since_s = self._wait.since_s or time.monotonic()
+        try:
+            yield
+        finally:
             with self._condition:
-                self._waits += 1
-            try:
-                yield
-            finally:
-                with self._condition:
-                    self._waits -= 1
+                self._waits -= 1
+                self._wait.since_s = self._wait.since_s if self._waits else None
 
     def _find_awaited_rank(self) -> int:
         missing = self._missing
@@ -165,7 +168,7 @@ class Exchange:
         if now_s - self._crossed_s > self._timeout_s / 2:
             names = map(self.roster.name_process, (self.roster.index, activity.rank))
             cause = describe_crossed(next(names), self.identity, next(names), activity.loader)
-            end_all(self.roster.processes[activity.rank], cause)
+            end_all(self.roster.processes[activity.rank], cause, activity.loader)
 
     def _end_crossed(self, rank: int, cause: str) -> None:
         index = self.roster.processes.index(rank) if rank in self.roster.processes else None
@@ -313,6 +316,7 @@ class Exchange:
             self._end = self._end or self._to_event(end.loss)
             transport, self._transport = self._transport, None
             submit, event = self._submit, self._end
+        remove(self._wait)
         if transport is not None:
             # Else a rank that sees the connection end before it is told why would say that this process is gone.
             transport.links.end(end)
