@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from odb_ref.core.types import StepCounts
 from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply
 from odb_ref.torch.epoch.trace import compute_trace_path
 from odb_ref.torch.reading.collator import Collator, OnIdle
-from odb_ref.torch.reading.measure import Measured, SupervisedCounter
+from odb_ref.torch.reading.measure import Measure, Measured, SupervisedCounter
 from odb_ref.torch.reading.serialization import LARGE_BYTES, pack, unpack
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan
 from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK_HERE, KeyFeed, LoaderOptions, Source
@@ -196,7 +197,21 @@ def test_supervised_tokens_are_the_labels_a_causal_model_predicts(labels: Any, s
     assert SupervisedCounter(get_length, is_shifted=False)(sample) == plain
 
 
-@pytest.mark.parametrize(("sample"), [(torch.ones(3), torch.ones(3)), {"features": [1, 2, 3], "target": [1, 2, 3]}])
+@dataclass
+class Fields:
+    features: list[int]
+    answers: list[int]
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        (torch.ones(3), torch.ones(3)),
+        {"features": [1, 2, 3], "answers": [1, 2, 3]},
+        Fields([1, 2, 3], [1, 2, 3]),
+        {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]},
+    ],
+)
 def test_what_nobody_says_carries_loss_is_not_guessed_where_weights_depend_on_it(sample: Any) -> None:
     def length(_: object) -> int:
         return 3
@@ -204,7 +219,12 @@ def test_what_nobody_says_carries_loss_is_not_guessed_where_weights_depend_on_it
     with pytest.raises(SampleError, match=r"pass Loss\(supervised_fn=\), or Loss\(scaling='samples'\)"):
         SupervisedCounter(length, is_checked=True)(sample)
     assert SupervisedCounter(length)(sample) == 2
-    for text in ((1, 2, 3), torch.ones(3), {"tokens": [1, 2, 3]}, {"input_ids": [1, 2, 3], "source": "web"}):
+    Measure(get_length, SupervisedCounter(get_length))([{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}])
+    with pytest.raises(SampleError, match="it has loss_mask and no labels"):
+        Measure(get_length, SupervisedCounter(get_length, is_checked=True))(
+            [{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}]
+        )
+    for text in ((1, 2, 3), torch.ones(3), {"tokens": [1, 2, 3]}, {"input_ids": [1, 2, 3], "target": "web"}):
         assert SupervisedCounter(length, is_checked=True)(text) == 2
 
 

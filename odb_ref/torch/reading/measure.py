@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,7 +30,10 @@ make_tuple: Final = tuple.__new__
 MOST: Final = 2**42
 """The greatest measure of a sample: what a million of them have together, over all ranks, is a number that can be exchanged."""
 
-_OTHER_LABELS: Final = frozenset(LABELS) - {"labels"}
+_MASKS: Final = ("loss_mask", "response_mask", "target", "targets", "target_ids", "target_mask")
+"""Names of fields that say what carries loss, each in a way of its own."""
+
+_UNUSUAL: Final = frozenset((*LABELS, *_MASKS)) - {"labels"}
 
 
 class Measured(NamedTuple):
@@ -79,21 +82,18 @@ class SupervisedCounter:
         """Returns the count.
 
         Raises: SampleError when labels are of no known kind, or not those of a model that predicts the next token; and where
-        weights depend on it, a tuple or a mapping of several fields of which no name says what they are.
+        weights depend on it, without labels, a sample of several fields of which no name says what they are, or with a mask.
         """
         labels = get_labels(sample)
         if labels is None:
             if is_pair(sample):
                 return 1
-            if get_field(sample, "input_ids") is not None:
-                return max(0, get_length(sample) - int(self.is_shifted))
-            if self.is_checked and _has_several_fields(sample):
-                raise SampleError(
-                    f"nothing says which tokens of a sample ({type(sample).__name__}) carry loss, as it has neither labels nor "
-                    "input_ids by these names: pass Loss(supervised_fn=), or Loss(scaling='samples') for a mean over samples"
-                )
+            has_ids = get_field(sample, "input_ids") is not None
+            if self.is_checked:
+                _check_fields(sample, has_ids=has_ids)
             # A length_fn may say what a collator pads a sample to.
-            return max(0, self.length_fn(sample) - int(self.is_shifted))
+            length = get_length(sample) if has_ids else self.length_fn(sample)
+            return max(0, length - int(self.is_shifted))
         if is_one_label(labels):
             is_single = isinstance(labels, int) or getattr(labels, "ndim", None) == 0
             return int(not (is_single and labels == IGNORE_INDEX))
@@ -103,11 +103,22 @@ class SupervisedCounter:
         return count
 
 
-def _has_several_fields(sample: object) -> bool:
-    """Returns True of a mapping or a tuple of more than one field; a tuple of integers is a text."""
+def _check_fields(sample: object, *, has_ids: bool) -> None:
+    """Refuses a sample without labels of which not all tokens may carry loss. A tuple of integers is a text."""
+    mask = next((name for name in _MASKS if not isinstance(get_field(sample, name), str | None)), None)
     if isinstance(sample, tuple):
-        return len(sample) > 1 and not isinstance(sample[0], int)
-    return isinstance(sample, Mapping) and len(sample) > 1
+        has_several = len(sample) > 1 and not isinstance(sample[0], int)
+    elif isinstance(sample, Mapping):
+        has_several = len(sample) > 1
+    else:
+        has_several = is_dataclass(sample) and len(fields(sample)) > 1
+    if mask is None and (has_ids or not has_several):
+        return
+    cause = "it has neither labels nor input_ids by these names" if mask is None else f"it has {mask} and no labels"
+    raise SampleError(
+        f"nothing says which tokens of a sample ({type(sample).__name__}) carry loss, as {cause}: pass Loss(supervised_fn=), "
+        "or Loss(scaling='samples') for a mean over samples"
+    )
 
 
 def _check_shift(labels: object, ids: object) -> None:
@@ -146,7 +157,7 @@ def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
     if not length:
         return None
     if labels is None:
-        return (length, length - is_shifted) if _OTHER_LABELS.isdisjoint(sample) else None
+        return (length, length - is_shifted) if _UNUSUAL.isdisjoint(sample) else None
     if type(labels) is not type(ids) or _count_row(labels) != length:
         return None
     if isinstance(labels, list):
