@@ -256,7 +256,7 @@ def draw_seed(generator: torch.Generator) -> int:
     """
     if generator.device.type != "cpu":
         raise UsageError(f"generator must be one of the CPU, got one of {generator.device}")
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
 def check_len_bound(bound: int | str | None, order: Order) -> int | str | None:

@@ -111,7 +111,7 @@ def _wait_for_release(tensors: Sequence[torch.Tensor]) -> None:
     count of references with the lock held, and that is the last the thread does with it; were it the last to hold one, it would
     need the lock once more after all that can be seen of the tensor is gone. Who else holds them is not waited for.
     """
-    own = torch.empty(0)
+    own = torch.empty(0, device="cpu")
     alone = _count_references([own])
     deadline = time.monotonic() + _RELEASE_S
     while _count_references(tensors) > alone and time.monotonic() < deadline:

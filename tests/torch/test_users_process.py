@@ -269,3 +269,25 @@ def test_a_forked_child_cannot_break_its_parents_job(num_workers: int) -> None:
         for batch in batches:
             seen += get_numbers(batch)
     assert sorted(seen) == list(range(400))
+
+
+def list_then_fill(samples: list[Any]) -> Any:
+    return {"numbers": [sample["number"] for sample in samples], "filled": torch.ones(2)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_default_device_of_the_users_is_that_of_user_code_alone(num_workers: int) -> None:
+    """Whatever is computed on "meta" has no value: neither an order, nor a seed, nor a sample would be known."""
+    data = [{"number": number, "input_ids": [1] * (1 + number % 7)} for number in range(24)]
+    with torch.device("meta"):
+        loader = ODBDataLoader(
+            data,
+            token_budget=30,
+            shuffle=True,
+            generator=torch.Generator(),
+            num_workers=num_workers,
+            collate_fn=list_then_fill,
+        )
+        batches = [batch for batch, _ in loader.steps()]
+    assert sorted(number for batch in batches for number in batch["numbers"]) == list(range(24))
+    assert {batch["filled"].device.type for batch in batches} == {"meta"}

@@ -24,7 +24,7 @@ def compute_order(count: int, seed: int, epoch: int) -> Sequence[int]:
     generator = torch.Generator()
     generator.manual_seed(compute_seed(Use.PERMUTATION, seed, epoch))
     order = array("q")
-    order.frombytes(torch.randperm(count, generator=generator).view(torch.uint8).numpy().data)
+    order.frombytes(torch.randperm(count, generator=generator, device="cpu").view(torch.uint8).numpy().data)
     return order
 
 

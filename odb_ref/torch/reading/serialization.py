@@ -51,7 +51,9 @@ def _make_tensor(data: bytearray | memoryview, dtype: str, shape: tuple[int, ...
 
 
 def _make_other_tensor(data: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.frombuffer(data, dtype=dtype).reshape(shape) if len(data) else torch.empty(shape, dtype=dtype)
+    if not len(data):
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(data, dtype=dtype).reshape(shape)
 
 
 def _is_plain(value: torch.Tensor) -> bool:

@@ -150,7 +150,7 @@ class Source:
             self._sampler.chunk_samples = 1
         self._generator = torch.Generator()
         # Workers that outlive an epoch learn of the next one's seed by shared memory.
-        self._epoch_seed = torch.zeros((), dtype=torch.int64)
+        self._epoch_seed = torch.zeros((), dtype=torch.int64, device="cpu")
         # A DataLoader has ways of its own with data pipes.
         is_pipe = isinstance(dataset, IterDataPipe)
         arguments: dict[str, object] = {
@@ -184,7 +184,8 @@ class Source:
             feed.readers = max(1, self._loader.num_workers)
         self._generator.manual_seed(plan.seed)
         self._epoch_seed.fill_(plan.seed)
-        chunks = iter(self._loader)
+        with torch.device("cpu"):  # whatever the user's default device: it draws a seed from our generator
+            chunks = iter(self._loader)
         if self._loader.num_workers and threading.current_thread() is threading.main_thread():
             # What torch sets there raises in that thread, wherever it is, when a worker dies.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
