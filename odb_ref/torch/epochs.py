@@ -189,6 +189,8 @@ class Epochs(Generic[Batch]):
 
         Plain integers, strings, lists and dicts; no communication. Between epochs it stands at the start of the next one.
         Spec: R10. Preserves: ONCE, COVER, and REPLAY with the same world size.
+
+        Raises: UsageError when Ctrl-C has taken a step away that was being handed out.
         """
         exchange, delivery = self._session.exchange, self._delivery
         if exchange is None:
@@ -197,7 +199,10 @@ class Epochs(Generic[Batch]):
         rank, world_size = (
             self._ranks.find_rank_and_size() if exchange is None else (exchange.rank, exchange.world_size)
         )
-        progress = None if delivery is None or delivery.is_exhausted else delivery.driver.compute_progress()
+        progress = None
+        if not (delivery is None or delivery.is_exhausted or self._is_loaded):
+            delivery.check_whole()
+            progress = delivery.driver.compute_progress()
         state = self._schedule.compute_state(rank, world_size, progress)
         return seal(replace(state, steps=self._count_steps(), accepted_tokens=self._accepted_tokens).to_dict())
 

@@ -47,8 +47,8 @@ class EpochIterator(_Unique, Generic[Batch]):
         self._is_over = False
         self._put_off: Warning | None = None
         """A warning that is an error to the user, and came with a batch: raised after that, which would be lost else."""
-        self._lost = ""
-        """Which step was taken and never handed out, if any."""
+        self._first = 0
+        """The number of the step that is handed out next."""
         self._delivery = delivery
         self._on_idle = on_idle
         self._len_bound = len_bound
@@ -70,18 +70,16 @@ class EpochIterator(_Unique, Generic[Batch]):
         """Returns the next batch, and what belongs to it.
 
         Raises: StopIteration when the epoch is complete, JobError when it has ended early, UsageError when it is another's, or
-        when Ctrl-C came while a batch was handed out, which is lost.
+        when Ctrl-C, or what a signal handler raises, came while a batch was handed out, which is lost.
         """
-        if self._lost:
-            raise UsageError(self._lost)
-        first = self._delivery.next_step
+        delivery = self._delivery
+        delivery.check_whole()
+        self._first = delivery.next_step
         try:
             return self._read()
-        except Exception:
-            raise
         except BaseException as error:
-            if self._delivery.next_step != first:
-                self._lost = f"step {first} was lost when {type(error).__name__} came while it was handed out"
+            if delivery.next_step != self._first:
+                delivery.lost = f"step {self._first} was lost when {type(error).__name__} came while it was handed out"
                 self.close()
             raise
 
@@ -108,6 +106,7 @@ class EpochIterator(_Unique, Generic[Batch]):
                 break
             batch, info = taken
             if info.is_idle and self._on_idle is OnIdle.SKIP:
+                self._first = self._delivery.next_step
                 continue
             # What collate_fn has made; None only with on_idle="none", which the caller's type must then allow.
             return cast(Batch, batch), info

@@ -173,18 +173,31 @@ def test_a_warning_that_is_an_error_loses_no_batch() -> None:
     assert sorted(numbers) == list(range(40))
 
 
-def test_a_batch_that_an_interrupt_has_taken_from_its_consumer_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks: ONCE, COVER."""
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a job in the background starts with Ctrl-C ignored
+def time_out(number: int, frame: object) -> None:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize(
+    ("handler", "error"), [(signal.default_int_handler, KeyboardInterrupt), (time_out, TimeoutError)]
+)
+def test_a_batch_that_an_interrupt_has_taken_from_its_consumer_is_missed(
+    monkeypatch: pytest.MonkeyPatch, handler: Any, error: type[BaseException]
+) -> None:
+    """Nor does a state say that it was trained on. Checks: ONCE, COVER, RESUME."""
+    before = signal.signal(signal.SIGINT, handler)  # a job in the background starts with Ctrl-C ignored
     with make_loader() as loader:
         batches = iter(loader)
-        next(batches)
+        numbers = next(batches)["numbers"]
+        saved = loader.state_dict()
         monkeypatch.setattr(batches, "_warn", lambda step: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error):
             next(batches)
         monkeypatch.undo()
-        with pytest.raises(UsageError, match="step 1 was lost when KeyboardInterrupt came"):
-            next(batches)
+        for use in (lambda: next(batches), loader.state_dict):
+            with pytest.raises(UsageError, match=f"step 1 was lost when {error.__name__} came .* the last state saved"):
+                use()
+        loader.load_state_dict(saved)
+        assert loader.state_dict() == saved
+        numbers += [number for batch in loader for number in batch["numbers"]]
+        assert sorted(numbers) == list(range(40))
     signal.signal(signal.SIGINT, before)

@@ -61,6 +61,8 @@ class Delivery:
         self._has_left = False
         self._lost_to = ""
         """Who has taken the epoch from its consumer, if anybody has."""
+        self.lost = ""
+        """Which step was taken and never handed out, if any."""
         self.is_exhausted = False
         """True when the epoch is complete and the consumer has been told."""
         self._is_closed = False
@@ -272,6 +274,11 @@ class Delivery:
         if self.driver.state.planned_steps < self.driver.cursor.first_step:
             raise JobError(CHANGED, rank=None, cause=CHANGED)  # on all ranks: they count the same steps
         self.is_exhausted = True
+
+    def check_whole(self) -> None:
+        """Raises: UsageError when a step was taken and never handed out."""
+        if self.lost:
+            raise UsageError(f"{self.lost}: go on from the last state saved")
 
     def leave(self, lost_to: str = "") -> None:
         """Ends the consumer's part: it takes no further step. Does not wait. ``lost_to`` says who does this in its place."""
