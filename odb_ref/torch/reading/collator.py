@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Final
 from weakref import WeakValueDictionary
@@ -183,14 +184,16 @@ class OwnMemory:
         self._left: WeakValueDictionary[int, object] = WeakValueDictionary()
         """By where their memory begins, the tensors and arrays that were left as they are, and still are there."""
 
-    def keep(self, made: Made) -> object:
-        """Returns the batch, with copies in it of whatever somebody else may hold. Only ``made`` may hold the batch.
+    def keep(self, made: Made, samples: Sequence[object] = ()) -> object:
+        """Returns the batch, with copies in it of whatever somebody else may hold, but for ``samples`` that it was made of and
+        their fields. Only ``made`` may hold the batch.
 
         Raises: UsageError when that cannot be copied, or memory is used again all the same.
         """
         own: list[object] = []
         copies: dict[int, object] = {}
-        is_own = _sort_out([made.batch], own, copies)
+        given = cache(lambda: {id(part): part for sample in samples for part in (sample, *gc.get_referents(sample))})
+        is_own = _sort_out([made.batch], own, copies, given)
         found = {place: part for part in own if (place := _locate(part))}
         for place in found:
             other = self._left.get(place)
@@ -202,21 +205,24 @@ class OwnMemory:
         if is_own:
             return made.batch
         try:
-            return copy.deepcopy(made.batch, {id(part): part for part in own} | copies)
+            return copy.deepcopy(made.batch, {id(part): part for part in own} | copies | given())
         except Exception as error:  # whatever a batch's parts raise
             raise UsageError(
                 f"collate_fn returns what it may use again and what cannot be copied ({describe(error)}): {_REUSED}"
             ) from error
 
 
-def _sort_out(parts: list[object], own: list[object], copies: dict[int, object]) -> bool:
-    """Returns True when nobody holds any of ``parts``, or what they consist of, but this list and what has them as its parts.
+def _sort_out(
+    parts: list[object], own: list[object], copies: dict[int, object], given: Callable[[], dict[int, object]]
+) -> bool:
+    """Returns True when nobody holds any of ``parts``, or what they consist of, but this list and what has them as its parts,
+    apart from what was ``given``.
 
     Adds to ``own`` the tensors and arrays of which that holds, and to ``copies``, by identity, copies of other tensors.
     """
     is_own = True
     for part, count in zip(parts, _count_references(parts), strict=True):
-        if isinstance(part, _UNCHANGING):
+        if isinstance(part, _UNCHANGING) or (count > _ALONE and id(part) in given()):
             continue
         if count <= _ALONE and _has_own_memory(part):
             own.append(part)
@@ -224,7 +230,9 @@ def _sort_out(parts: list[object], own: list[object], copies: dict[int, object])
             is_own = False
             if not (part.is_leaf and part.requires_grad):
                 copies[id(part)] = part.clone()  # of what it shows alone, where a deep copy is one of all its memory
-        elif isinstance(part, np.ndarray) or count > _ALONE or not _sort_out(gc.get_referents(part), own, copies):
+        elif (
+            isinstance(part, np.ndarray) or count > _ALONE or not _sort_out(gc.get_referents(part), own, copies, given)
+        ):
             is_own = False
     return is_own
 

@@ -267,14 +267,14 @@ class _Maker:
         if task is None:
             self._put(request.number, Made(None))
         elif workers is None:
-            self._put(request.number, self._make(task))
+            self._put(request.number, self._make(task), task.samples)
         else:
             workers.begin(request.number, task)
 
-    def _put(self, number: int, made: Made) -> None:
+    def _put(self, number: int, made: Made, samples: Sequence[object] = ()) -> None:
         for text in made.warnings:
             self.listener.on_warning(text)
-        self.listener.on_batch(number, made.batch if self._own is None else self._own.keep(made))
+        self.listener.on_batch(number, made.batch if self._own is None else self._own.keep(made, samples))
 
 
 class _Epoch:
