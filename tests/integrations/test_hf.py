@@ -52,13 +52,16 @@ class Recorder(ODBTrainer):
         self.updates: list[list[int]] = []
         self.steps = 0
 
-    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
+    def note(self, inputs: Any) -> None:
         numbers = inputs.pop("numbers").tolist()
         if STEP_INFO in inputs:  # else it evaluates
             if self.steps % self.args.gradient_accumulation_steps == 0:
                 self.updates.append([])
             self.steps += 1
             self.updates[-1] += [] if inputs[STEP_INFO].is_idle else numbers
+
+    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
+        self.note(inputs)
         return super().compute_loss(model, inputs, **kwargs)
 
 

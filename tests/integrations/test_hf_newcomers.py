@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset
 from transformers import Trainer
 
-from odb_ref.integrations.hf import STEP_INFO, ODBTrainer, enable
+from odb_ref.integrations.hf import STEP_INFO, enable
 from odb_ref.torch import UsageError
 from tests.helpers.options import nested
 from tests.integrations.common import (
@@ -30,7 +30,6 @@ from tests.integrations.common import (
     Samples,
     check_coverage,
     check_weights,
-    collate,
     get_sample,
     run_ranks,
 )
@@ -38,24 +37,19 @@ from tests.integrations.test_hf import AUTO, Recorder, make_llama, make_trainer,
 from tests.torch.ranks import get_values
 
 
-def without_numbers(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    batch = collate(samples)
-    del batch["numbers"]
-    return batch
-
-
-class Tolerant(Model):
-    """Takes whatever it is given, as models of transformers do."""
-
-    def forward(self, input_ids: Any, labels: Any, **_: Any) -> Any:
-        return super().forward(input_ids, labels)
-
-
-class Forgetful(ODBTrainer):
-    """Computes its own loss, and leaves out the weight."""
+class Own(Recorder):
+    """Computes its own loss, and does not call ODBTrainer's."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        return model(**inputs)["loss"]
+        self.note(inputs)
+        return model(inputs["input_ids"], inputs["labels"])["loss"]
+
+
+class Adding(Recorder):
+    """Adds a term to the loss that it is given."""
+
+    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(model, inputs, **kwargs) + 1.0
 
 
 class Scaling(Recorder):
@@ -64,31 +58,24 @@ class Scaling(Recorder):
     takes_step_info = False
 
     def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Any:
-        numbers, info = inputs["numbers"].tolist(), inputs[STEP_INFO]
-        if self.steps % self.args.gradient_accumulation_steps == 0:
-            self.updates.append([])
-        self.steps += 1
-        self.updates[-1] += [] if info.is_idle else numbers
+        self.note(inputs)
         loss = model(inputs["input_ids"], inputs["labels"])["loss"]
         return inputs.pop(STEP_INFO).scale(loss)
 
 
 def use_own_losses(rank: int, folder: Path) -> Any:
-    settings = {"data_collator": without_numbers, "gradient_accumulation_steps": 2}
-    with pytest.raises(UsageError) as caught:
-        make_trainer(rank, folder, kind=Forgetful, model=Tolerant(), **settings).train()
-    return str(caught.value), train(rank, folder, kind=Scaling, gradient_accumulation_steps=2)[0]
+    return [train(rank, folder, kind=kind, gradient_accumulation_steps=2) for kind in (Recorder, Adding, Own, Scaling)]
 
 
-def test_a_loss_that_nobody_weighs_is_refused_in_the_first_step(tmp_path: Path) -> None:
-    """Checks: WEIGHT. On one rank without accumulation it would make no difference, and elsewhere nobody would see it."""
+def test_a_loss_is_weighed_with_all_that_a_subclass_makes_of_it(tmp_path: Path) -> None:
+    """Checks: WEIGHT. A term that was added behind the weight counted once for each micro-batch, and for each idle replay."""
     values = get_values(run_ranks(len(SIZES), use_own_losses, tmp_path))
-    runs = []
-    for said, run in values:
-        assert "Forgetful.compute_loss does not call that of ODBTrainer" in said
-        runs.append(run)
-    check_coverage(runs)
-    check_weights(runs, Model())
+    for variant in zip(*values, strict=True):
+        runs = [run for run, *_ in variant]
+        check_coverage(runs)
+        check_weights(runs, Model())
+    plain, more, *_ = ([round(loss, 3) for loss in losses] for *_, losses in values[0])
+    assert more == [round(loss + 1, 3) for loss in plain]
 
 
 class Stream(IterableDataset[Any]):

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, cast
 
 import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
+from transformers import Trainer
 
 from odb_ref.integrations.accelerate import accumulating
 from odb_ref.integrations.hf.evaluation import EvaluatingTrainer
@@ -22,11 +26,23 @@ from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.saving import STATE_STEM, SavedLoader
 from odb_ref.integrations.hf.steps import STEP_INFO, Inputs, TrainerSteps
 from odb_ref.integrations.hf.updates import TrainerUpdates, UpdateBatch, cut_rows, is_idle
+from odb_ref.integrations.hf.versions import compute_predicted_share
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import StepInfo, UsageError
 from odb_ref.torch.loop.guard import UpdateGuard, is_sharded
 from odb_ref.torch.loop.splitting import split_batch
 
+LossAndOutputs = Tensor | tuple[Tensor, object]
+
+
+class LossFn(Protocol):
+    """A Trainer's ``compute_loss``."""
+
+    def __call__(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> LossAndOutputs:
+        """Returns the loss, or it and the model's outputs."""
+
+
+_LOSS: Final = "compute_loss"
 _MEMORY: Final = "memory"
 _METRICS: Final = "metrics"
 
@@ -40,8 +56,10 @@ class SteppingTrainer(EvaluatingTrainer):
     """How far training has come; None before it begins."""
     takes_step_info = True
     """False for a Trainer that takes `STEP_INFO` out of its inputs and scales the loss on its own."""
-    has_weighed = False
-    """Whether `odb_ref.integrations.hf.ODBTrainer.compute_loss` has weighed a loss in the pass that runs, or ran last."""
+    is_weighing = False
+    """Whether a pass runs whose loss is weighed."""
+    counts_first = False
+    """Whether a plain Trainer divides by first labels too, of which there is then no loss."""
     _steps: TrainerSteps | TrainerUpdates | None = None
     _guard: UpdateGuard[Inputs] | None = None
     _accepted: dict[str, int]
@@ -90,14 +108,56 @@ class SteppingTrainer(EvaluatingTrainer):
             super()._track_num_input_tokens(cut_rows(part) if is_idle(part) else part)
 
     def _run_whole(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
-        self.has_weighed = not (self.takes_step_info and isinstance(inputs.get(STEP_INFO), StepInfo))
-        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
-        if not self.has_weighed:
+        info = inputs.get(STEP_INFO)
+        if not self.takes_step_info or not isinstance(info, StepInfo):
+            return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
+        own = self.__dict__.get(_LOSS)
+        # An attribute stands before the methods of all classes: what a subclass adds to a loss is weighed with it.
+        self.__dict__[_LOSS] = partial(self._compute_weighed, info, self.compute_loss)
+        self.is_weighing = True
+        try:
+            return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
+        finally:
+            self.is_weighing = False
+            del self.__dict__[_LOSS]
+            if own is not None:
+                self.__dict__[_LOSS] = own
+
+    def _compute_weighed(
+        self,
+        info: StepInfo,
+        compute_loss: LossFn,
+        model: nn.Module,
+        inputs: Inputs,
+        *args: object,
+        **kwargs: object,
+    ) -> LossAndOutputs:
+        """Returns what ``compute_loss`` does of a batch of training, its loss times its weight.
+
+        Raises: UsageError when the Trainer has counted tokens on its own.
+        """
+        if kwargs.get("num_items_in_batch") is not None:
             raise UsageError(
-                f"{type(self).__name__}.compute_loss does not call that of ODBTrainer, so losses are not weighed: call "
-                "super().compute_loss, or say takes_step_info = False in the class and return inputs.pop(STEP_INFO).scale(loss)"
+                "num_items_in_batch is set for a training batch, so the loss would be normalised twice: "
+                "get_batch_samples must be ODBTrainer's"
             )
-        return loss
+        if self.counts_first:
+            share = compute_predicted_share(inputs.get("labels"))
+            info = replace(
+                info, loss_scale=info.loss_scale * share, local_supervised=info.local_supervised if share else 0
+            )
+        with gathering(self.accelerator, info) if self._guard is None else nullcontext():
+            result = compute_loss(model, inputs, *args, **kwargs)
+        if isinstance(result, tuple):
+            return (self._weigh(result[0], info), *result[1:])
+        return self._weigh(result, info)
+
+    def _weigh(self, loss: Tensor, info: StepInfo) -> Tensor:
+        loss = info.scale(loss)
+        if hasattr(Trainer, "loss_is_scaled_for_ga") or self.compute_loss_func is not None:
+            return loss
+        steps: int = self.current_gradient_accumulation_steps
+        return loss * steps  # an earlier Trainer asks nobody, and divides
 
     def _run_pass(self, model: nn.Module, inputs: Inputs, info: StepInfo) -> Tensor:
         part = copy.copy(inputs)  # what a compute_loss takes out must be there when the pass is repeated

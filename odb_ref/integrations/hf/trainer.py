@@ -9,7 +9,7 @@
 
 How a loss is scaled once: the Trainer's own token count (``num_items_in_batch``) would include the batches that idle ranks
 replay, so it is not taken (`ODBTrainer.get_batch_samples`); without it models return the mean over their batch's supervised
-tokens; `ODBTrainer.compute_loss` weighs that (`StepInfo.scale`); and ``loss_is_scaled_for_ga`` tells the Trainer to divide
+tokens; a training pass weighs that (`StepInfo.scale`); and ``loss_is_scaled_for_ga`` tells the Trainer to divide
 nothing. The logged loss is then the mean over the supervised tokens of all ranks, too.
 
 What the Trainer's own loop makes different from a plain one:
@@ -39,8 +39,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
 
@@ -57,16 +55,14 @@ from odb_ref.integrations.accelerate import check_strategy, find_prepared_order
 from odb_ref.integrations.hf.callback import TrainerHooks
 from odb_ref.integrations.hf.data import choose_layout, take_share
 from odb_ref.integrations.hf.gathering import gathering
-from odb_ref.integrations.hf.guard import SteppingTrainer
+from odb_ref.integrations.hf.guard import LossAndOutputs, SteppingTrainer
 from odb_ref.integrations.hf.saving import read_states
 from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions, TrainerSteps, check_arguments, check_engine
 from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
-from odb_ref.integrations.hf.versions import compute_predicted_share, compute_split, counts_first_labels, get_sampling
+from odb_ref.integrations.hf.versions import compute_split, counts_first_labels, get_sampling
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.settings import arrange
-
-LossAndOutputs = Tensor | tuple[Tensor, object]
 
 _UNBOUNDED: Final = 2**40
 """More updates than any epoch takes: the epoch itself says when it ends."""
@@ -75,10 +71,10 @@ _UNBOUNDED: Final = 2**40
 class ODBTrainer(SteppingTrainer):
     """A Trainer whose train loader is an `ODBDataLoader`; every other argument is the Trainer's.
 
-    It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. Your own ``compute_loss`` calls this one's;
-    or, with ``takes_step_info = False`` in its class, it takes ``inputs.pop(STEP_INFO)`` and has that ``scale`` the mean loss
-    over the batch's supervised tokens. A ``compute_loss_func`` is called without ``num_items_in_batch`` and returns that mean.
-    Preserves: WEIGHT.
+    It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. Your own ``compute_loss`` returns the mean loss
+    over the batch's supervised tokens, with what it adds to that: it is weighed after that, all of it. Or, with
+    ``takes_step_info = False`` in its class, it takes ``inputs.pop(STEP_INFO)`` and returns what that has ``scale``d. A
+    ``compute_loss_func`` is called without ``num_items_in_batch`` and returns that mean. Preserves: WEIGHT.
 
     Raises: UsageError when the Trainer is set to something that would make weights or steps wrong.
     """
@@ -102,7 +98,7 @@ class ODBTrainer(SteppingTrainer):
         self._accepted = {}
         self._states: list[Mapping[str, object]] = []
         self._saved_progress: Mapping[str, float] | None = None
-        self._counts_first = False
+        self.counts_first = False
         # The loader goes on where it was saved; the Trainer must not skip batches on top of that.
         self.args.ignore_data_skip = True
         self.remove_callback(TrainerHooks)
@@ -142,10 +138,10 @@ class ODBTrainer(SteppingTrainer):
             # A plain Trainer before transformers 5.10 divides by first labels too, and its run is the one to keep.
             is_told = "causal_shift" in self.odb.settings
             is_padded = (options | self.odb.settings).get("layout", "padded") == "padded"
-            self._counts_first = (
+            self.counts_first = (
                 counts_first_labels(self) and is_padded and not is_told and bool(options.get("causal_shift"))
             )
-            if self._counts_first:
+            if self.counts_first:
                 options["causal_shift"] = False
         options |= self.odb.settings
         source = take_share(self.train_dataset if is_iterable else prepared.dataset, self.args, options.get("shard"))
@@ -288,51 +284,27 @@ class ODBTrainer(SteppingTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> LossAndOutputs:
-        """Returns the Trainer's loss; in training the mean over the batch's supervised tokens times its weight.
+        """Returns the Trainer's loss, which is weighed after it in training; in an evaluation with an `ODBDataLoader`, of this
+        rank's batch.
 
-        Raises: UsageError when the Trainer has counted tokens of a training batch on its own.
+        Raises: UsageError for a batch of the training loader that is not trained on.
         """
-        info = inputs.get(STEP_INFO)
-        if isinstance(info, StepInfo) and self.takes_step_info:
+        if self.takes_step_info and isinstance(inputs.get(STEP_INFO), StepInfo):
+            if self.evaluated is None and not self.is_weighing:
+                raise UsageError(
+                    "an evaluation reads the loader of training, whose losses are weighed for it: leave get_eval_dataloader as "
+                    "it is, or say ODBOptions(evaluation={...})"
+                )
             del inputs[STEP_INFO]
         if self.evaluated is not None:
             with gathering(self.accelerator, self.evaluated):
                 # The mean over this batch, whatever other ranks hold.
                 return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)
-        if not isinstance(info, StepInfo) or not self.takes_step_info:
-            return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-        if not torch.is_grad_enabled():  # not by the model's mode, which is the user's to choose
-            raise UsageError(
-                "an evaluation reads the loader of training, whose losses are weighed for it: leave get_eval_dataloader as it "
-                "is, or say ODBOptions(evaluation={...})"
-            )
-        if num_items_in_batch is not None:
-            raise UsageError(
-                "num_items_in_batch is set for a training batch, so the loss would be normalised twice: "
-                "get_batch_samples must be ODBTrainer's"
-            )
-        if self._counts_first:
-            share = compute_predicted_share(inputs.get("labels"))
-            info = replace(
-                info, loss_scale=info.loss_scale * share, local_supervised=info.local_supervised if share else 0
-            )
-        with gathering(self.accelerator, info) if self._guard is None else nullcontext():
-            result = self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)
-        if isinstance(result, tuple):
-            return (self._weigh(result[0], info), result[1])
-        return self._weigh(result, info)
+        return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
 
     def _compute(self, model: nn.Module, inputs: MutableMapping[str, object], **kwargs: object) -> LossAndOutputs:
         result: LossAndOutputs = super().compute_loss(model, inputs, **kwargs)
         return result
-
-    def _weigh(self, loss: Tensor, info: StepInfo) -> Tensor:
-        self.has_weighed = True
-        loss = info.scale(loss)
-        if hasattr(Trainer, "loss_is_scaled_for_ga") or self.compute_loss_func is not None:
-            return loss
-        steps: int = self.current_gradient_accumulation_steps
-        return loss * steps  # an earlier Trainer asks nobody, and divides
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
