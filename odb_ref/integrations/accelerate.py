@@ -38,6 +38,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from odb_ref.torch import StepInfo, UsageError
+from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate
 
 _ASKED: Final = {
     "ACCELERATE_USE_FSDP": DistributedType.FSDP,
@@ -91,14 +92,19 @@ def accumulating(accelerator: Accelerator, model: nn.Module, *, is_update_end: b
 class PlainOrder(Sampler[object]):
     """The order in which a prepared loader's ranks would have read the data set, all together: the same on every rank.
 
-    Where that loader gives each rank the same number of batches, the order goes on from its beginning until it does.
+    Where that loader gives each rank the same number of batches, the order goes on from its beginning until it does. What the
+    sampler draws from the process's generators follows from seed and epoch, so that a run can go on inside one; each is then
+    another order than the prepared loader's, which is warned of.
     """
 
-    def __init__(self, sampler: Sampler[object], batch: int, *, is_even: bool, drops_last: bool) -> None:
+    def __init__(self, sampler: Sampler[object], batch: int, *, is_even: bool, drops_last: bool, seed: int = 0) -> None:
         if not isinstance(sampler, Sized):
             name = type(sampler).__name__
             raise UsageError(f"{name} does not say how many samples it lists: its updates cannot be told")
         self._sampler = sampler
+        self._seed, self._epoch = seed, 0
+        self.batch = batch
+        """The samples of a batch of each rank, all together."""
         samples = len(sampler)
         if drops_last:
             self._samples = samples // batch * batch
@@ -109,12 +115,24 @@ class PlainOrder(Sampler[object]):
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that is listed next."""
+        self._epoch = epoch
         set_epoch = getattr(self._sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
 
     def __iter__(self) -> Iterator[object]:
-        return islice(cycle(list(self._sampler)), self._samples)
+        with isolate():
+            detector = DrawDetector(compute_seed(Use.PERMUTATION, self._seed, self._epoch))
+            detector.arm()
+            keys = list(self._sampler)
+            if detector.has_drawn():
+                warnings.warn(
+                    f"{type(self._sampler).__name__} draws from the process's generators, so the samples of a plain run's "
+                    "updates cannot be told: here they follow from seed and epoch",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        return islice(cycle(keys), self._samples)
 
     def __len__(self) -> int:
         return self._samples
@@ -136,13 +154,18 @@ def find_order(accelerator: Accelerator, dataloader: DataLoader[object]) -> Plai
         data_seed=accelerator.dataloader_config.data_seed,
         dispatch_batches=False,
     )
-    return find_prepared_order(prepared, accelerator.num_processes)
+    return find_prepared_order(prepared, accelerator.num_processes, accelerator.dataloader_config.data_seed or 0)
 
 
-def find_prepared_order(prepared: object, world_size: int) -> PlainOrder:
-    """Returns the order of a loader that is prepared already; as `find_order`."""
+def find_batch_sampler(prepared: object) -> object:
+    """Returns the batch sampler that a prepared loader's user has given it; None for one that has none."""
     outer = getattr(prepared, "batch_sampler", None)
-    inner = getattr(outer, "batch_sampler", outer)
+    return getattr(outer, "batch_sampler", outer)
+
+
+def find_prepared_order(prepared: object, world_size: int, seed: int = 0) -> PlainOrder:
+    """Returns the order of a loader that is prepared already; as `find_order`."""
+    outer, inner = getattr(prepared, "batch_sampler", None), find_batch_sampler(prepared)
     sampler, batch = getattr(inner, "sampler", None), getattr(inner, "batch_size", None)
     if not isinstance(sampler, Sampler) or not isinstance(batch, int):
         raise UsageError(
@@ -157,9 +180,8 @@ def find_prepared_order(prepared: object, world_size: int) -> PlainOrder:
         )
     is_even = bool(getattr(outer, "even_batches", True))
     ranks = 1 if getattr(outer, "split_batches", False) else world_size
-    return PlainOrder(
-        sampler, batch * ranks, is_even=is_even and world_size > 1, drops_last=bool(getattr(inner, "drop_last", False))
-    )
+    drops_last = bool(getattr(inner, "drop_last", False))
+    return PlainOrder(sampler, batch * ranks, is_even=is_even and world_size > 1, drops_last=drops_last, seed=seed)
 
 
 def check_strategy(accelerator: Accelerator) -> None:

@@ -139,7 +139,7 @@ class Epochs(Generic[Batch]):
         raise AttributeError(
             "an ODBDataLoader has no batch_sampler: it forms batches as samples are read, shares samples out by itself, and "
             "goes on from load_state_dict. Lightning: pass LightningLoader to train, EvaluationLoader to evaluate; "
-            "Accelerate: iterate over it as it is"
+            "Accelerate: iterate over it as it is, and use load_state_dict where you would skip_first_batches"
         )
 
     def estimate_steps(self, samples: int = 512) -> int:

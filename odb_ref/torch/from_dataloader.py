@@ -87,19 +87,30 @@ def _adopt_order(dataloader: DataLoader[object]) -> dict[str, object]:
     if isinstance(dataloader.dataset, IterableDataset):
         return {}
     sampler: object = getattr(dataloader.batch_sampler, "sampler", dataloader.sampler)
+    if lists_all(sampler, dataloader.dataset):
+        match sampler:
+            case DistributedSampler():
+                return {"shuffle": sampler.shuffle, "seed": sampler.seed}
+            case RandomSampler():
+                return {"shuffle": True, "generator": sampler.generator or dataloader.generator}
+            case _:
+                return {"shuffle": False}
+    if not isinstance(sampler, Iterable):
+        raise UsageError(f"apply: a batch sampler without a sampler ({type(sampler).__name__}): pass sampler=")
+    return {"sampler": sampler}
+
+
+def lists_all(sampler: object, dataset: object) -> bool:
+    """Returns True of a sampler of torch's that lists each sample of a data set once, in random or sequential order."""
     match sampler:
-        case DistributedSampler() if _is_plain(sampler, DistributedSampler) and _holds_all(sampler.dataset, dataloader):
-            return {"shuffle": sampler.shuffle, "seed": sampler.seed}
-        case RandomSampler() if _holds_all(sampler.data_source, dataloader) and _draws_each_once(sampler):
-            return {"shuffle": True, "generator": sampler.generator or dataloader.generator}
-        case SequentialSampler() if _is_plain(sampler, SequentialSampler) and _holds_all(
-            sampler.data_source, dataloader
-        ):
-            return {"shuffle": False}
-        case Iterable():
-            return {"sampler": sampler}
+        case DistributedSampler():
+            return _is_plain(sampler, DistributedSampler) and _holds_all(sampler.dataset, dataset)
+        case RandomSampler():
+            return _holds_all(sampler.data_source, dataset) and _draws_each_once(sampler)
+        case SequentialSampler():
+            return _is_plain(sampler, SequentialSampler) and _holds_all(sampler.data_source, dataset)
         case _:
-            raise UsageError(f"apply: a batch sampler without a sampler ({type(sampler).__name__}): pass sampler=")
+            return False
 
 
 def _is_plain(sampler: object, kind: type[object]) -> bool:
@@ -107,9 +118,8 @@ def _is_plain(sampler: object, kind: type[object]) -> bool:
     return type(sampler).__iter__ is kind.__iter__  # type: ignore[attr-defined]
 
 
-def _holds_all(source: object, dataloader: DataLoader[object]) -> bool:
+def _holds_all(source: object, dataset: object) -> bool:
     """Returns True when what a sampler lists is the whole data set, and not the first samples of it."""
-    dataset: object = dataloader.dataset
     return isinstance(source, Sized) and isinstance(dataset, Sized) and len(source) == len(dataset)
 
 

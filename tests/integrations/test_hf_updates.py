@@ -15,7 +15,7 @@ from tests.integrations import require
 require("transformers")
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 from transformers import (
     DataCollatorWithFlattening,
     LlamaConfig,
@@ -27,6 +27,7 @@ from transformers import (
 
 from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.data import choose_layout
+from odb_ref.integrations.hf.updates import UpdateBatch
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT
 from odb_ref.torch import UsageError
 from tests.integrations.common import run_each
@@ -113,8 +114,9 @@ class Banner(logging.Handler):
 
 def train(rank: int, folder: Path, odb: ODBOptions | None, resume: str, settings: dict[str, Any]) -> Any:
     settings = dict(settings)
-    data = Texts(settings.pop("samples", 45))
+    data = settings.pop("data", None) or Texts(settings.pop("samples", 45))
     collator = settings.pop("collator", collate)
+    kind, config = settings.pop("kind", Trainer), settings.pop("config", {})
     failing = settings.pop("failing", False)
     defaults = {
         "per_device_train_batch_size": 2,
@@ -131,7 +133,9 @@ def train(rank: int, folder: Path, odb: ODBOptions | None, resume: str, settings
         output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **(defaults | settings)
     )
     watch, banner = Watch(), Banner()
-    trainer: Any = Trainer(model=make_model(), args=args, train_dataset=data, data_collator=collator, callbacks=[watch])
+    trainer: Any = kind(model=make_model(), args=args, train_dataset=data, data_collator=collator, callbacks=[watch])
+    for name, value in config.items():
+        setattr(trainer.model.config, name, value)
     logging.getLogger("transformers.trainer").addHandler(banner)
     if odb is not None:
         trainer = enable(trainer, odb)
@@ -234,10 +238,75 @@ def test_running_out_of_memory_changes_no_update(tmp_path: Path, world_size: int
     assert found[-1]["failures"] == found[0]["log"][-1]["out_of_memory"] > 3
 
 
+class OwnLoader(Trainer):  # type: ignore[misc]
+    """Batches of another size than its arguments say."""
+
+    def get_train_dataloader(self) -> Any:
+        loader = DataLoader(self.train_dataset, batch_size=5, shuffle=True, collate_fn=self.data_collator)
+        return self.accelerator.prepare(loader)
+
+
+class Shuffled(IterableDataset[Any]):
+    """A stream in another order in each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        texts = Texts(42)  # whole updates: a plain Trainer carries the rest of a stream over
+        return (texts[index] for index in random.Random(self.epoch).sample(range(42), 42))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world_size", "settings"),
+    [
+        (1, {"kind": OwnLoader}),
+        (2, {"kind": OwnLoader, "num_train_epochs": 1}),
+        (1, {"data": Shuffled(), "max_steps": 16}),
+        (1, {"data": Shuffled(), "max_steps": 16, "dataloader_num_workers": 1}),
+    ],
+)
+def test_a_loader_of_the_trainers_own_and_a_stream_have_its_updates(
+    tmp_path: Path, world_size: int, settings: dict[str, Any]
+) -> None:
+    """Checks: UPDATE, COVER. Batches of another size lost half of the samples; each epoch of a stream was the first again."""
+    compare(tmp_path, world_size, **settings)
+
+
+class Drawing(Trainer):  # type: ignore[misc]
+    """Its sampler draws from torch's own generator, some samples twice."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return WeightedRandomSampler([1.0] * 15, 45)
+
+
+def test_an_order_that_is_drawn_from_the_processs_generator_goes_on_inside_an_epoch(tmp_path: Path) -> None:
+    """Checks: RESUME."""
+    odb = ODBOptions(token_budget=80)
+    settings = {"kind": Drawing, "lr_scheduler_type": "constant", "num_train_epochs": 1}
+    first = settings | {"save_strategy": "steps", "save_steps": 3, "max_steps": 3}
+    free = ODBOptions(token_budget=80, update_samples=None)
+    runs = [(odb, "", settings), (odb, "", first), (odb, "checkpoint-3", settings), (free, "", settings)]
+    cases = [(tmp_path, options, resume, given) for options, resume, given in runs]
+    (whole,), _, (resumed,), (refused,) = run_each(1, train, cases)
+    assert resumed.value["weights"] == whole.value["weights"]
+    assert "WeightedRandomSampler draws from the process's generators" in " ".join(whole.value["said"])
+    assert "WeightedRandomSampler says which samples the Trainer reads" in refused.text
+
+
+def test_an_update_says_where_its_batches_are() -> None:
+    with pytest.raises(KeyError, match=r"input_ids: .* \.parts"):
+        UpdateBatch()["input_ids"]
+
+
 SAID: list[tuple[dict[str, Any], str]] = [
     ({"average_tokens_across_devices": False}, "average_tokens_across_devices=False"),
     ({"include_num_input_tokens_seen": True}, "counts padding" if HAS_TOKEN_COUNT else "needs transformers 5.3"),
     ({"accelerator_config": {"use_seedable_sampler": False}}, "use_seedable_sampler=False draws the order"),
+    ({"config": {"output_router_logits": True}}, "raise router_aux_loss_coef"),
     ({"accelerator_config": {"split_batches": True}, "per_device_train_batch_size": 4}, "split_batches"),
 ]
 

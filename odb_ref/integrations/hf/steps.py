@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, Self
 
+from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT, get_sampling
@@ -196,6 +197,14 @@ def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODB
         )
 
 
+def set_epoch(loader: ODBDataLoader, epoch: int) -> None:
+    """Chooses the epoch to read next; a stream that shuffles by the epoch is told, as a Trainer's own loader tells it."""
+    loader.set_epoch(epoch)
+    own = getattr(loader.dataset, "set_epoch", None)
+    if isinstance(loader.dataset, IterableDataset) and callable(own):
+        own(epoch)
+
+
 class TrainerSteps:
     """The train loader as the Trainer iterates it: mappings that carry their `StepInfo`, in whole updates."""
 
@@ -216,7 +225,7 @@ class TrainerSteps:
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch to read next, counted from the one in which training started."""
-        self.loader.set_epoch(self.first_epoch + epoch)
+        set_epoch(self.loader, self.first_epoch + epoch)
 
     def __iter__(self) -> Iterator[MutableMapping[str, object]]:
         k = self._accumulation_steps

@@ -47,11 +47,11 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from odb_ref.integrations.accelerate import check_strategy, find_prepared_order
+from odb_ref.integrations.accelerate import check_strategy, find_batch_sampler, find_prepared_order
 from odb_ref.integrations.hf.callback import TrainerHooks
 from odb_ref.integrations.hf.data import choose_layout, take_share
 from odb_ref.integrations.hf.gathering import gathering
@@ -62,6 +62,7 @@ from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
 from odb_ref.integrations.hf.versions import compute_split, counts_first_labels, get_sampling
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from odb_ref.torch.from_dataloader import lists_all
 from odb_ref.torch.settings import arrange
 
 _UNBOUNDED: Final = 2**40
@@ -117,24 +118,27 @@ class ODBTrainer(SteppingTrainer):
         prepared = super().get_train_dataloader()
         is_iterable = isinstance(self.train_dataset, IterableDataset)
         options = self.adopt_options(prepared)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         if "generator" not in self.odb.loader:
-            options["seed"] = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            options["seed"] = seed
         if not is_iterable and "sampler" not in self.odb.loader:
             options["shuffle"] = get_sampling(self.args) == "random"
         options |= choose_layout(self.data_collator, self.odb.loader)
         k = self.args.gradient_accumulation_steps
         update_samples, batches = self.odb.update_samples, None
         if update_samples == PLAIN:
-            update_samples = self.args.per_device_train_batch_size * k * self.args.world_size
+            own_batch: int | None = None if self.accelerator.split_batches else prepared.batch_size
+            batch = (own_batch or self.args.per_device_train_batch_size) * self.args.world_size
             if not is_iterable and not {"sampler", "shard"} & set(self.odb.loader):
                 if self.accelerator.split_batches:
                     raise UsageError(
                         "split_batches=True makes per_device_train_batch_size that of all ranks, so the samples of an update "
                         "cannot be told: say ODBOptions(update_samples=...) with a sampler or shard, or update_samples=None"
                     )
-                order = find_prepared_order(prepared, self.args.world_size)
+                order = find_prepared_order(prepared, self.args.world_size, seed)
                 options |= {"sampler": order, "shard": "shared", "shuffle": False}
-                batches = order.batches
+                batch, batches = order.batch, order.batches
+            update_samples = batch * k
             # A plain Trainer before transformers 5.10 divides by first labels too, and its run is the one to keep.
             is_told = "causal_shift" in self.odb.settings
             is_padded = (options | self.odb.settings).get("layout", "padded") == "padded"
@@ -143,6 +147,8 @@ class ODBTrainer(SteppingTrainer):
             )
             if self.counts_first:
                 options["causal_shift"] = False
+        elif not is_iterable and not {"sampler", "shard", "shuffle"} & set(self.odb.loader):
+            _check_whole(prepared)
         options |= self.odb.settings
         source = take_share(self.train_dataset if is_iterable else prepared.dataset, self.args, options.get("shard"))
         if update_samples is None:
@@ -180,6 +186,13 @@ class ODBTrainer(SteppingTrainer):
             warnings.warn(
                 f"{type(self.model).__name__} takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the "
                 f"{micro_batches} micro-batches of an update alike; here each counts by what it is the mean of",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        if self.odb.update_samples == PLAIN and micro_batches > 1 and _has_router_loss(self.model):
+            warnings.warn(
+                f"output_router_logits: a plain Trainer adds the routers' loss for each of {micro_batches} micro-batches of an "
+                "update, and here it counts once for an update: raise router_aux_loss_coef to keep its weight",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -329,6 +342,23 @@ class ODBTrainer(SteppingTrainer):
             steps, self._steps = self._steps, None
             if steps is not None:
                 steps.loader.close()
+
+
+def _check_whole(prepared: DataLoader[object]) -> None:
+    """Raises: UsageError when the Trainer's loader would read other samples than each of the data set once."""
+    inner = find_batch_sampler(prepared)
+    sampler: object = getattr(inner, "sampler", None)
+    if type(inner) is not BatchSampler or not lists_all(sampler, prepared.dataset):
+        name = type(inner if sampler is None else sampler).__name__
+        raise UsageError(
+            f"{name} says which samples the Trainer reads, and only update_samples='plain' keeps to it: say so, or pass "
+            "ODBOptions(loader={'sampler': ...}), or {'shuffle': ...} to read each sample once"
+        )
+
+
+def _has_router_loss(model: nn.Module) -> bool:
+    config: object = getattr(model, "config", None)
+    return bool(getattr(config, "output_router_logits", False))
 
 
 def enable(trainer: Trainer, odb: ODBOptions) -> ODBTrainer:

@@ -12,7 +12,7 @@ from typing import Final
 
 from torch import Tensor
 
-from odb_ref.integrations.hf.steps import STEP_INFO, Inputs
+from odb_ref.integrations.hf.steps import STEP_INFO, Inputs, set_epoch
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 
 PLAIN: Final = "plain"
@@ -25,6 +25,11 @@ class UpdateBatch(dict[str, object]):
     def __init__(self, parts: tuple[Inputs, ...] = ()) -> None:
         super().__init__()
         self.parts = parts
+
+    def __missing__(self, name: str) -> object:
+        raise KeyError(
+            f"{name}: the train loader of an ODBTrainer hands out an update at a time, whose batches are .parts"
+        )
 
 
 def is_idle(part: Inputs) -> bool:
@@ -60,7 +65,7 @@ class TrainerUpdates:
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch to read next, counted from the beginning of training."""
-        self.loader.set_epoch(epoch)
+        set_epoch(self.loader, epoch)
 
     def __iter__(self) -> Iterator[UpdateBatch]:
         parts: list[Inputs] = []
