@@ -59,6 +59,8 @@ from odb_ref.torch.settings import LoaderArguments, Loss, check_spelling, spread
 
 _RANKS: Final = "ranks"
 _PROGRESS: Final = "progress"
+_COUNTED: Final = {"limit_train_batches": 1.0, "overfit_batches": 0.0, "val_check_interval": 1.0}
+"""What of a Trainer counts batches, and what it is where nobody has said it."""
 _MOST_AHEAD: Final = 3
 """Batches that Lightning may read before it trains on the first: it reads one, since it asks whether there is another."""
 
@@ -188,6 +190,14 @@ class LightningLoader:
             except UsageError:
                 return  # a stream, say: known when the first epoch is over
 
+    def count_updates(self, epochs: int) -> float:
+        """Returns how many optimizer steps so many epochs take, in the free mode about, infinite where nobody knows; a
+        collective.
+        """
+        self.estimate_epoch()
+        updates = self.progress.updates_per_epoch * epochs
+        return updates if math.isinf(updates) else math.ceil(updates)
+
     def compute_batches(self) -> int | None:
         """Returns about how many batches the present epoch has, exactly at its end; None while nobody knows."""
         info, updates = self._info, self.progress.updates_per_epoch
@@ -236,8 +246,24 @@ class LoaderCallback(Callback):  # type: ignore[misc]
     def __init__(self, loader: LightningLoader) -> None:
         self._loader = loader
 
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Before optimizers and schedules are made, which may ask the trainer how many steps there will be."""
+        kind = type(trainer)
+        if not issubclass(kind, _CountingTrainer):
+            trainer.__class__ = type(f"ODB{kind.__name__}", (_CountingTrainer, kind), {})
+
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Nothing is read for an estimate where no bar would show it."""
+        """Nothing is read for an estimate where no bar would show it.
+
+        Raises: UsageError when Lightning is to count the batches of an update, of which there is any number.
+        """
+        if self._loader.loader.update_samples is not None and not trainer.fast_dev_run:
+            for name, default in _COUNTED.items():
+                if (value := getattr(trainer, name)) != default:
+                    raise UsageError(
+                        f"Trainer({name}={value}) counts micro-batches, of which an update of update_samples= holds any "
+                        "number: say max_steps=, or LightningLoader(intervals=Intervals(...)) to evaluate by samples"
+                    )
         if trainer.progress_bar_callback is not None:
             self._loader.estimate_epoch()
 
@@ -283,6 +309,27 @@ class LoaderCallback(Callback):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Takes the state from Lightning's checkpoint."""
         self._loader.load_gathered_state(state_dict)
+
+
+class _CountingTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer that knows how many steps a `LightningLoader` gives it: Lightning says -1 where a loader has no length."""
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """The optimizer steps of training, in the free mode about so many.
+
+        Raises: UsageError when nobody knows.
+        """
+        found: int | float = super().estimated_stepping_batches
+        loader = self.train_dataloader
+        if not isinstance(loader, LightningLoader) or self.max_epochs in (None, -1):
+            return found
+        updates = loader.count_updates(max(1, self.max_epochs))
+        if self.max_steps != -1:
+            return min(updates, int(self.max_steps))
+        if math.isinf(updates):
+            raise UsageError("how many updates an epoch of a stream takes is not known: say Trainer(max_steps=)")
+        return updates
 
 
 class IntervalCheckpoint(Checkpoint):  # type: ignore[misc]

@@ -49,6 +49,7 @@ class Module(pl.LightningModule):
         self.updates.append([rate, *(float(v) for p in self.model.parameters() for v in p.detach().flatten())])
 
     def configure_optimizers(self) -> Any:
+        self.expected = self.trainer.estimated_stepping_batches
         optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -69,6 +70,7 @@ def fit(folder: Path, loader: Any, *, resume: str = "", callbacks: Any = (), **s
         **{"max_epochs": EPOCHS} | settings,
     )
     trainer.fit(module, loader, ckpt_path=resume or None)
+    assert module.expected == trainer.global_step  # what a schedule goes by
     return module.updates, trainer.global_step
 
 
@@ -107,7 +109,12 @@ def test_weights_rates_and_counts_are_those_of_plain_lightning(tmp_path: Path) -
 def misuse(rank: int, folder: Path) -> list[str]:
     be_quiet()
     said = []
-    for settings in ({"accumulate_grad_batches": 2}, {"callbacks": [GradientAccumulationScheduler({1: 4})]}):
+    for settings in (
+        {"accumulate_grad_batches": 2},
+        {"callbacks": [GradientAccumulationScheduler({1: 4})]},
+        {"limit_train_batches": 3},
+        {"val_check_interval": 2},
+    ):
         with make_loader() as loader, pytest.raises(UsageError) as caught:
             module = Module(False)
             callbacks = [loader.callback, *settings.pop("callbacks", [])]
@@ -116,6 +123,39 @@ def misuse(rank: int, folder: Path) -> list[str]:
     return said
 
 
-def test_an_accumulation_of_the_users_own_is_refused(tmp_path: Path) -> None:
+def test_what_counts_micro_batches_is_refused(tmp_path: Path) -> None:
     (value,) = get_values(run_ranks(1, misuse, tmp_path))
-    assert all("accumulate_grad_batches" in text for text in value)
+    for text, name in zip(
+        value, [*["accumulate_grad_batches"] * 2, "limit_train_batches", "val_check_interval"], strict=True
+    ):
+        assert name in text
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([Numbers(0, 24)[index] for index in range(24)])
+
+
+def ask(rank: int, folder: Path) -> Any:
+    """How many updates a module expects, where their size is not fixed."""
+    be_quiet()
+    expected = []
+    for data, settings in ((Numbers(0, 24), {}), (Stream(), {"max_steps": 3}), (Stream(), {})):
+        with LightningLoader(data, **nested(collate_fn=collate, token_budget=60)) as loader:
+            module = Module(False)
+            trainer = make_trainer(folder, 1, callbacks=[loader.callback], max_epochs=2, **settings)
+            try:
+                trainer.fit(module, loader)
+            except UsageError as error:
+                expected.append(str(error))
+            else:
+                expected.append((module.expected, trainer.global_step))
+    return expected
+
+
+def test_a_schedule_in_the_free_mode_goes_by_an_estimate(tmp_path: Path) -> None:
+    ((estimated, bounded, unknown),) = get_values(run_ranks(1, ask, tmp_path))
+    expected, steps = estimated
+    assert steps / 1.5 < expected < 1.5 * steps
+    assert bounded == (3, 3)
+    assert "say Trainer(max_steps=)" in unknown
