@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 import torch.multiprocessing
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
 from odb_ref.core.errors import MOST, UsageError, check_integer, read_integer
 from odb_ref.torch.exchange.collectives import TRANSPORTS
@@ -19,6 +19,7 @@ from odb_ref.torch.plan.order import Order
 from odb_ref.torch.plan.sampler import AllReplicas
 from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.source import LoaderOptions
+from odb_ref.torch.settings import FORMED
 
 NUMBERS: Final = (int, float, np.integer, np.floating)
 MOST_SECONDS: Final = 1e9
@@ -226,6 +227,10 @@ def make_order(
         raise UsageError("an iterable data set takes neither sampler nor shuffle")
     if sampler is not None and shuffle:
         raise UsageError("sampler and shuffle exclude each other")
+    if isinstance(sampler, BatchSampler):
+        raise UsageError(
+            f"sampler is a BatchSampler, which lists batches: {FORMED}; pass the sampler that it was made of"
+        )
     if isinstance(sampler, Iterator):  # asking it for its iterator would move some samplers on
         raise UsageError(
             "sampler is an iterator, which is empty from the second epoch on: pass a Sampler or a sequence"

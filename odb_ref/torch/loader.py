@@ -47,6 +47,7 @@ from odb_ref.torch.reading.measure import LengthFn
 from odb_ref.torch.reading.pipeline import PipelineSpec
 from odb_ref.torch.reading.quarantine import OnBadSample
 from odb_ref.torch.settings import (
+    FORMED,
     GROUP_OF,
     RENAMED,
     Batching,
@@ -311,12 +312,11 @@ class ODBDataLoader(Epochs[Batch]):
         )
 
 
-_FORMED: Final = "batches are formed under token_budget"
 _INSTEAD: Final = {
     "epoch": "call set_epoch",
     "token_budget": "call accept_budget for a smaller one, or make another loader",
-    "batch_size": _FORMED,
-    "batch_sampler": _FORMED,
+    "batch_size": FORMED,
+    "batch_sampler": FORMED,
     "in_order": "its batches are always in order",
     "pin_memory_device": "make another loader with pin_memory",
     **{name: f"make another loader with {describe_new_spelling(name)}" for name in RENAMED},

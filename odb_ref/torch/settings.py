@@ -203,6 +203,9 @@ RENAMED: Final[Mapping[str, str]] = {
 """Arguments of earlier versions whose name has changed; all in `GROUP_OF` stood beside ``token_budget`` under their own."""
 
 
+FORMED: Final = "batches are formed under token_budget=, and update_samples= says how many samples an update holds"
+
+
 def check_groups(**given: object) -> None:
     """Checks that each group is one of its class.
 
@@ -222,11 +225,13 @@ def describe_new_spelling(name: str) -> str | None:
 
 
 def check_spelling(options: Iterable[str]) -> None:
-    """Checks that no argument is spelt as in earlier versions.
+    """Checks that no argument is spelt as in earlier versions, or is a DataLoader's for batches of a fixed size.
 
     Raises: UsageError that says how it is given now.
     """
     for name in options:
+        if name in ("batch_size", "batch_sampler"):
+            raise UsageError(f"{name}=...: {FORMED}")
         if (new := describe_new_spelling(name)) is not None:
             raise UsageError(f"{name}=... is {new} now")
 

@@ -6,6 +6,7 @@ from inspect import get_annotations, signature
 from typing import get_type_hints
 
 import pytest
+from torch.utils.data import BatchSampler
 
 from odb_ref import ODBDataLoader, UsageError
 from odb_ref.torch.settings import GROUP_OF, GROUPS, RENAMED, LoaderArguments, arrange, describe_new_spelling, spread
@@ -48,6 +49,22 @@ def test_what_passes_arguments_on_knows_them_as_the_constructor_does() -> None:
     known = get_type_hints(LoaderArguments)
     assert set(known) == set(given)
     assert {name for name in known if known[name] != given[name]} == {"collate_fn"}  # of any sample
+
+
+def test_batches_of_a_fixed_size_are_refused_with_what_says_it_here() -> None:
+    for options in ({"batch_size": 4}, {"batch_sampler": []}, {"sampler": BatchSampler([0, 1, 2], 2, drop_last=False)}):
+        with pytest.raises(UsageError, match="update_samples= says how many samples an update holds"):
+            ODBDataLoader([1, 2, 3], token_budget=1, **options)  # type: ignore[arg-type]
+
+
+def test_processes_that_no_process_group_joins_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    data = [{"input_ids": [1]}] * 3
+    with (
+        ODBDataLoader(data, token_budget=3, collate_fn=list) as loader,
+        pytest.warns(RuntimeWarning, match="2 processes were started .* each reads all samples"),
+    ):
+        assert len(list(loader.steps())) == 1
 
 
 def test_what_was_never_an_argument_is_a_type_error() -> None:

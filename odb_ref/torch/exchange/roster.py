@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -97,6 +99,13 @@ class Ranks:
         Raises: UsageError when this process is not one of them.
         """
         if not dist.is_available() or not dist.is_initialized():
+            if (size := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
+                warnings.warn(
+                    f"{size} processes were started (WORLD_SIZE), and this one has called no init_process_group: each reads "
+                    "all samples. Call it before the first epoch",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             return Roster()
         if self.mesh is not None:
             return self._make_roster_of(self.mesh)
