@@ -227,9 +227,9 @@ def compute_round_target(config: Config, agreement: Offer) -> int:
     is_update = config.update_samples is not None
     if is_closing(config, agreement) or (is_update and not agreement.groups_max):
         return 0
-    target = compute_checked_target(config.rule, agreement, is_update=is_update)
+    target = compute_checked_target(config.rule, agreement)
     if is_update:
-        return target
+        return max(target, agreement.groups_max)  # nothing of an update is carried into the next
     if agreement.round_min < config.ramp_rounds and agreement.groups_min != NONE:
         # What a small window groups badly is carried into a larger one.
         target = max(1, agreement.due_max, target // RAMP_SHARE)

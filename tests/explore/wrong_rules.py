@@ -248,6 +248,11 @@ BY_A_STRANGER = {
             "return max(odb, min(top, a.groups_max * 8 // (a.groups_max - a.groups_min)))"
         ),
     ),
+    "changes what others read": (PURE, _rule("object.__setattr__(a, 'groups_min', 1)\nreturn odb")),
+    "knows the day by numpy": (
+        PURE,
+        _rule("return max(odb, int(np.datetime64('today').astype(int)) % 2)", before="import numpy as np"),
+    ),
     "a share that its name leaves out": (
         NAME,
         _rule(
@@ -258,6 +263,7 @@ BY_A_STRANGER = {
 }
 """By somebody who had not read the check."""
 RIGHT = {
+    "at most 64 steps": (HOLDS, _rule("return max(1, a.due_max, min(odb, 64))")),
     "uses modules that tell of nothing outside": (
         HOLDS,
         _rule(

@@ -52,7 +52,9 @@ def test_every_trace_is_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert standard["batch_size"] >= 4
         assert standard["speedup"] == 1
         assert standard["speedup_low"] == standard["speedup_high"] == 1
-        assert odb["speedup_low"] < odb["speedup"] < odb["speedup_high"] < 2 * odb["speedup_low"]
+        assert (
+            odb["speedup_low"] < odb["speedup"] < odb["speedup_high"] < 3 * odb["speedup_low"]
+        )  # of a hundred samples
         assert odb["speedup"] == pytest.approx(odb["accumulated_samples_per_s"] / standard["accumulated_samples_per_s"])
     with paths["csv"].open(newline="") as file:
         assert [row["steps"] for row in csv.DictReader(file)] == [str(item["steps"]) for item in figures]

@@ -64,6 +64,15 @@ def test_a_rule_that_cannot_be_run_beside_others_is_refused(
     assert message in printed and printed.count("\n") == 1
 
 
+def test_a_rule_that_leaves_its_bounds_is_told_so_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rule.py"
+    path.write_text("class R:\n name = 'r'\n def compute_target(self, a): return 10**6\n")
+    for command in ("simulate", "compare"):
+        assert main([command, *SMALL, "--ranks", "2", "--policy", f"{path}:R"]) == 1
+        said = capsys.readouterr().err.splitlines()
+        assert "rule 'r' answered 1000000, outside" in said[-1]
+
+
 def test_a_rule_file_called_as_a_library_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "random.py"
     path.write_text("class R:\n name = 'r'\n def compute_target(self, a): return a.groups_max\n")

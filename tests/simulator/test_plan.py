@@ -76,6 +76,12 @@ def test_the_lines_that_it_prints_can_be_run(
     assert again["sim_time_s"] == pytest.approx(best["summary"]["sim_time_s"])
 
 
+def test_each_node_starts_as_many_ranks(lengths: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    assert main(["plan", str(lengths), *f"{SMALL} --gpus 12".split(), "--json", str(out)]) == 0
+    assert "--nnodes 2 --nproc-per-node 6 " in json.loads(out.read_text())["commands"][1]
+
+
 def test_where_a_step_costs_much_a_group_may_hold_more_padding(lengths: Path, tmp_path: Path) -> None:
     """Spec: R16.3. Weights are gathered in every micro-step, so fewer and fuller ones are faster."""
     job = "--model qwen2.5-7b --gpu h100 --gpus 8 --strategy fsdp --global-batch 64 --processes 1"
@@ -145,6 +151,7 @@ def test_a_run_of_tokens_and_steps_of_their_own(
         ("--gpus 500", f"{SAMPLES} samples are too few for 500 ranks"),
         ("--model nothing", "--model nothing"),
         ("--memory-tokens 0", "--memory-tokens"),
+        ("--epochs 2 --tokens 100", "leave one out"),
         ("--memory-tokens 7", "and the shortest sample may not fit"),
     ],
 )

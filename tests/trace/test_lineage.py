@@ -251,6 +251,16 @@ def test_a_header_that_is_silent_for_one_rank_is_said(tmp_path: Path) -> None:
     assert BEFORE in verdict.jobs[1].unsaid
 
 
+def test_headers_that_contradict_each_other_are_refused_in_any_order(tmp_path: Path) -> None:
+    """Spec: R9.6. Checks: COVER. The file that was given last was believed."""
+    paths = write_job(tmp_path)
+    more = Tampered(paths[1]).header["inputs"][0] | {"samples": 999}
+    change(paths[0], lambda trace: trace.header["inputs"].append(more))
+    for given in (paths, paths[::-1]):
+        found = [item for item in check_traces(given).violations if item.property is Property.COVER]
+        assert [item.rank for item in found if "headers say different things" in str(item)] == [1]
+
+
 def test_a_rest_that_skips_a_sample_and_says_so_is_refused(tmp_path: Path) -> None:
     """Spec: R9.6. Checks: RESUME. Where no run is named, the other traces of the epoch may be of another training."""
     paths = write_job(tmp_path, lost=0)

@@ -1,13 +1,13 @@
 """Target rules: how many steps a round has. Spec: R3.3.
 
 A rule is a deterministic function of the agreement, and may be anything within its bounds: at least one step, at least
-at least the due groups of any rank (AGE), and no more than the most samples any rank holds (some rank always has work, so
+the due groups of any rank (AGE), and no more than the most samples any rank holds (some rank always has work, so
 TERM). Every property is proved for every such rule; `odb-ref verify` checks a new one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
 from odb_ref.core.errors import RuleError, UsageError, read_integer
@@ -28,21 +28,19 @@ class TargetRule(Protocol):
         ...
 
 
-def compute_bounds(agreement: Offer, *, is_update: bool = False) -> tuple[int, int]:
-    """Returns the least and the greatest target a rule may give; of an update, of which nothing is carried, no less than any
-    rank's groups. Spec: R3.3, R16.3.
-    """
-    return max(1, agreement.due_max, agreement.groups_max if is_update else 0), agreement.samples_max
+def compute_bounds(agreement: Offer) -> tuple[int, int]:
+    """Returns the least and the greatest target a rule may give. Spec: R3.3."""
+    return max(1, agreement.due_max), agreement.samples_max
 
 
-def compute_checked_target(rule: TargetRule, agreement: Offer, *, is_update: bool = False) -> int:
+def compute_checked_target(rule: TargetRule, agreement: Offer) -> int:
     """Returns the rule's target.
 
     Raises: RuleError when it is not an integer, or lies outside the bounds.
     """
-    answer = rule.compute_target(agreement)
+    answer = rule.compute_target(replace(agreement))  # a copy: what a rule does to it is nobody else's
     target = read_integer(answer)
-    low, high = compute_bounds(agreement, is_update=is_update)
+    low, high = compute_bounds(agreement)
     if target is None or not low <= target <= high:
         raise RuleError(f"rule {rule.name!r} answered {answer}, outside {low}..{high}, for {agreement}")
     return target

@@ -33,7 +33,7 @@ def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rule
 
     Raises: TraceError, with file and line, when a file is not a trace; UsageError when there is none. Spec: R9.
     """
-    streams = [stream for path in paths for stream in _open(Path(path))]
+    streams = [stream for path in paths for stream in open_traces(Path(path))]
     if not streams:
         raise UsageError("no trace to check")
     check_no_twice(Path(stream.path) for stream in streams)
@@ -50,7 +50,11 @@ def check_no_twice(paths: Iterable[Path]) -> None:
         raise UsageError(f"{twice[0]}: given twice")
 
 
-def _open(path: Path) -> list[Stream]:
+def open_traces(path: Path) -> list[Stream]:
+    """Returns the trace of a file, or those of a folder.
+
+    Raises: UsageError when that holds none.
+    """
     if not path.is_dir():
         return [Stream(path)]
     traces = list_traces(path)

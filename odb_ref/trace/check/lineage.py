@@ -111,6 +111,10 @@ class Lineage:
 
 def judge_lineage(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[int | None, Judgement]]:
     """Yields what is judged of a job among all that are given, by rank."""
+    said = [part for _, origin in job.files for part in origin.inputs]
+    for rank, part in job.inputs.items():
+        if any(other.rank == rank and other != part for other in said):
+            yield rank, (Property.COVER, "headers say different things of what it had to train on")
     for part in job.before.values():
         sources = _list_sources(part, job, all_jobs)
         if not sources:

@@ -18,7 +18,7 @@ from types import FrameType, ModuleType
 from typing import Final, NoReturn
 
 from odb_ref import __version__
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import InvariantError, RuleError, UsageError
 
 EXAMPLES: Final = {
     "demo": "odb-ref demo --out demo-out",
@@ -129,6 +129,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand. Exit status: 0 as asked, 1 a property does not hold, 2 unusable arguments or input,
     130, 143 and 141 broken off: by Ctrl-C, by SIGTERM, or because nobody reads what is printed.
     """
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # at any moment, while modules are loaded too
+        return 128 + signal.SIGINT
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     _make_printable()
     wanted = next((item for item in (sys.argv[1:] if arguments is None else arguments) if not item.startswith("-")), "")
     if wanted in EXAMPLES and load_command(wanted) is None:
@@ -152,8 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except _Terminated:
         return 128 + signal.SIGTERM
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except (RuleError, InvariantError) as error:  # of a rule of the user's
+        print(f"odb-ref {options.command}: {error}", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # The reader of our output has left: nothing more is wanted, and what was found may not have reached anybody.
         _drop_output()

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import UsageError, check_integer
 from odb_sim.inputs.costs import LARGEST_S, NO_COLLECTIVE, Costs, FittedTo, GpuCost
 from odb_sim.recorded.calibrate import Calibration, list_ranges
 from odb_sim.recorded.fitting import Matrix, Range, TimedSpans, compute_ranges, compute_run_error, fit_values, judge
@@ -34,8 +34,10 @@ def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
 
     The error of each measurement is that of a fit to all others.
 
-    Raises: UsageError, naming file and line, when it holds anything but measurements, or those of one size only.
+    Raises: UsageError, naming file and line, when it holds anything but measurements, those of one size only, or times that do
+    not grow with the tokens.
     """
+    check_integer(ranks, "--ranks", 1)
     spans, has_lengths = _read(Path(path))
     sizes = len(np.unique(spans.columns, axis=0))
     if len(np.unique(spans.columns[:, 1])) < 2:
@@ -47,6 +49,8 @@ def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
         is_better = np.abs(_leave_out(spans)).sum() < _GAIN * np.abs(_leave_out(linear)).sum()
         chosen = spans if is_better else linear
     values = fit_values(chosen)
+    if not values["per_token_s"] and not values.get("per_token2_s"):
+        raise UsageError(f"{path}: steps with more tokens do not take longer: are rows mixed up?")
     is_judged = sizes > len(chosen.names)
     errors = _leave_out(chosen) if is_judged else np.zeros(len(chosen))
     fit = replace(
@@ -116,5 +120,9 @@ def _read_row(where: str, row: Mapping[str, str | None], *, has_lengths: bool) -
     seconds = read("seconds")
     if has_lengths:
         rows, longest = read("rows"), read("longest")
+        if row.get(TOKENS) and (tokens := read(TOKENS)) != rows * longest:
+            raise UsageError(
+                f"{where}: {tokens:,.0f} tokens, and rows times longest are {rows * longest:,.0f}: leave one out"
+            )
         return rows * longest, rows * longest**2, seconds
     return read(TOKENS), 0.0, seconds

@@ -26,6 +26,7 @@ from odb_ref.trace.check.decode import (
     get_samples,
     iterate_steps,
 )
+from odb_ref.trace.check.job import open_traces
 from odb_ref.trace.check.stream import Stream, group_into_jobs
 from odb_ref.trace.format import (
     JsonObject,
@@ -183,14 +184,17 @@ def find_workers(runs: Sequence[RecordedRun]) -> int:
 
 
 def load_runs(paths: Sequence[str | Path], *, depth_steps: int | None = None) -> list[RecordedRun]:
-    """Returns the runs that the trace files hold, in the order given; files of one job may each hold some of its ranks.
+    """Returns the runs that trace files or folders hold, in the order given; files of one job may each hold some of its ranks.
 
     ``depth_steps`` is the depth of the queue between loader and trainer, which a trace does not say; left out, it is the
     most steps that any rank ever had in its queue.
 
     Raises: UsageError (TraceError), naming the file, when one cannot be read or is not complete.
     """
-    return [_load_run(job, depth_steps) for job in group_into_jobs([Stream(path) for path in paths])]
+    return [
+        _load_run(job, depth_steps)
+        for job in group_into_jobs([stream for path in paths for stream in open_traces(Path(path))])
+    ]
 
 
 def _load_run(job: Sequence[Stream], depth_steps: int | None) -> RecordedRun:

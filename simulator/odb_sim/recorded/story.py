@@ -29,7 +29,8 @@ from odb_ref.trace.check.decode import (
     get_text,
     iterate_steps,
 )
-from odb_ref.trace.check.stream import Stream, group_into_jobs, list_traces
+from odb_ref.trace.check.job import open_traces
+from odb_ref.trace.check.stream import Stream, group_into_jobs
 from odb_ref.trace.format import (
     Header,
     JsonObject,
@@ -320,14 +321,11 @@ def read_story(paths: Sequence[str | Path], *, epoch: int | None = None) -> Stor
 
     Raises: UsageError (TraceError), naming the file, when one is not a trace, or they hold several epochs and none is chosen.
     """
-    files = [file for path in map(Path, paths) for file in (list_traces(path) if path.is_dir() else [path])]
-    if not files:
-        raise UsageError(f"{paths[0]}: holds no trace")
-    jobs = group_into_jobs([Stream(file) for file in files])
+    jobs = group_into_jobs([stream for path in paths for stream in open_traces(Path(path))])
     if epoch is not None:
         jobs = [job for job in jobs if job[0].header.epoch == epoch]
         if not jobs:
-            raise UsageError(f"{files[0]} and the others hold no epoch {epoch}")
+            raise UsageError(f"{paths[0]} and the others hold no epoch {epoch}")
     if len(jobs) > 1:
         held = ", ".join(str(job[0].header.epoch) for job in jobs)
         raise UsageError(f"the traces are of several epochs or runs ({held}): give the files of one, or --epoch")

@@ -101,7 +101,9 @@ def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
     if reading:
         data, count = "lengths.csv", [f"odb-ref lengths {data} {reading} --out lengths.csv"]
     wanted, job, best = plan.wanted, plan.wanted.job, plan.ways[0].what
-    nodes, own = -(-job.gpus // job.node_gpus), min(job.gpus, job.node_gpus)
+    own = max(
+        count for count in range(1, job.node_gpus + 1) if job.gpus % count == 0
+    )  # torchrun starts as many on each
     if wanted.global_batch is None:
         batching, options = f", batching=Batching(window={best.window_samples})", f" --window {best.window_samples}"
     else:
@@ -114,7 +116,7 @@ def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
     return [
         f"loader = ODBDataLoader(dataset, token_budget={best.budget_tokens}{batching}, "
         "collate_fn=collate, num_workers=4, shuffle=True)",
-        f"torchrun --nnodes {nodes} --nproc-per-node {own} train.py",
+        f"torchrun --nnodes {job.gpus // own} --nproc-per-node {own} train.py",
         *count,
         f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{options}"
         " --cost-model costs.json  # as --write-costs of this command writes it",

@@ -63,8 +63,9 @@ def has_fixed_batches(policy: str) -> bool:
 
 
 def describe_window(summary: Summary) -> str:
-    """Returns the window of a run as a part of its headline, empty where it has none."""
-    return f", window {summary.window:,}" if has_window(summary.policy) or summary.rounds else ""
+    """Returns the window of a run as a part of its headline, empty where it has none, or that is an update."""
+    is_update = summary.global_batch is not None and is_rule(summary.policy)
+    return f", window {summary.window:,}" if (has_window(summary.policy) or summary.rounds) and not is_update else ""
 
 
 def is_rule(policy: str) -> bool:
@@ -298,7 +299,8 @@ def run(
         what.workload,
         summary,
         what.costs.fitted,
-        has_window=what.rule is not None or has_window(what.policy),
+        # A window of an update is the update.
+        has_window=what.update_samples is None and (what.rule is not None or has_window(what.policy)),
         is_steady=what.budget_schedule is None,
         missed=missed,
         harmless=harmless,

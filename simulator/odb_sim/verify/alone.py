@@ -10,7 +10,7 @@ from typing import Final
 from odb_ref.core.batching.rules import RULES, compute_bounds
 from odb_ref.core.offer import Offer
 from odb_sim.verify.agreements import is_possible
-from odb_sim.verify.guard import OUTSIDE
+from odb_sim.verify.guard import CHANGES, OUTSIDE
 from odb_sim.verify.rule_client import PROCESSES, Answer, RuleProcesses
 
 Ask = Callable[[Sequence[Offer]], Sequence[Answer]]
@@ -41,8 +41,8 @@ def check_bounds(ask: Ask, agreements: Sequence[Offer], answers: Sequence[Answer
             is_slow = isinstance(answer, str) and answer.startswith(("does not answer", "ends its process, with"))
             small = agreement if is_slow else _shrink(ask, agreement)
             again = None if is_slow else _describe_breach(small, *ask([small]))
-            is_outside = isinstance(answer, str) and answer.startswith(OUTSIDE)
-            return Refutation(PURE if is_outside else BOUNDS, again or detail, small)
+            is_impure = isinstance(answer, str) and answer.startswith((OUTSIDE, CHANGES))
+            return Refutation(PURE if is_impure else BOUNDS, again or detail, small)
     return None
 
 

@@ -26,7 +26,7 @@ from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
 from odb_sim.inputs.rules import OWN, describe_error, load_rule
-from odb_sim.verify.guard import OUTSIDE, Guard, OutsideError
+from odb_sim.verify.guard import CHANGES, OUTSIDE, Guard, OutsideError
 from odb_sim.verify.variants import iterate_options, iterate_others
 
 if TYPE_CHECKING:
@@ -124,8 +124,11 @@ class Server:
         if is_traced:
             sys.settrace(self._lines.trace)
         try:
+            before = agreement.to_wire()
             target: object = rule.compute_target(agreement)
             self._guard.raise_noted()
+            if agreement.to_wire() != before:
+                return CHANGES
         except OutsideError as error:
             return f"{OUTSIDE}{error}"
         except _TooLongError:

@@ -86,7 +86,7 @@ def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
         return
     ranges = (
         f"rank 1 of {PROCESSES} asked all of them backwards, each further rank {SHUFFLED:,} in another order, rank 0 "
-        "some again; the processes differ in rank variables, host name, hash seed and clock"
+        "some again; the processes differ in rank variables, host name and hash seed"
     )
     yield _judge("purity", covered, ranges, PURE, lambda: check_purity(rule, agreements, answers))
     ranges = "against the shipped rules on all of them; its class with each parameter of its own changed, on 3,000"

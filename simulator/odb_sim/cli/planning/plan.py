@@ -53,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     text = "compute activations again in the backward pass; auto: where that is faster (auto)"
     parser.add_argument("--recompute", choices=("auto", "yes", "no"), default="auto", help=text)
     add_number(parser, "--global-batch", "N", "samples of an optimizer update (else: of a step)")
-    add_number(parser, "--epochs", "E", "how long to train", 1.0, kind=float)
+    add_number(parser, "--epochs", "E", "how long to train (1)", kind=float)
     add_number(parser, "--tokens", "N", "in place of --epochs: tokens to train on")
     add_number(parser, "--price", "USD", "of a GPU and hour (a dated default, with a range)", kind=float)
     add_number(parser, "--memory-tokens", "M", "padded tokens of a batch that fit, where known")
@@ -75,6 +75,8 @@ def run_command(options: argparse.Namespace) -> int:
     check_writable(options.json, options.html, options.write_costs, reads=reads)
     if options.processes < 1:
         raise UsageError(f"--processes must be at least 1, got {options.processes}")
+    if options.epochs is not None and options.tokens is not None:
+        raise UsageError("--epochs and --tokens both say how long to train: leave one out")
     jobs = list(_build_jobs(options))
     lengths = _read(options)
     costs = None if options.cost_model is None else load_costs(options.cost_model)
@@ -83,7 +85,7 @@ def run_command(options: argparse.Namespace) -> int:
             job=job,
             lengths=lengths,
             global_batch=options.global_batch,
-            epochs=options.epochs,
+            epochs=1.0 if options.epochs is None else options.epochs,
             tokens=options.tokens,
             memory_tokens=options.memory_tokens,
             cost_model=costs,

@@ -34,7 +34,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "samples on every rank and every step's counts with the record. Exit status: 0 all equal, 1 one differs, "
         "2 a file cannot be used.",
     )
-    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
+    parser.add_argument(
+        "traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together, or their folder"
+    )
     parser.add_argument("--cost-model", metavar="FILE", help="predict times with it, as odb-ref calibrate writes it")
     add_number(parser, "--depth", "D", "steps between loader and trainer (else: the most seen)")
     add_number(parser, "--workers", "W", "loader workers of a rank, of a trace that does not say it (the cost model's)")
