@@ -231,7 +231,7 @@ class NotingTrainer(ODBTrainer):
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
         info, batch = inputs[STEP_INFO], {"numbers": inputs.pop("numbers")}
         loss = super().compute_loss(model, inputs, **kwargs)
-        self.noted.note(batch, info, loss.detach())
+        self.noted.note(batch, info, info.scale(loss.detach()))
         return loss
 
 

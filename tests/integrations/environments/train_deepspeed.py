@@ -157,7 +157,7 @@ class Recorder(ODBTrainer):
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
         numbers, info = inputs.pop("numbers"), inputs[STEP_INFO]
         loss = super().compute_loss(model, inputs, **kwargs)
-        self.noted.note(numbers, info, loss.detach())
+        self.noted.note(numbers, info, info.scale(loss.detach()))
         return loss
 
 
