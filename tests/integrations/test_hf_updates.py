@@ -27,6 +27,7 @@ from transformers import (
 
 from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.data import choose_layout
+from odb_ref.integrations.hf.trainer import is_shuffled
 from odb_ref.integrations.hf.updates import UpdateBatch
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT
 from odb_ref.torch import UsageError
@@ -295,6 +296,15 @@ def test_an_order_that_is_drawn_from_the_processs_generator_goes_on_inside_an_ep
     assert resumed.value["weights"] == whole.value["weights"]
     assert "WeightedRandomSampler draws from the process's generators" in " ".join(whole.value["said"])
     assert "WeightedRandomSampler says which samples the Trainer reads" in refused.text
+
+
+def test_the_free_mode_shuffles_where_the_trainers_own_loader_does() -> None:
+    data = Texts(8)
+    assert is_shuffled(DataLoader(data, batch_size=2, shuffle=True))
+    assert not is_shuffled(DataLoader(data, batch_size=2))
+    for loader in (DataLoader(data, batch_size=2, sampler=range(5)), DataLoader(data, batch_sampler=[[1]])):
+        with pytest.raises(UsageError, match="says which samples the Trainer reads"):
+            is_shuffled(loader)
 
 
 def test_an_update_says_where_its_batches_are() -> None:

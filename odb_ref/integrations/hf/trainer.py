@@ -47,7 +47,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -148,7 +148,7 @@ class ODBTrainer(SteppingTrainer):
             if self.counts_first:
                 options["causal_shift"] = False
         elif not is_iterable and not {"sampler", "shard", "shuffle"} & set(self.odb.loader):
-            _check_whole(prepared)
+            options["shuffle"] = is_shuffled(prepared)
         options |= self.odb.settings
         source = take_share(self.train_dataset if is_iterable else prepared.dataset, self.args, options.get("shard"))
         if update_samples is None:
@@ -344,8 +344,11 @@ class ODBTrainer(SteppingTrainer):
                 steps.loader.close()
 
 
-def _check_whole(prepared: DataLoader[object]) -> None:
-    """Raises: UsageError when the Trainer's loader would read other samples than each of the data set once."""
+def is_shuffled(prepared: DataLoader[object]) -> bool:
+    """Returns True when the Trainer's own loader reads the data set in random order.
+
+    Raises: UsageError when it would read other samples than each of the data set once.
+    """
     inner = find_batch_sampler(prepared)
     sampler: object = getattr(inner, "sampler", None)
     if type(inner) is not BatchSampler or not lists_all(sampler, prepared.dataset):
@@ -354,6 +357,7 @@ def _check_whole(prepared: DataLoader[object]) -> None:
             f"{name} says which samples the Trainer reads, and only update_samples='plain' keeps to it: say so, or pass "
             "ODBOptions(loader={'sampler': ...}), or {'shuffle': ...} to read each sample once"
         )
+    return not isinstance(sampler, SequentialSampler)
 
 
 def _has_router_loss(model: nn.Module) -> bool:
