@@ -125,3 +125,22 @@ def test_a_sample_counts_as_its_batch_of_one_does() -> None:
         assert count_supervised(collate([sample])["labels"], is_shifted=True) == int(
             (sample["labels"][1:] != -100).sum()
         )
+
+
+class PerToken(Numbers):
+    """A value for each token, which nothing tells from several values of a sample but that their numbers differ."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = make_sample(index)
+        return sample | {"labels": sample["labels"].float()}
+
+
+def test_values_of_tokens_are_not_taken_for_values_of_samples() -> None:
+    """Spec: R4.7. Checks: WEIGHT."""
+    for options in ({}, {"loss_scaling": "samples"}):
+        with ODBDataLoader(PerToken(0, COUNT), **nested(collate_fn=collate, **(SETTINGS | options))) as loader:
+            if options:
+                assert list(loader.steps())
+            else:
+                with pytest.raises(JobError, match=r"as if each token had one.* pass Loss\(supervised_fn=\)"):
+                    list(loader.steps())

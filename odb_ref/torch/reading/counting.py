@@ -74,6 +74,11 @@ class LabelCheck:
         # Before, for a collate_fn may take samples apart.
         count, has_labels, is_paired = len(samples), get_labels(samples[0]) is not None, is_pair(samples[0])
         is_each = is_whole(samples[0])
+        if is_each and not is_paired and len({np.shape(get_labels(sample)) for sample in samples}) > 1:  # type: ignore[call-overload]
+            raise LabelError(
+                "samples have float labels of different lengths, as if each token had one, and were counted as one each: pass "
+                "Loss(supervised_fn=) to count what carries loss, or Loss(scaling='samples')"
+            )
         batch = collate_fn(samples)
         if is_paired:
             return batch
