@@ -259,7 +259,8 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         """
         if self._loader.loader.update_samples is not None and not trainer.fast_dev_run:
             for name, default in _COUNTED.items():
-                if (value := getattr(trainer, name)) != default:
+                value = getattr(trainer, name)
+                if value != default or (isinstance(value, int) and value):  # 1 is a batch, and 1.0 is all
                     raise UsageError(
                         f"Trainer({name}={value}) counts micro-batches, of which an update of update_samples= holds any "
                         "number: say max_steps=, or LightningLoader(intervals=Intervals(...)) to evaluate by samples"

@@ -112,7 +112,7 @@ def misuse(rank: int, folder: Path) -> list[str]:
     for settings in (
         {"accumulate_grad_batches": 2},
         {"callbacks": [GradientAccumulationScheduler({1: 4})]},
-        {"limit_train_batches": 3},
+        {"limit_train_batches": 1},
         {"val_check_interval": 2},
     ):
         with make_loader() as loader, pytest.raises(UsageError) as caught:
