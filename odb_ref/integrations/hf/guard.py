@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,10 @@ from odb_ref.torch.loop.guard import UpdateGuard, is_sharded
 from odb_ref.torch.loop.splitting import split_batch
 
 LossAndOutputs = Tensor | tuple[Tensor, object]
+
+
+def _change_loss(result: LossAndOutputs, change: Callable[[Tensor], Tensor]) -> LossAndOutputs:
+    return (change(result[0]), *result[1:]) if isinstance(result, tuple) else change(result)
 
 
 class LossFn(Protocol):
@@ -109,11 +114,12 @@ class SteppingTrainer(EvaluatingTrainer):
 
     def _run_whole(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
         info = inputs.get(STEP_INFO)
-        if not self.takes_step_info or not isinstance(info, StepInfo):
+        if not isinstance(info, StepInfo):
             return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
         own = self.__dict__.get(_LOSS)
+        compute = partial(self._compute_weighed, info) if self.takes_step_info else self._compute_as_given
         # An attribute stands before the methods of all classes: what a subclass adds to a loss is weighed with it.
-        self.__dict__[_LOSS] = partial(self._compute_weighed, info, self.compute_loss)
+        self.__dict__[_LOSS] = partial(compute, self.compute_loss)
         self.is_weighing = True
         try:
             return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
@@ -148,16 +154,20 @@ class SteppingTrainer(EvaluatingTrainer):
             )
         with gathering(self.accelerator, info) if self._guard is None else nullcontext():
             result = compute_loss(model, inputs, *args, **kwargs)
-        if isinstance(result, tuple):
-            return (self._weigh(result[0], info), *result[1:])
-        return self._weigh(result, info)
+        return _change_loss(result, lambda loss: self._keep(info.scale(loss)))
 
-    def _weigh(self, loss: Tensor, info: StepInfo) -> Tensor:
-        loss = info.scale(loss)
+    def _compute_as_given(
+        self, compute_loss: LossFn, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object
+    ) -> LossAndOutputs:
+        """Returns what ``compute_loss`` does of a batch whose loss it has scaled."""
+        return _change_loss(compute_loss(model, inputs, *args, **kwargs), self._keep)
+
+    def _keep(self, loss: Tensor) -> Tensor:
+        """Returns what stays the loss: an earlier Trainer does not ask for `loss_is_scaled_for_ga`, and divides."""
         if hasattr(Trainer, "loss_is_scaled_for_ga") or self.compute_loss_func is not None:
             return loss
         steps: int = self.current_gradient_accumulation_steps
-        return loss * steps  # an earlier Trainer asks nobody, and divides
+        return loss * steps
 
     def _run_pass(self, model: nn.Module, inputs: Inputs, info: StepInfo) -> Tensor:
         part = copy.copy(inputs)  # what a compute_loss takes out must be there when the pass is repeated
