@@ -101,9 +101,8 @@ def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
     if reading:
         data, count = "lengths.csv", [f"odb-ref lengths {data} {reading} --out lengths.csv"]
     wanted, job, best = plan.wanted, plan.wanted.job, plan.ways[0].what
-    own = max(
-        count for count in range(1, job.node_gpus + 1) if job.gpus % count == 0
-    )  # torchrun starts as many on each
+    # torchrun starts the same number on each node.
+    own = max(count for count in range(1, job.node_gpus + 1) if job.gpus % count == 0)
     if wanted.global_batch is None:
         batching, options = f", batching=Batching(window={best.window_samples})", f" --window {best.window_samples}"
     else:
