@@ -35,6 +35,14 @@ def test_a_trace_of_another_rule_of_that_name_is_not_replayed(
     assert "REPLAY" in capsys.readouterr().out
 
 
+def test_a_window_is_told_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """An update is its own window, with any rule."""
+    for update in ([], ["--global-batch", "40"]):
+        for policy in ("odb", EAGER):
+            assert main(["simulate", *SMALL, "--ranks", "2", "--policy", policy, *update]) == 0
+            assert (", window " in capsys.readouterr().out.splitlines()[0]) is not bool(update)
+
+
 def test_compare_and_sweep_take_an_own_rule(tmp_path: Path) -> None:
     compared, swept = tmp_path / "compared.json", tmp_path / "swept.json"
     assert main(["compare", *SMALL, "--ranks", "2", "--policy", f"odb,{EAGER}", "--json", str(compared)]) == 0

@@ -64,8 +64,10 @@ def has_fixed_batches(policy: str) -> bool:
 
 def describe_window(summary: Summary) -> str:
     """Returns the window of a run as a part of its headline, empty where it has none, or that is an update."""
-    is_update = summary.global_batch is not None and is_rule(summary.policy)
-    return f", window {summary.window:,}" if (has_window(summary.policy) or summary.rounds) and not is_update else ""
+    # Rounds are counted where the protocol has run, with a rule of the user's too, and where its peer has.
+    is_update = summary.global_batch is not None and summary.policy != PEER
+    has_rounds = has_window(summary.policy) or summary.rounds > 0
+    return f", window {summary.window:,}" if has_rounds and not is_update else ""
 
 
 def is_rule(policy: str) -> bool:

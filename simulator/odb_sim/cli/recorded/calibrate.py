@@ -35,8 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "traces",
         nargs="+",
         metavar="TRACE",
-        help="a trace file; give all files of a job together. Or a CSV file of timed steps: seconds, and tokens, or rows and "
-        "longest; two sizes are enough",
+        help="a trace file; give all files of a job together, or their folder. Or a CSV file of timed steps: seconds, and "
+        "tokens, or rows and longest; two sizes are enough",
     )
     add_number(parser, "--ranks", "N", "of a CSV file: on how many it was timed", 1)
     parser.add_argument("--out", metavar="FILE", help="write the cost model, for --cost-model")
