@@ -62,6 +62,9 @@ Shard = tuple[Sample, ...]
 Choice = tuple[str, int]
 """Something that can happen: an action, and the rank it happens on."""
 
+PATIENCE: Final = 200
+"""So many events of a rank, on average, may pass in which no rank reads or takes anything."""
+
 ACTIONS: Final[dict[type[Effect | Event], str]] = {
     Read: "read", Collate: "collated", Agreed: "offer", Counted: "counts", Reported: "report", Urged: "urge",
     PeerLost: "lose",
@@ -469,9 +472,16 @@ class World:
         return choice is not None
 
     def run(self) -> World:
-        """Lets things happen until nothing can."""
-        while self.step():
-            pass
+        """Lets things happen until nothing can.
+
+        Raises: AssertionError when the ranks go on and nothing comes of it. Spec: TERM.
+        """
+        before = -1
+        while all(self.step() for _ in range(PATIENCE * len(self.nodes))):
+            now = sum(len(node.taken) + node.machine.state.read_samples for node in self.nodes)
+            if now == before:
+                raise AssertionError(f"TERM: no rank reads or takes anything in {PATIENCE} events each")
+            before = now
         return self
 
     # What came of it ------------------------------------------------------------------------------------------------
