@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, Sampler
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, Stream, collate, make_sample
+from tests.torch.ranks import get_values, run_each
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
 COUNT = 40
@@ -169,3 +170,22 @@ def test_workers_that_all_yield_the_same_are_warned_of(num_workers: int, is_told
     ):
         warnings.simplefilter("error")
         list(loader)
+
+
+def read_stream(rank: int, is_divided: bool) -> list[str]:
+    """What a rank is warned of that reads its half of 400 samples, or the same 200 as the other one."""
+    data = Stream(200 * rank if is_divided else 0, 200)
+    with ODBDataLoader(data, **nested(**SETTINGS)) as loader, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert sum(info.local_samples for _, info in loader.steps()) == 200
+    return [str(item.message) for item in caught]
+
+
+def test_ranks_that_all_yield_the_same_are_warned_of() -> None:
+    """Checks: ONCE."""
+    undivided, divided = run_each(2, read_stream, [(False,), (True,)])
+    for said in get_values(undivided):
+        assert len(said) == 1
+        assert "all ranks begin with the same samples" in said[0]
+    assert get_values(divided) == [[], []]

@@ -33,6 +33,7 @@ from odb_ref.core.resume import RoundStart, compute_round_start
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Sample, Step, StepCounts, make_sample
 from odb_ref.torch.epoch.cursor import Cursor, PlannedRound
+from odb_ref.torch.epoch.repeats import REPEATED, RepeatWatch
 from odb_ref.torch.epoch.trace import EpochTrace
 from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.plan.order import make_plan
@@ -85,6 +86,8 @@ class EpochDriver:
         self._start = start
         self._drawing = Drawing(start, config)
         self._acceptance = start.make_acceptance(config.budget_tokens, schedule)
+        # Those of a map-style data set are divided by its sampler, for everyone to see.
+        self._repeats = RepeatWatch(config.world_size if start.keys is None else 1)
         self._trace = EpochTrace(start, config)
         self._machine = Machine(config, self._trace.record)
         self._events: deque[Event | _Begin] = deque()
@@ -301,6 +304,8 @@ class EpochDriver:
         begins = compute_round_start(self.state)
         begun = self.cursor.next_start
         steps = next(effect.steps for effect in effects if isinstance(effect, Collate))
+        if self._repeats.note(steps):
+            self.on_warning(REPEATED)
         # With a shard of its own the positions say where the samples stand.
         carried = begins.carried if self._start.is_shared else ()
         self.cursor.plan(

@@ -1,0 +1,41 @@
+"""Notices that all ranks read the same samples: a stream that nobody has divided among them is then trained on by each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from odb_ref.core.types import Step, compute_counts
+
+REPEATED: Final = (
+    "all ranks begin with the same samples, as those of an iterable data set do that is not divided among them: each sample is "
+    "then trained on once for every rank. Divide it by rank and world size (for Hugging Face datasets.distributed."
+    "split_dataset_by_node)"
+)
+
+_ENOUGH: Final = 8
+"""Steps of so many different numbers of tokens, in which all ranks have the same, are no accident."""
+
+
+class RepeatWatch:
+    """Compares what a rank has in its first steps with what all have together."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._tokens: set[int] = set()
+        """How many tokens the steps held in which the ranks were alike."""
+        self.is_watching = world_size > 1
+
+    def note(self, steps: Sequence[Step]) -> bool:
+        """Takes a round's steps into account; returns True, once, when the ranks have been alike in enough of them."""
+        for step in steps if self.is_watching else ():
+            counts, all_ranks = compute_counts(step.group), step.global_counts
+            own = [self._world_size * count for count in (counts.samples, counts.tokens, counts.supervised)]
+            if own != [all_ranks.samples, all_ranks.tokens, all_ranks.supervised]:
+                self.is_watching = False
+                return False
+            self._tokens.add(counts.tokens)
+            if len(self._tokens) == _ENOUGH:
+                self.is_watching = False
+                return True
+        return False
