@@ -99,7 +99,7 @@ class SeededDataset(Dataset[Chunk]):
         self._wrapped = dataset
         self._measure = measure
         self._is_guarded = is_guarded
-        self._has_all = callable(getattr(dataset, "__getitems__", None))
+        self._has_all = has_many(dataset)
         get_one = getattr(type(dataset), "__getitem__", Dataset.__getitem__)
         self._has_one = not self._has_all or get_one is not Dataset.__getitem__
         """False where samples can be read at once alone."""
@@ -170,6 +170,11 @@ class SeededDataset(Dataset[Chunk]):
             if isinstance(error, Exception):
                 note_sample(error, name)
             raise
+
+
+def has_many(dataset: Dataset[object]) -> bool:
+    """Returns whether a data set offers to read many samples at once."""
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def _read_at_once(dataset: Dataset[object], names: list[object]) -> list[object]:

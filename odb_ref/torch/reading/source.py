@@ -29,6 +29,7 @@ from odb_ref.torch.reading.datasets import (
     SeededDataset,
     SeededStream,
     WorkerInit,
+    has_many,
 )
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import BadSample, MeasureFn
@@ -145,7 +146,7 @@ class Source:
         """This process's children when reading began, but for those that collate: in a process of its own, the workers."""
         self._sampler = KeySampler()
         # A data set that reads a chunk at once may take as long for one sample.
-        self._may_grow = not hasattr(dataset, "__getitems__")
+        self._may_grow = not has_many(dataset)
         if self._may_grow and not options.num_workers:
             self._sampler.chunk_samples = 1
         self._generator = torch.Generator()
