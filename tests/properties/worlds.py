@@ -31,9 +31,12 @@ _SCHEDULES = ((), (), ((0, 3),), ((0, 2), (2, 16), (5, 6)))
 @st.composite
 def bounds(draw: st.DrawFn) -> Bounds:
     """Worlds of up to 4 ranks with up to 8 samples each, some of them longer than the budget."""
-    mode = draw(st.sampled_from(Mode))
     faults = st.integers(0, 2)
     shards = draw(st.lists(st.integers(0, 8), min_size=1, max_size=4))
+    is_shared = draw(st.booleans())
+    update = draw(st.none() | st.integers(len(shards), len(shards) + 8))
+    mode = Mode.JOIN if is_shared and update else draw(st.sampled_from(Mode))
+    bad = st.sets(st.integers(0, max(0, sum(shards) - 1)), max_size=3).map(sorted).map(tuple)
     return Bounds(
         lengths=compute_lengths(shards, draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))),
         budget_tokens=draw(st.integers(1, 16)),
@@ -41,7 +44,7 @@ def bounds(draw: st.DrawFn) -> Bounds:
         window_samples=draw(st.integers(1, 6)),
         depth_steps=draw(st.integers(1, 3)),
         mode=mode,
-        quota_samples=draw(st.none() | st.integers(1, 20)) if mode is Mode.QUOTA else None,
+        quota_samples=draw(st.none() | st.integers(1, 20)) if mode is Mode.QUOTA and not update else None,
         max_age_rounds=draw(st.integers(1, 4)),
         ramp_rounds=draw(st.integers(0, 2)),
         rule=draw(st.sampled_from(sorted(RULES.values(), key=lambda rule: rule.name))),
@@ -50,13 +53,16 @@ def bounds(draw: st.DrawFn) -> Bounds:
         losses=draw(faults),
         is_single_reads=draw(st.booleans()),
         is_eager_end=draw(st.booleans()),
-        window_bytes=draw(st.sampled_from((0, 0, 1, 5, 12))),
+        window_bytes=0 if is_shared else draw(st.sampled_from((0, 0, 1, 5, 12))),
         is_urged_freely=draw(st.booleans()),
         is_left_inside=draw(st.booleans()),
         is_uneven_depth=draw(st.booleans()),
         lost_loaders=draw(faults),
         accepted=tuple(draw(st.lists(_ACCEPTED, max_size=len(shards)))),
         budget_schedule=draw(st.sampled_from(_SCHEDULES)),
+        is_shared=is_shared,
+        update_samples=update,
+        bad=draw(bad) if update else (),
     )
 
 

@@ -76,6 +76,10 @@ class Bounds(Terms):
             raise UsageError(
                 f"accepted holds budgets of at least 1 for each of {self.ranks} ranks, got {self.accepted}"
             )
+        if self.is_shared and self.window_bytes:
+            raise UsageError(
+                "with is_shared what is drawn is read, whatever its bytes: window_bytes means nothing (R14.4)"
+            )
         if self.bad and self.update_samples is None:
             raise UsageError("bad samples are set aside in updates only: their places say which they are")
         self.make_schedule()

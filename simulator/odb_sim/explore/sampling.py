@@ -36,7 +36,7 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
     none.
 
     Some ranks hold many windows of samples, so that there are many rounds and what is carried becomes due; some budgets are
-    far beyond 65,536 tokens.
+    far beyond 65,536 tokens. Three in ten share one order; of all, three in five have updates (R16), some with bad samples.
     """
     mode = draw.choice((Mode.JOIN, Mode.JOIN, Mode.QUOTA))
     ranks = draw.choice((1, 2, draw.randint(2, 4), draw.randint(3, 8), draw.randint(2, 4), draw.randint(9, 24)))
@@ -50,6 +50,10 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
     few = (0, 1) if mode is Mode.JOIN else (draw.choice((0, most)), most)
     samples = sum(sizes := [draw.choice((*few, most // 2, most, most, most)) for _ in range(ranks)])
     accepted, budget_schedule = _make_random_budgets(draw, ranks, budget)
+    is_shared = draw.random() < 0.3
+    update = draw.choice((None, None, ranks, draw.randint(ranks, 4 * ranks), draw.randint(ranks, ranks + samples)))
+    if update is not None and is_shared:
+        mode = Mode.JOIN
     return Bounds(
         lengths=tuple(
             tuple(draw.randint(low, longest) for _ in range(size)) for low, size in zip(shortest, sizes, strict=True)
@@ -59,7 +63,7 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
         window_samples=draw.choice((draw.randint(1, 4), draw.randint(2, 6), draw.randint(1, 12))),
         depth_steps=draw.randint(1, 4),
         mode=mode,
-        quota_samples=draw.choice((None, draw.randint(1, samples + 2))) if mode is Mode.QUOTA else None,
+        quota_samples=draw.choice((None, draw.randint(1, samples + 2))) if mode is Mode.QUOTA and not update else None,
         max_age_rounds=draw.choice((1, 1, 2, draw.randint(1, 5))),
         ramp_rounds=draw.randint(0, 3),
         rule=choose_rule(draw),
@@ -74,9 +78,12 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
         odd_rank=draw.randrange(ranks) if ranks > 1 and draw.random() < 0.03 else None,
         lost_loaders=faults * draw.choice((0, 0, 1, 2)),
         layout=draw.choice((Layout.PADDED, Layout.PADDED, *Layout)),
-        window_bytes=draw.choice((0, 0, 0, draw.randint(1, 20))),
+        window_bytes=0 if is_shared else draw.choice((0, 0, 0, draw.randint(1, 20))),
         accepted=accepted,
         budget_schedule=budget_schedule,
+        is_shared=is_shared,
+        update_samples=update,
+        bad=tuple(number for number in range(samples) if draw.random() < 0.1) if update and draw.random() < 0.3 else (),
     )
 
 
@@ -169,6 +176,8 @@ def _iterate_smaller(bounds: Bounds) -> Iterator[Bounds]:
             yield replace(bounds, lengths=(*lengths[:i], shard[:size], *lengths[i + 1 :]))
     yield replace(bounds, limits=())
     yield replace(bounds, layout=Layout.PADDED)
+    yield replace(bounds, is_shared=False)
+    yield replace(bounds, update_samples=None, bad=())
     yield replace(bounds, window_samples=max(1, bounds.window_samples - 1))
     yield replace(bounds, depth_steps=1, ramp_rounds=0)
     yield replace(bounds, is_single_reads=False, is_eager_end=False, is_urged_freely=False)

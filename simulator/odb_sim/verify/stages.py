@@ -159,11 +159,13 @@ def run_random_worlds(
             smallest = describe_scenario(compute_scenario(found.bounds, found.counterexample, name or None))
     transitions = sum(one.transitions for one in sampled)
     rounds = sorted(one.rounds for one in sampled)
+    all_bounds = [one.bounds for one in sampled]
     ranges = (
-        f"{len(sampled)} random worlds under one random schedule each: 1 to {max(one.bounds.ranks for one in sampled)} ranks, "
-        f"at most {max(one.bounds.longest_shard for one in sampled)} samples a rank, budgets to "
-        f"{max(one.bounds.budget_tokens for one in sampled):,} tokens; {transitions:,} transitions; they end in round 0 to "
-        f"{rounds[-1]}, half of them in round {statistics.median_low(rounds)} or later"
+        f"{len(sampled)} random worlds under one random schedule each: 1 to {max(what.ranks for what in all_bounds)} ranks, "
+        f"at most {max(what.longest_shard for what in all_bounds)} samples a rank, budgets to "
+        f"{max(what.budget_tokens for what in all_bounds):,} tokens, {sum(what.is_shared for what in all_bounds)} with shared "
+        f"shards, {sum(what.update_samples is not None for what in all_bounds)} with updates; {transitions:,} transitions; they "
+        f"end in round 0 to {rounds[-1]}, half of them in round {statistics.median_low(rounds)} or later"
     )
     return Stage(
         name="properties",
