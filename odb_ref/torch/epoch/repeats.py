@@ -14,7 +14,7 @@ REPEATED: Final = (
 )
 
 _ENOUGH: Final = 8
-"""Steps of so many different numbers of tokens, in which all ranks have the same, are no accident."""
+"""In steps of so many different numbers of tokens ranks with samples of their own are not alike by accident."""
 
 
 class RepeatWatch:

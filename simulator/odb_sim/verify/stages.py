@@ -164,8 +164,8 @@ def run_random_worlds(
         f"{len(sampled)} random worlds under one random schedule each: 1 to {max(what.ranks for what in all_bounds)} ranks, "
         f"at most {max(what.longest_shard for what in all_bounds)} samples a rank, budgets to "
         f"{max(what.budget_tokens for what in all_bounds):,} tokens, {sum(what.is_shared for what in all_bounds)} with shared "
-        f"shards, {sum(what.update_samples is not None for what in all_bounds)} with updates; {transitions:,} transitions; they "
-        f"end in round 0 to {rounds[-1]}, half of them in round {statistics.median_low(rounds)} or later"
+        f"shards, {sum(what.update_samples is not None for what in all_bounds)} with updates; {transitions:,} transitions; "
+        f"they end in round 0 to {rounds[-1]}, half of them in round {statistics.median_low(rounds)} or later"
     )
     return Stage(
         name="properties",
