@@ -251,7 +251,7 @@ class Epochs(Generic[Batch]):
         own: dict[str, object] = {"loader": identity.label, "epoch": start.epoch, "step": start.progress.steps}
         if start.listed:
             own["sampler"] = start.listed  # one order, which every rank lists for itself
-        return json.dumps(self._order.settings | self._common | own, sort_keys=True)
+        return json.dumps(self._order.make_settings(start.samples) | self._common | own, sort_keys=True)
 
     def _count_steps(self) -> int:
         """Returns how many steps were taken since training began."""

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch import ODBDataLoader
+from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.plan.state import compute_digest
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, read
@@ -23,7 +23,10 @@ SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": colla
 
 
 def make_loader(**options: Any) -> ODBDataLoader:
-    return ODBDataLoader(options.pop("dataset", Numbers(0, COUNT)), **nested(**(SETTINGS | options)))
+    dataset, settings = options.pop("dataset", Numbers(0, COUNT)), SETTINGS | options
+    if settings.get("update_samples") is not None:
+        del settings["window"]  # an update is one
+    return ODBDataLoader(dataset, **nested(**settings))
 
 
 def save(**options: Any) -> dict[str, Any]:
@@ -89,6 +92,86 @@ def test_a_data_set_of_another_size_is_named() -> None:
         loader.load_state_dict(state)
         with pytest.raises(UsageError, match="samples of the data set: saved 40, now 39"):
             iter(loader)
+
+
+def test_a_data_set_that_grows_inside_an_epoch_does_not_go_on_as_the_larger_one() -> None:
+    """Checks: RESUME. The order of what was begun is that of the smaller one."""
+    samples = [{"number": number, "input_ids": torch.zeros(7, dtype=torch.int64)} for number in range(COUNT)]
+    options = {"collate_fn": get_numbers, "shuffle": True}
+    with make_loader(dataset=samples, **options) as loader:
+        _, info = next(loader.steps())
+        samples.append(samples[0] | {"number": COUNT})
+        state = loader.state_dict()
+    with make_loader(dataset=samples, **options) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(UsageError, match="samples of the data set: saved 40, now 41"):
+            iter(loader)
+    with make_loader(dataset=samples[:COUNT], **options) as loader:
+        loader.load_state_dict(state)
+        assert sum(later.local_samples for _, later in loader.steps()) == COUNT - info.local_samples
+
+
+def get_numbers(samples: list[dict[str, Any]]) -> list[int]:
+    return [sample["number"] for sample in samples]
+
+
+@pytest.mark.parametrize("shard", ["auto", "shared"])
+@pytest.mark.parametrize("steps", [3, 4])
+def test_updates_do_not_change_inside_an_epoch(steps: int, shard: str) -> None:
+    """Checks: ONCE. What is saved at the end of an update counts in updates."""
+    options: dict[str, Any] = {"shuffle": True, "shard": shard}
+    with make_loader(update_samples=8, **options) as loader:
+        taken = loader.steps()
+        while (info := next(taken)[1]).step < steps or info.is_update_end != (steps == 4):
+            pass
+        inside = loader.state_dict()
+        list(taken)
+        between = loader.state_dict()
+    for changed in ({}, {"update_samples": 16}):
+        with make_loader(**options, **changed) as loader:
+            loader.load_state_dict(inside)
+            with pytest.raises(UsageError, match=r"updates of an epoch cannot change inside it.*between two epochs"):
+                iter(loader)
+            loader.load_state_dict(between)
+            assert loader.epoch == 1
+            assert sum(info.local_samples for _, info in loader.steps()) == COUNT
+
+
+def test_between_two_epochs_a_state_fits_other_settings_but_not_another_order() -> None:
+    with make_loader(shard="given") as loader:
+        read(loader)
+        state = loader.state_dict()
+    with make_loader(shard="given", token_budget=50) as loader:
+        loader.load_state_dict(state)
+        assert len(read(loader)) > 1
+    with make_loader(shard="given", seed=3) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(UsageError, match=r"seed: saved 0, now 3\); to begin epoch 1 so, say set_epoch\(1\)"):
+            iter(loader)
+
+
+def save_at_other_steps(rank: int, update_samples: int | None) -> Any:
+    options: dict[str, Any] = {"shuffle": True, "update_samples": update_samples}
+    with make_loader(**options) as loader:
+        states = [loader.state_dict() for _, info in loader.steps() if info.is_update_end]
+    with make_loader(**options) as loader:
+        loader.load_state_dict(states[1 + rank])
+        try:
+            return states[1 + rank], read(loader)
+        except JobError as error:
+            return states[1 + rank], str(error)
+
+
+@pytest.mark.parametrize("update_samples", [None, 8])
+def test_states_of_different_steps_are_named_as_such(update_samples: int | None) -> None:
+    (first, told), (second, told_other) = (r.value for r in run_ranks(2, save_at_other_steps, update_samples))
+    assert "load states that" in told
+    assert told_other == told
+    with (
+        make_loader() as loader,
+        pytest.raises(UsageError, match=r"rank 0 was saved after \d+ steps, rank 1 after \d+"),
+    ):
+        loader.load_state_dict([second, first])
 
 
 def test_other_settings_and_another_number_of_ranks_need_all_states() -> None:

@@ -34,6 +34,9 @@ ABSENCE_S: Final = 2.0
 has left."""
 
 
+_IN_ROUND: Final = re.compile(r"\bround \d+, rank 0 ")
+"""How a cause says that ranks began in different rounds."""
+
 _PEER: Final = re.compile(r"\bits peer (\d+)")
 """How a cause names a process of the rank that an outcome names."""
 
@@ -332,8 +335,10 @@ def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
         case OutcomeKind.FAILED:
             what = "failed"
         case OutcomeKind.MISMATCH:
-            what = "is configured differently"
+            is_early = _IN_ROUND.search(cause) is not None
+            what = "goes on from another step" if is_early else "is configured differently"
             cause = cause.replace("rank 0 ", f"{roster.name(0, 0)} ")  # whom it is compared with
+            cause += ": load states that all ranks saved after the same step" if is_early else ""
         case _:
             what = "is lost"
     return JobError(f"{who} {what}: {cause}", rank=outcome.rank, cause=outcome.cause)

@@ -59,26 +59,24 @@ class Order:
     stream_workers: int | None = None
     """How many workers share a stream out among them; one where it is read by one process. None where there is no stream."""
 
-    @property
-    def settings(self) -> dict[str, object]:
-        """What all ranks must have in common of it, by the name it has for the user."""
+    def make_settings(self, samples: int) -> dict[str, object]:
+        """Returns what all ranks must have in common of it, by the name it has for the user."""
         if not self.is_auto:
             return {"shard": "given"}
         return {
             "shard": self.shard,
             "shuffle": self.is_shuffled,
             f"seed{self.seed_source}": self.seed,
-            "samples": self.count_samples(),
+            "samples": samples,
             **({"drop_last": True} if self.drops_last else {}),
         }
 
-    @property
-    def description(self) -> str:
-        """What decides the order, as a JSON object: must be the same where a saved state is loaded."""
+    def describe(self, samples: int) -> str:
+        """Returns what decides the order, as a JSON object: must be the same where a saved state is loaded."""
         own = {} if self.is_auto else {"shuffle": self.is_shuffled, f"seed{self.seed_source}": self.seed}
         if self.stream_workers is not None:
             own["num_workers"] = self.stream_workers
-        return json.dumps(self.settings | own)
+        return json.dumps(self.make_settings(samples) | own)
 
     @property
     def shard(self) -> str:
@@ -124,7 +122,9 @@ class Order:
         """Returns this rank's keys in order, how many samples the epoch has (None when unknown), the keys taken before,
         and of a sampler that all ranks have alike a digest of what it lists.
         """
-        order: Sequence[object] = self._compute_order(epoch) if self.sampler is None else list_keys(self.sampler, epoch)
+        order: Sequence[object] = (
+            self._compute_order(epoch, self.count_samples()) if self.sampler is None else list_keys(self.sampler, epoch)
+        )
         if not self.is_auto:
             return _pack(order), len(order) if world_size == 1 else None, [], ""
         listed = "" if self.sampler is None else compute_digest(order)
@@ -138,9 +138,8 @@ class Order:
         own = order if self.is_shared or world_size == 1 else order[rank::world_size]
         return _pack(own), total, taken, listed
 
-    def _compute_order(self, epoch: int) -> Sequence[int]:
-        count = self.count_samples()
-        return compute_order(count, self.seed, epoch) if self.is_shuffled else range(count)
+    def _compute_order(self, epoch: int, samples: int) -> Sequence[int]:
+        return compute_order(samples, self.seed, epoch) if self.is_shuffled else range(samples)
 
     def compute_digest(self, start: EpochStart) -> str:
         """Returns what a saved state tells of the keys that are read: of all ranks, or where each is given its own, of this
@@ -150,7 +149,7 @@ class Order:
             return ""
         if start.listed:
             return start.listed  # a sampler may list other keys the second time
-        return compute_digest(self._compute_order(start.epoch) if self.is_auto else start.keys)
+        return compute_digest(self._compute_order(start.epoch, start.samples) if self.is_auto else start.keys)
 
 
 def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:

@@ -12,7 +12,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.plan.seal import check_states
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import START, EpochProgress, EpochState, join_states
+from odb_ref.torch.plan.state import START, EpochProgress, EpochState, check_moment, join_states
 from odb_ref.torch.plan.updates import begin_inside
 from odb_ref.torch.reading.seeding import Use, compute_seed
 
@@ -51,6 +51,7 @@ class Schedule:
         states = tuple(sorted(map(EpochState.from_dict, check_states(given)), key=lambda state: state.rank))
         if not states:
             raise UsageError("load_state_dict: no state")
+        check_moment(states)
         self._loaded, self.epoch = states, states[0].epoch
         return states
 
@@ -77,6 +78,7 @@ class Schedule:
         decisive = order.seed if order.is_auto else 0, epoch if order.is_shuffled or not order.is_auto else 0
         start = EpochStart(
             keys=keys,
+            samples=self._count_samples(),
             listed=listed,
             progress=progress,
             first_place=order.compute_first_place(progress, rank, world_size),
@@ -92,6 +94,9 @@ class Schedule:
         )
         self._check_keys(start, rank)
         return start
+
+    def _count_samples(self) -> int:
+        return self._order.count_samples() if self._order.is_auto else 0
 
     def begin(self, start: EpochStart) -> None:
         """Notes that an epoch has begun. Warns of a loaded state that is not of this one, and is dropped."""
@@ -113,14 +118,15 @@ class Schedule:
             world_size=world_size,
             rank=rank,
             settings=self._settings,
-            order=self._order.description,
+            order=self._order.describe(self._count_samples()),
         )
         if self._loaded:
             return replace(state, keys=self._find_saved_keys(rank), progress=self._choose_progress(rank, world_size))
         if progress is None or self.start is None:
             return state
         self._digest = self._digest or self._order.compute_digest(self.start)
-        return replace(state, epoch=self.start.epoch, keys=self._digest, progress=progress)
+        order = self._order.describe(self.start.samples)  # a data set may have grown since
+        return replace(state, epoch=self.start.epoch, order=order, keys=self._digest, progress=progress)
 
     def _find_saved_keys(self, rank: int) -> str:
         return next((saved.keys for saved in self._get_loaded() if self._order.is_auto or saved.rank == rank), "")
@@ -152,9 +158,18 @@ class Schedule:
         first = loaded[0]
         mine = next((state for state in loaded if state.rank == rank), None)
         saved = mine or first
-        if saved.order != order.description:
-            what = "; ".join(_describe_changes(saved.order, order.description))
-            raise UsageError(f"load_state_dict: the order of samples is another than when the state was saved ({what})")
+        if saved.order != (description := order.describe(self._count_samples())):
+            what = "; ".join(_describe_changes(saved.order, description))
+            hint = (
+                ""
+                if saved.keys
+                else f"; to begin epoch {saved.epoch} so, say set_epoch({saved.epoch}) and load no state"
+            )
+            raise UsageError(
+                f"load_state_dict: the order of samples is another than when the state was saved ({what}){hint}"
+            )
+        if all(state.progress == START for state in loaded):
+            return START  # between two epochs: the next one begins with the settings that there are
         changes = _describe_changes(first.settings, self._settings)
         has_updates = order.is_auto and order.update_samples is not None
         is_between = has_updates and saved.progress.is_between_updates  # then all ranks' states are one
@@ -170,8 +185,11 @@ class Schedule:
                 "load_state_dict: where each rank is given its own samples, an epoch goes on only with as many ranks and the "
                 f"settings it was saved with ({what})"
             )
-        if has_updates and json.loads(first.settings).get("update_samples") != order.update_samples:
-            raise UsageError(f"load_state_dict: the updates of an epoch cannot change inside it ({what})")
+        # What is saved between two updates counts in updates alone.
+        if json.loads(first.settings).get("update_samples") != order.update_samples:
+            raise UsageError(
+                f"load_state_dict: the updates of an epoch cannot change inside it ({what}): change them between two epochs"
+            )
         if len(loaded) != first.world_size and not is_between:
             raise UsageError(
                 f"load_state_dict: ranks or settings have changed ({what}), so the states of all ranks are needed, as a list"

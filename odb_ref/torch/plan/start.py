@@ -28,6 +28,8 @@ class EpochStart:
     With shared shards those of all ranks, of which it draws some.
     """
     is_shared: bool = False
+    samples: int = 0
+    """How many samples the order of all ranks had when the epoch began, those dropped included; 0 with ``shard="given"``."""
     listed: str = ""
     """A digest of what a sampler lists that all ranks have alike."""
     first_place: int = 0

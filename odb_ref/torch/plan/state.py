@@ -258,32 +258,37 @@ def _describe_key(key: object) -> object:
 
 
 def check_moment(states: Sequence[EpochState]) -> None:
-    """Raises: UsageError when they are not the states of all ranks at one moment."""
+    """Raises: UsageError when the states were not saved at one moment."""
+    first = states[0]
+    for state in states[1:]:
+        if state.epoch != first.epoch:
+            what = f"in epoch {first.epoch}, rank {state.rank} in epoch {state.epoch}"
+        elif state.progress.steps != first.progress.steps:
+            what = f"after {first.progress.steps} steps, rank {state.rank} after {state.progress.steps}"
+        else:
+            continue
+        raise UsageError(
+            f"load_state_dict: rank {first.rank} was saved {what}: load states that every rank saved after the same step"
+        )
+
+
+def check_all_ranks(states: Sequence[EpochState]) -> None:
+    """Raises: UsageError when they are not the states of all ranks of one job."""
     first = states[0]
     if [state.rank for state in states] != list(range(first.world_size)):
         ranks = [state.rank for state in states]
         raise UsageError(f"load_state_dict: states of ranks {ranks}, expected one of each of {first.world_size} ranks")
     for state in states:
-        if (state.epoch, state.order, state.keys, state.progress.base) != (
-            first.epoch,
-            first.order,
-            first.keys,
-            first.progress.base,
-        ):
+        if (state.order, state.keys, state.progress.base) != (first.order, first.keys, first.progress.base):
             raise UsageError(f"load_state_dict: the states of ranks 0 and {state.rank} are not of the same epoch")
-        if state.progress.steps != first.progress.steps:
-            raise UsageError(
-                f"load_state_dict: rank 0 was saved after {first.progress.steps} steps, rank {state.rank} after "
-                f"{state.progress.steps}"
-            )
 
 
 def join_states(states: Sequence[EpochState]) -> tuple[Generation, ...]:
     """Returns all ranks' states as the base of a new start, after their own base.
 
-    Raises: UsageError when they are not the states of one moment.
+    Raises: UsageError when they are not the states of all ranks.
     """
-    check_moment(states)
+    check_all_ranks(states)
     base = states[0].progress.base
     parts = tuple(Part.of(state.progress) for state in states if state.progress.checkpoint is not None)
     # Before the first step none has a checkpoint that says more than the base does.

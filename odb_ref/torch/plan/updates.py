@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from odb_ref.core.batching.updates import compute_first_place, count_rounds
 from odb_ref.core.resume import Checkpoint, RoundStart
-from odb_ref.torch.plan.state import START, EpochProgress, EpochState, Part, check_moment
+from odb_ref.torch.plan.state import START, EpochProgress, EpochState, Part, check_all_ranks
 
 
 def begin_update(update: int, steps: int, samples: int, *, rounds: int) -> RoundStart:
@@ -25,10 +25,10 @@ def begin_inside(
     """Returns where ``rank`` begins, of so many, after all ranks of another number have saved these states; between two updates
     any of them is enough.
 
-    Raises: UsageError when they are not the states of one moment.
+    Raises: UsageError when they are not the states of all ranks.
     """
     if len(states) > 1:
-        check_moment(states)
+        check_all_ranks(states)
     parts = [Part.of(state.progress) for state in states if state.progress.checkpoint is not None]
     if len(parts) < len(states):
         return START  # nothing was trained on
@@ -36,7 +36,9 @@ def begin_inside(
     update = begun.round // count_rounds(update_samples, ranks, is_shared=is_shared)
     taken, bad = set[int](), set[int]()
     for saved_rank, part in enumerate(parts):
-        begin = 0 if is_shared else _compute_begin(update, update_samples, saved_rank, ranks)
+        begin = 0
+        if not is_shared:
+            begin = compute_first_place(update, update_samples=update_samples, rank=saved_rank, world_size=ranks)
         own = set(part.list_drawn()[1]) if is_shared else part.list_taken(begin)
         taken |= _to_common(own.union(part.gone), saved_rank, ranks, is_shared=is_shared)
         bad |= _to_common(part.bad, saved_rank, ranks, is_shared=is_shared)
@@ -53,10 +55,6 @@ def begin_inside(
         gone=tuple(sorted(taken)),
         gone_counts=first.update_counts,
     )
-
-
-def _compute_begin(update: int, update_samples: int, rank: int, world_size: int) -> int:
-    return compute_first_place(update, update_samples=update_samples, rank=rank, world_size=world_size)
 
 
 def _to_common(places: Iterable[int], rank: int, world_size: int, *, is_shared: bool) -> set[int]:
