@@ -76,7 +76,6 @@ class Epochs(Generic[Batch]):
         self._accepted_tokens: int | None = None
         self._steps_before = 0
         """Steps that were taken before the epoch under way, or before what `load_state_dict` was given last."""
-        self._is_loaded = False
         self._told: set[str] = set()
         self._session = Session()
         self._finalizer = weakref.finalize(self, self._session.close_soon)
@@ -200,7 +199,7 @@ class Epochs(Generic[Batch]):
             self._ranks.find_rank_and_size() if exchange is None else (exchange.rank, exchange.world_size)
         )
         progress = None
-        if not (delivery is None or delivery.is_exhausted or self._is_loaded):
+        if delivery is not None and not delivery.is_exhausted:
             delivery.check_whole()
             progress = delivery.driver.compute_progress()
         state = self._schedule.compute_state(rank, world_size, progress)
@@ -216,7 +215,7 @@ class Epochs(Generic[Batch]):
         """
         states = self._schedule.load(state)
         self._session.end_epoch(self._timeout_s, LOADED)
-        self._steps_before, self._is_loaded = max(one.steps for one in states), True
+        self._steps_before, self._delivery = max(one.steps for one in states), None
         accepted = [one.accepted_tokens for one in states if one.accepted_tokens is not None]
         self._accepted_tokens = min(accepted, default=None)
 
@@ -231,7 +230,7 @@ class Epochs(Generic[Batch]):
         size = max(world_size, number + 1)
         trace = None if path is None else compute_trace_path(path, number, size, epoch, taken, peer=roster.peer)
         # A round that is formed again was counted before.
-        self._steps_before, self._is_loaded = self._count_steps() - start.progress.steps, False
+        self._steps_before = self._count_steps() - start.progress.steps
         start = replace(
             start,
             tag=self._make_tag(start, identity),
@@ -251,12 +250,14 @@ class Epochs(Generic[Batch]):
         own: dict[str, object] = {"loader": identity.label, "epoch": start.epoch, "step": start.progress.steps}
         if start.listed:
             own["sampler"] = start.listed  # one order, which every rank lists for itself
+        if self._delivery is not None:
+            # A rank that has left alone when all was agreed on is not heard of before (NP2).
+            own["the epoch before"] = "complete" if self._delivery.has_given_all else "left early"
         return json.dumps(self._order.make_settings(start.samples) | self._common | own, sort_keys=True)
 
     def _count_steps(self) -> int:
         """Returns how many steps were taken since training began."""
-        delivery = None if self._is_loaded else self._delivery
-        return self._steps_before + (0 if delivery is None else delivery.next_step)
+        return self._steps_before + (0 if self._delivery is None else self._delivery.next_step)
 
     def close(self) -> None:
         """Leaves the epoch under way, if any, and gives back processes, threads and connections."""

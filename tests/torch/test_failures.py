@@ -322,6 +322,25 @@ def test_one_that_leaves_and_closes_while_others_are_slow_is_named() -> None:
     assert max(result.seconds for result in results) < 6
 
 
+def leave_when_all_is_agreed_on(rank: int, leaver: int | None) -> int:
+    """The epochs that a rank has read whole; all samples fit one window, so nothing is exchanged after the first steps."""
+    read = 0
+    with ODBDataLoader(Numbers(0, 40), **nested(**SETTINGS | {"window": 64})) as loader:
+        for _ in range(3):
+            for _, info in loader.steps():
+                if rank == leaver and info.step == 3:
+                    break
+            read += info.is_last
+            dist.barrier()
+    return read
+
+
+def test_one_that_has_left_alone_unheard_is_named_when_the_next_epoch_begins() -> None:
+    (alone, together) = run_each(2, leave_when_all_is_agreed_on, [(1,), (None,)])
+    check_same(alone, 1, "the epoch before is 'left early', rank 0 has 'complete'")
+    assert get_values(together) == [3, 3]
+
+
 def leave_or_stay_inside(rank: int, word: Path) -> bool:
     """Rank 0 leaves alone, rank 1 is inside a step until rank 2, which asks for steps, knows: whether it came to know."""
     with ODBDataLoader(Numbers(100 * rank, 60), **nested(**(SETTINGS | {"timeout_s": 20}))) as loader:

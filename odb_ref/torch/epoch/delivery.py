@@ -222,6 +222,11 @@ class Delivery:
         state = self.driver.state
         return _is_complete(state) and number + 1 >= state.planned_steps
 
+    @property
+    def has_given_all(self) -> bool:
+        """True when the epoch is complete and its consumer has had the last step."""
+        return self._is_last(self.driver.next_step - 1)
+
     def _count_ready(self) -> int:
         """Returns how many steps may be taken before more must have been planned, or 1."""
         state = self.driver.state
@@ -291,8 +296,7 @@ class Delivery:
             if self._has_left:
                 return
             # One that has had the last step of a complete epoch loses nothing.
-            has_had_all = self._is_last(self.driver.next_step - 1)
-            self._has_left, self._lost_to = True, "" if has_had_all else lost_to
+            self._has_left, self._lost_to = True, "" if self.has_given_all else lost_to
             self.driver.drop_batches()
             self.driver.submit(ConsumerStopped())
         self.driver.exchange.urge()
