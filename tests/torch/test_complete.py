@@ -148,6 +148,17 @@ def test_a_sampler_that_lists_other_than_it_says_is_an_error() -> None:
             iter(loader)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sample_that_cannot_be_measured_is_named(num_workers: int) -> None:
+    samples = [make_sample(number) for number in range(COUNT)]
+    samples[13]["input_ids"] = samples[13]["labels"] = []
+    with (
+        ODBDataLoader(samples, **nested(num_workers=num_workers, **SETTINGS)) as loader,
+        pytest.raises(JobError, match=r"the length of a sample is 0.* \(the sample is 13\)"),
+    ):
+        list(loader)
+
+
 class SameForAll(Stream):
     """A stream that does not ask which worker it is in."""
 

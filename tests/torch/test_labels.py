@@ -144,3 +144,32 @@ def test_values_of_tokens_are_not_taken_for_values_of_samples() -> None:
             else:
                 with pytest.raises(JobError, match=r"as if each token had one.* pass Loss\(supervised_fn=\)"):
                     list(loader.steps())
+
+
+class Masked(Numbers):
+    """Samples without labels, whose mask leaves out the first token, or none."""
+
+    def __init__(self, name: str, first: int) -> None:
+        super().__init__(0, COUNT)
+        self.name, self.first = name, first
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        return {"input_ids": sample["input_ids"], self.name: [self.first, *[1] * (len(sample["input_ids"]) - 1)]}
+
+
+def stack(samples: list[dict[str, Any]]) -> list[Any]:
+    return [sample["input_ids"] for sample in samples]
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "completion_mask", "assistant_masks"])
+def test_a_mask_that_leaves_out_tokens_and_makes_no_labels_is_not_passed_over(name: str) -> None:
+    """Checks: WEIGHT."""
+    for options, first in (({}, 1), ({"loss_scaling": "samples"}, 0), ({"supervised_fn": len}, 0)):
+        with ODBDataLoader(Masked(name, first), **nested(collate_fn=stack, **SETTINGS | options)) as loader:
+            assert sum(info.local_samples for _, info in loader.steps()) == COUNT
+    with (
+        ODBDataLoader(Masked(name, 0), **nested(collate_fn=stack, **SETTINGS)) as loader,
+        pytest.raises(JobError, match=rf"the {name} of some samples leaves out tokens.*Pass Loss\(supervised_fn=\)"),
+    ):
+        list(loader.steps())

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
@@ -203,12 +205,22 @@ class Fields:
     answers: list[int]
 
 
+class Slots:
+    __slots__ = ("answers", "features")
+
+
 @pytest.mark.parametrize(
     "sample",
     [
         (torch.ones(3), torch.ones(3)),
         {"features": [1, 2, 3], "answers": [1, 2, 3]},
         Fields([1, 2, 3], [1, 2, 3]),
+        [[1, 2, 3], [0, 1, 1]],
+        [torch.ones(3), torch.ones(3)],
+        torch.tensor([[1, 2, 3], [0, 1, 1]]),
+        np.array([[1, 2, 3], [0, 1, 1]]),
+        SimpleNamespace(features=[1, 2, 3], answers=[1, 2, 3]),
+        Slots(),
         {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]},
     ],
 )
@@ -224,7 +236,21 @@ def test_what_nobody_says_carries_loss_is_not_guessed_where_weights_depend_on_it
         Measure(get_length, SupervisedCounter(get_length, is_checked=True))(
             [{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}]
         )
-    for text in ((1, 2, 3), torch.ones(3), {"tokens": [1, 2, 3]}, {"input_ids": [1, 2, 3], "target": "web"}):
+    texts = (
+        (1, 2, 3),
+        [1, 2, 3],
+        [np.int64(1), np.int64(2)],
+        [0.5, 0.25],
+        torch.ones(3),
+        torch.ones((3, 8, 8)),
+        "one two",
+    )
+    for text in (
+        *texts,
+        {"tokens": [1, 2, 3]},
+        {"input_ids": [1, 2, 3], "target": "web"},
+        SimpleNamespace(tokens=[1, 2, 3]),
+    ):
         assert SupervisedCounter(length, is_checked=True)(text) == 2
 
 

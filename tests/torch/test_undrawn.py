@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -179,10 +180,30 @@ def test_nothing_is_seeded_for_samples_that_do_not_draw(where: frozenset[int], m
         assert len(armed) <= 2 * 2 + COUNT // 10
 
 
-def test_what_draws_for_its_first_sample_is_read_once() -> None:
+class OfTheSeed(Dataset[Any]):
+    """Draws nothing: what its samples hold follows from the process's first seed."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return make_sample(index) | {"drawn": torch.initial_seed() + index}
+
+
+def test_what_follows_from_the_seed_alone_is_the_same_with_any_number_of_workers() -> None:
+    found = []
+    for num_workers in (0, 1, 3):
+        loader = ODBDataLoader(OfTheSeed(), token_budget=60, collate_fn=list, num_workers=num_workers)
+        with loader, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # more workers than cores
+            found.append([sample["drawn"] for batch in loader for sample in batch])
+    assert found[0] == found[1] == found[2]
+
+
+def test_what_draws_for_its_first_sample_is_read_again_for_that_one_alone() -> None:
     dataset = Drawing(frozenset(range(COUNT)), DRAWS["random"])
     read_chunk(SeededDataset(dataset, list), range(COUNT))
-    assert dataset.reads == list(range(COUNT))
+    assert dataset.reads == [0, *range(COUNT)]
 
 
 def test_a_detector_shows_each_way_to_draw() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ _DROPPED = (
     "the samples have labels and the batches that collate_fn makes have none: weights are exact only if the loss is that of "
     "these labels"
 )
+
+_MASKS: Final = ("attention_mask", "completion_mask", "assistant_masks")
+"""Fields of which a collate_fn or a loop makes labels."""
 
 
 class LabelError(OdbError, ValueError):
@@ -79,6 +83,7 @@ class LabelCheck:
                 "samples have float labels of different lengths, as if each token had one, and were counted as one each: pass "
                 "Loss(supervised_fn=) to count what carries loss, or Loss(scaling='samples')"
             )
+        mask = None if has_labels or is_paired else _find_partial_mask(samples)
         batch = collate_fn(samples)
         if is_paired:
             return batch
@@ -90,6 +95,11 @@ class LabelCheck:
         if is_each:
             _check_each(labels, count)
             return batch
+        if labels is None and mask is not None:
+            raise LabelError(
+                f"the {mask} of some samples leaves out tokens, and neither samples nor their batch have labels: all tokens "
+                "were counted. Pass Loss(supervised_fn=) to count those that carry loss, or Loss(scaling='samples')"
+            )
         found = count_supervised(labels, is_shifted=is_shifted)
         if found is None or found == counted:
             return batch
@@ -98,6 +108,17 @@ class LabelCheck:
             f"a batch holds {found} tokens that carry loss (labels other than {IGNORE_INDEX}{without}), but {counted} were "
             f"counted in its {count} samples, so its weight would be wrong. {_ADVICE if has_labels else _MASKED}"
         )
+
+
+def _find_partial_mask(samples: list[object]) -> str | None:
+    """Returns which field leaves out tokens of some sample, if one does."""
+    names = [name for name in _MASKS if get_field(samples[0], name) is not None]
+    return next((name for name in names if any(_leaves_out(get_field(sample, name)) for sample in samples)), None)
+
+
+def _leaves_out(mask: object) -> bool:
+    array = np.asarray(mask)
+    return array.ndim == 1 and array.dtype.kind in "biu" and not array.all()
 
 
 def _check_each(labels: object, count: int) -> None:

@@ -108,8 +108,23 @@ class SeededDataset(Dataset[Chunk]):
         self._detector: DrawDetector | None = None
 
     def __getitem__(self, chunk: KeyChunk) -> Chunk:
-        places = [place for place, _ in chunk.keys]
-        return list(zip(places, self._measure(self._read_chunk(chunk)), strict=True)) if places else []
+        if not chunk.keys:
+            return []
+        places, names = zip(*chunk.keys, strict=True)
+        return list(zip(places, self._measure_each(names, self._read_chunk(chunk)), strict=True))
+
+    def _measure_each(self, names: Sequence[object], samples: list[object]) -> Sequence[object]:
+        """Returns the measures, of all samples at once; where that raises, the exception says which sample it was."""
+        try:
+            return self._measure(samples)
+        except Exception:
+            for name, sample in zip(names, samples, strict=True):
+                try:
+                    self._measure([sample])
+                except Exception as error:
+                    note_sample(error, name)
+                    raise
+            raise
 
     def _read_chunk(self, chunk: KeyChunk) -> list[object]:
         """Returns the samples, each as it is read alone with its own seed.
@@ -117,15 +132,15 @@ class SeededDataset(Dataset[Chunk]):
         To seed takes longer than to read a small sample. While nothing is drawn one seed serves for all; what is read when
         something was drawn is read again, one by one, and from then on every sample is seeded. Spec: R12.3. Preserves: REPLAY.
         """
-        names = [name for _, name in chunk.keys]
+        names, seed = [name for _, name in chunk.keys], compute_seed(Use.UNDRAWN, chunk.seed)
         samples: list[object] = []
-        if self._is_drawing is None:  # what draws does so for the first sample, in most cases: that is not read twice
-            detector = DrawDetector(compute_seed(Use.SAMPLE, chunk.seed, chunk.keys[0][0]))
-            detector.arm()
-            samples.append(self._read(names[0]))
-            self._is_drawing = detector.has_drawn()
+        if (
+            self._is_drawing is None
+        ):  # what draws does so for the first sample, in most cases: no other is read twice then
+            first = self._read_undrawn(names[:1], seed)
+            samples, self._is_drawing = first or [], first is None
         if not self._is_drawing:
-            rest = self._read_undrawn(names[len(samples) :], compute_seed(Use.UNDRAWN, chunk.seed))
+            rest = self._read_undrawn(names[len(samples) :], seed)
             if rest is not None:
                 return samples + rest
             self._is_drawing = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -104,21 +104,33 @@ class SupervisedCounter:
 
 
 def _check_fields(sample: object, *, has_ids: bool) -> None:
-    """Refuses a sample without labels of which not all tokens may carry loss. A tuple of integers is a text."""
+    """Refuses a sample without labels of which not all tokens may carry loss."""
     mask = next((name for name in _MASKS if not isinstance(get_field(sample, name), str | None)), None)
-    if isinstance(sample, tuple):
-        has_several = len(sample) > 1 and not isinstance(sample[0], int)
-    elif isinstance(sample, Mapping):
-        has_several = len(sample) > 1
-    else:
-        has_several = is_dataclass(sample) and len(fields(sample)) > 1
-    if mask is None and (has_ids or not has_several):
+    if mask is None and (has_ids or _count_fields(sample) < 2):
         return
     cause = "it has neither labels nor input_ids by these names" if mask is None else f"it has {mask} and no labels"
     raise SampleError(
         f"nothing says which tokens of a sample ({type(sample).__name__}) carry loss, as {cause}: pass Loss(supervised_fn=), "
         "or Loss(scaling='samples') for a mean over samples"
     )
+
+
+def _count_fields(sample: object) -> int:
+    """Returns of how many parts a sample is: ids and a mask are two, a text or a row of numbers is one."""
+    match sample:
+        case str() | bytes():
+            return 1
+        case torch.Tensor() | np.ndarray():
+            is_table = sample.ndim == 2 and "float" not in str(sample.dtype)
+            return sample.shape[0] if is_table else 1
+        case [*parts]:
+            is_row = bool(parts) and (isinstance(parts[0], int | float) or getattr(parts[0], "ndim", None) == 0)
+            return 1 if is_row else len(parts)
+        case Mapping():
+            return len(sample)
+        case _:
+            names = {name for kind in type(sample).__mro__ for name in getattr(kind, "__slots__", ())}
+            return len(names.union(getattr(sample, "__dict__", ())))
 
 
 def _check_shift(labels: object, ids: object) -> None:
