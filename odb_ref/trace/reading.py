@@ -98,7 +98,7 @@ class TraceReader:
             if file is None and is_growing:
                 self._identity = _identify(Path(path).stat())
         except OSError as error:
-            raise TraceError(f"{path}: {error}") from error
+            raise TraceError(f"{path}: {error.strerror or error}") from error
         self.header: Header = self._read_header()
         self._most = compute_line_bytes(self.header.world_size)
 

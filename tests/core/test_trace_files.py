@@ -104,7 +104,7 @@ def write_lines(path: Path, *lines: object) -> Path:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError) as caught:
         read_trace(tmp_path / "none")
-    assert str(caught.value).startswith(f"{tmp_path / 'none'}: [Errno 2] ")
+    assert str(caught.value).startswith(f"{tmp_path / 'none'}: No such file or directory")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(TraceError, match="bytes:1: 'utf-8' codec can't decode byte 0xff"):
         read_trace(tmp_path / "bytes")

@@ -252,3 +252,9 @@ def test_a_wrong_rule_is_refuted_in_under_a_minute_with_a_schedule(
 def test_no_such_rule_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--policy", "examples/rules/none.py:Rule"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("limit", ["0", "nan", "inf", "1e10"])
+def test_a_time_limit_that_is_no_time_is_one_line(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--policy", "odb", "--time-limit", limit]) == 2
+    assert "--time-limit must be more than 0 and at most 86400" in capsys.readouterr().err

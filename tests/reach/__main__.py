@@ -202,7 +202,7 @@ def try_cell(name: str, cell: Cell, *, is_kept: bool) -> dict[str, Any]:
 
 def describe(found: dict[str, dict[str, Any]]) -> str:
     """The table, in Markdown; a test compares its versions with the bounds of pyproject.toml."""
-    lines = ["| environment | what was run | came of it |", "|---|---|---|"]
+    lines = ["| environment | what was run | result |", "|---|---|---|"]
     for name, cell in found.items():
         # What is only there for another package was not tried.
         tried = [f"{package} {cell['versions'][package]}" for package in SHOWN if is_tried(name, package, cell)]

@@ -38,16 +38,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "successor and is not a proper end is a deadlock. Prints the shortest schedule to what does not hold.",
     )
     parser.add_argument(
-        "--suite", choices=sorted(SUITES), help="several explorations in one go; others' options are ignored"
+        "--suite", choices=sorted(SUITES), help="several explorations in one go; other options are ignored"
     )
     parser.add_argument("--ranks", type=int, help="how many ranks (default: as --shard-sizes says, or 2)")
     parser.add_argument(
         "--shard-sizes", type=_integers, metavar="N,N,..", help="samples of each rank (default: 3,1 and so on)"
     )
     parser.add_argument("--lengths", type=_integers, default=(3, 1, 2), metavar="N,N,..", help="tokens, taken in turn")
-    parser.add_argument("--token-budget", type=int, default=4, metavar="B", help="token budget (default 4)")
-    parser.add_argument("--window", type=int, default=2, help="samples of a window (default 2)")
-    parser.add_argument("--depth", type=int, default=1, help="steps the queue holds (default 1)")
+    parser.add_argument("--token-budget", type=int, default=4, metavar="B", help="token budget (4)")
+    parser.add_argument("--window", type=int, default=2, help="samples of a window (2)")
+    parser.add_argument("--depth", type=int, default=1, help="steps the queue holds (1)")
     add_terms(parser, Bounds)
     parser.add_argument("--policy", default="odb", metavar="RULE", help="odb, paper, or module:name")
     parser.add_argument("--failures", type=int, default=0, help="reads or collations that may fail (default 0)")

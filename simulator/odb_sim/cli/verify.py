@@ -56,13 +56,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
 
 
+LONGEST_S: Final = 86_400.0
+"""A rule that takes longer than a day is not judged in one."""
+
+
 def run(options: argparse.Namespace) -> int:
     """0 when every property holds as far as was looked, 1 when one does not, 3 when something was not judged.
 
     Raises: UsageError when there is no such rule or core.
     """
-    if options.time_limit <= 0:
-        raise UsageError(f"--time-limit must be more than 0, got {options.time_limit:g}")
+    if not 0 < options.time_limit <= LONGEST_S:
+        raise UsageError(f"--time-limit must be more than 0 and at most {LONGEST_S:g}, got {options.time_limit:g}")
     check_writable(options.json, options.save)
     if not hasattr(signal, "setitimer"):
         raise UsageError("verify stops a rule that does not answer by a signal, which needs Linux or macOS")

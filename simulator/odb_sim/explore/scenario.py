@@ -69,7 +69,9 @@ def read_scenario(path: str | Path) -> Scenario:
     """
     try:
         data: object = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UsageError(f"{path}: {error}") from error
     match data:
         case {

@@ -225,7 +225,7 @@ class LoaderCost:
     def __post_init__(self) -> None:
         for name in ("workers", "prefetch_factor"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{type(self).__name__}.{name} must be at least 1, got {getattr(self, name)}")
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
         for item in fields(self):
             _check_not_negative(self, item.name, getattr(self, item.name))
 
