@@ -282,8 +282,8 @@ class Program:
 class Programs:
     """A program for each rank, of one command."""
 
-    def __init__(self, command: Sequence[str], seed: str, limit_s: float = LIMIT_S) -> None:
-        self._make = partial(Program, command, seed, limit_s)
+    def __init__(self, command: Sequence[str], seed: str) -> None:
+        self._make = partial(Program, command, seed)
         self._programs: dict[int, Program] = {}
 
     def get(self, rank: int) -> RankPlanner:

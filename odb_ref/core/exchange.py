@@ -14,7 +14,6 @@ from odb_ref.core.effects import Outcome, OutcomeKind, Post, PostCounts, PostOff
 from odb_ref.core.errors import InvariantError, PeerError
 from odb_ref.core.events import Agreed, Counted, Report, Reported
 from odb_ref.core.offer import Offer, reduce_offers
-from odb_ref.core.peers import merge_peers
 from odb_ref.core.types import StepCounts
 
 Answer = Agreed | Counted | Reported
@@ -22,24 +21,17 @@ Answer = Agreed | Counted | Reported
 _NAMES: Final = {PostOffer: "offers", PostCounts: "counts", PostReport: "reports"}
 
 
-def combine_posts(
-    posts: Sequence[Post], reduce: Callable[[Sequence[Offer]], Offer] = reduce_offers, *, peers: int = 1
-) -> Answer:
-    """Returns what every rank learns of an exchange, given the posts of all ranks, and of the peers of each, in their order.
-
-    Counts are those of each rank's first peer: all have formed the same steps, or the next agreement says so (R17.3).
+def combine_posts(posts: Sequence[Post], reduce: Callable[[Sequence[Offer]], Offer] = reduce_offers) -> Answer:
+    """Returns what every rank learns of an exchange, given the posts of all ranks, in their order.
 
     Raises: InvariantError when the ranks are not in the same exchange, or post the counts of different numbers of steps: in
     a real job that is a hang or a crash. Spec: R6.2 to R6.4, R14.2. Preserves: ALIGN.
     """
     offers = [post for post in posts if isinstance(post, PostOffer)]
     if len(offers) == len(posts):
-        if peers == 1:
-            return Agreed(reduce([post.offer for post in offers]))
-        return Agreed(reduce([merge_peers(offers[first : first + peers]) for first in range(0, len(offers), peers)]))
+        return Agreed(reduce([post.offer for post in offers]))
     counts = [post for post in posts if isinstance(post, PostCounts)]
     if len(counts) == len(posts):
-        counts = counts[::peers]
         wants = tuple(post.wanted for post in counts if post.wanted is not None)
         return Counted(_sum_counts([post.counts for post in counts]), wants)
     reports = [post.report for post in posts if isinstance(post, PostReport)]

@@ -8,11 +8,11 @@ So all peers follow one agreement, and form the same steps of it. Spec: R17.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from odb_ref.core.effects import PostOffer
-from odb_ref.core.offer import WIRE_SIZE, Offer, list_wire_fields
+from odb_ref.core.offer import WIRE_SIZE, list_wire_fields
 from odb_ref.core.types import Group
 
 POST_SIZE: Final = WIRE_SIZE + 2
@@ -61,14 +61,3 @@ def settle(wire: Sequence[int]) -> tuple[int, ...]:
         settled[_FINGERPRINT_MIN] = -_DIFFERENT
     settled[WIRE_SIZE:POST_SIZE] = _NONE, _NONE
     return tuple(settled)
-
-
-def merge_peers(posts: Iterable[PostOffer]) -> Offer:
-    """Returns the offer of a rank, of those of its peers.
-
-    Failure and stop hold when any peer has failed or stopped; the rank is ready when all are, and accepts the least budget that
-    any does. Spec: R17.2, R17.3.
-    """
-    wires = list(map(to_wire, posts))
-    merged = tuple(map(max, *wires)) if len(wires) > 1 else wires[0]
-    return Offer.from_wire(settle(merged)[:WIRE_SIZE])

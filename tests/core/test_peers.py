@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +13,42 @@ from hypothesis import strategies as st
 
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Finish, Outcome, OutcomeKind, Post, PostCounts, PostOffer, PostReport, Read
-from odb_ref.core.events import BudgetAccepted, Collated, ConsumerStopped, Event, LocalFailed, SamplesRead, StepTaken
-from odb_ref.core.exchange import combine_posts
+from odb_ref.core.events import (
+    Agreed,
+    BudgetAccepted,
+    Collated,
+    ConsumerStopped,
+    Event,
+    LocalFailed,
+    SamplesRead,
+    StepTaken,
+)
+from odb_ref.core.exchange import Answer, combine_posts
 from odb_ref.core.machine import Machine
-from odb_ref.core.offer import NONE, Offer, reduce_offers
-from odb_ref.core.peers import compute_digest, describe_held, merge_peers
+from odb_ref.core.offer import NONE, WIRE_SIZE, Offer, reduce_offers
+from odb_ref.core.peers import compute_digest, describe_held, settle, to_wire
 from odb_ref.core.types import Sample
 
 WORLD, PEERS = 2, 3
 BASE = Config(rank=0, world_size=WORLD, peers=PEERS, budget_tokens=60, window_samples=6, depth_steps=64)
+
+
+def merge_peers(posts: Sequence[PostOffer]) -> Offer:
+    """What a transport makes of the offers of a rank's peers. Spec: R17.2."""
+    return Offer.from_wire(
+        settle(list(map(max, *map(to_wire, posts))) if len(posts) > 1 else to_wire(posts[0]))[:WIRE_SIZE]
+    )
+
+
+def combine(posts: list[Post]) -> Answer:
+    """What an exchange answers to all processes, given their posts in order. Spec: R17.2, R17.3."""
+    offers = [post for post in posts if isinstance(post, PostOffer)]
+    if len(offers) == len(posts):
+        return Agreed(
+            reduce_offers(merge_peers(offers[first : first + PEERS]) for first in range(0, len(offers), PEERS))
+        )
+    # Counts are those of each rank's first peer: all have formed the same steps, or the next agreement says so.
+    return combine_posts(posts[::PEERS] if isinstance(posts[0], PostCounts) else posts)
 
 
 def make_samples(rank: int, count: int) -> list[Sample]:
@@ -84,7 +111,7 @@ class Job:
             if len(self.outcomes) == len(self.machines):
                 return
             assert len(self.posts) == len(self.machines), "not all are in the exchange"
-            answer = combine_posts([post for _, post in sorted(self.posts.items())], peers=PEERS)
+            answer = combine([post for _, post in sorted(self.posts.items())])
             self.posts.clear()
             for place in self.shuffle.sample(range(len(self.machines)), len(self.machines)):
                 self.handle(place, answer)

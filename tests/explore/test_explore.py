@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import networkx
@@ -13,7 +14,7 @@ from odb_sim.cli.main import main
 from odb_sim.explore.bounds import Bounds, compute_lengths
 from odb_sim.explore.checks import compute_fewest_groups
 from odb_sim.explore.driver import Core
-from odb_sim.explore.graph import build_graph, find_schedule, find_sinks, measure_graph, name_action
+from odb_sim.explore.graph import build_graph, find_sinks, measure_graph, name_action
 from odb_sim.explore.measure import compute_bound
 from odb_sim.explore.rank import ACTS, Act
 from odb_sim.explore.scenario import Scenario, read_scenario, replay, write_scenario
@@ -105,7 +106,8 @@ def test_the_shortest_schedules_to_the_sinks_lead_there() -> None:
     sinks = find_sinks(graph)
     assert len(sinks) == result.ends
     for sink in sinks:
-        schedule = find_schedule(graph, sink)
+        path = networkx.shortest_path(graph, 0, sink)
+        schedule = [min(graph[a][b].items())[1]["action"] for a, b in pairwise(path)]
         world = worlds[0]
         for name in schedule:
             codes = search.space.enabled(world)

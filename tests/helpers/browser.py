@@ -6,7 +6,6 @@ byte. Where there is no Chromium, `find_browser` says so, and tests skip.
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -132,13 +131,6 @@ class Tab:
                 case "Network.requestWillBeSent" if not details["request"]["url"].startswith(("file:", "data:")):
                     found.append(f"asks for {details['request']['url']}")
         return found
-
-    def save_picture(self, path: Path, *, is_whole: bool = True) -> None:
-        """Writes a picture of the whole page."""
-        size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        more = {"captureBeyondViewport": True, "clip": clip} if is_whole else {}
-        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png", **more)["data"]))
 
 
 class Browser:

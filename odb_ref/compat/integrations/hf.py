@@ -19,6 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from odb_ref.compat.config import LossScalingMode, ODBConfig, resolve_config, split_settings
 from odb_ref.compat.dataloader import ODBDataLoader, make_options
 from odb_ref.compat.handle import ODBHandle
+from odb_ref.compat.integrations.bridge import BridgeState
 from odb_ref.compat.step_info import ODBStepInfo, carries_step, pop_step_info
 from odb_ref.integrations.hf import enable
 from odb_ref.integrations.hf.steps import ODBOptions
@@ -30,13 +31,7 @@ MaxStepsPolicy = Literal["error", "overwrite", "preserve"]
 AnyLoader = DataLoader[object] | ODBDataLoader[object]
 
 
-@dataclass(frozen=True, slots=True)
-class ODBTrainerBridgeState:
-    """How far a Trainer has come."""
-
-    emitted_samples: int = 0
-    optimizer_steps: int = 0
-    last_step_info: ODBStepInfo | None = None
+ODBTrainerBridgeState = BridgeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +45,12 @@ class ODBTrainerBridge:
     scheduler_progress: SchedulerProgress = "samples"
 
     @property
-    def state(self) -> ODBTrainerBridgeState:
+    def state(self) -> BridgeState:
         """How far it has come: the Trainer itself counts."""
         progress, step = self.trainer.progress, self.trainer._info
         info = None if step is None else ODBStepInfo(step.global_samples, step.loss_scale, step)
         samples = 0 if progress is None else progress.samples
-        return ODBTrainerBridgeState(samples, self.trainer.state.global_step, info)
+        return BridgeState(samples, self.trainer.state.global_step, info)
 
     def consume_step(self, info: ODBStepInfo) -> None:
         """Does nothing: the Trainer counts each step once, whatever is taken out of its batch."""

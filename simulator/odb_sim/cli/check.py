@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
@@ -96,12 +96,11 @@ def _follow(options: argparse.Namespace, rules: Sequence[TargetRule], told: Coun
     return follower.end(is_replayed=options.replay, rules=rules)
 
 
-def _say(text: str, file: TextIO | None = None) -> None:
+def _say(text: str) -> None:
     """Prints one line, whatever a cause holds: no line breaks, no characters that cannot be printed."""
-    file = file or sys.stdout
-    encoding = file.encoding or "utf-8"
+    encoding = sys.stdout.encoding or "utf-8"
     line = "".join(item if item.isprintable() else item.encode("unicode_escape").decode() for item in text)
-    print(line.encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
+    print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def _print(job: JobVerdict, told: Counter[Violation]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Final
 
@@ -72,12 +71,6 @@ def name_action(action: Action) -> str:
 def find_sinks(graph: networkx.MultiDiGraph) -> list[int]:
     """Returns the worlds without a successor."""
     return [node for node, degree in graph.out_degree() if not degree]
-
-
-def find_schedule(graph: networkx.MultiDiGraph, world: int) -> list[str]:
-    """Returns a shortest schedule from the start to a world, as actions."""
-    path = networkx.shortest_path(graph, 0, world)
-    return [min(graph[a][b].items())[1]["action"] for a, b in pairwise(path)]
 
 
 def measure_graph(graph: networkx.MultiDiGraph) -> GraphShape:

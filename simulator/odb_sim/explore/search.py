@@ -73,19 +73,13 @@ def _begin(space: Space) -> World:
     return start
 
 
-def explore(
-    bounds: Bounds,
-    *,
-    core: Core | None = None,
-    max_states: int | None = None,
-    on_progress: OnProgress | None = None,
-) -> Exploration:
+def explore(bounds: Bounds, *, core: Core | None = None, max_states: int | None = None) -> Exploration:
     """Returns every world that any schedule can reach, each checked once, and each transition.
 
     A world in which nothing has to happen any more must be a proper end (FREE). The measure falls on every transition
     (TERM), so the graph has no cycle and no schedule goes on for ever.
     """
-    return Search(bounds, core=core, max_states=max_states, on_progress=on_progress).run()
+    return Search(bounds, core=core, max_states=max_states).run()
 
 
 class Search:

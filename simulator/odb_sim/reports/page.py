@@ -104,17 +104,13 @@ class Page:
             "whom its rank waits for.</p>"
         )
 
-    def add_chart(self, chart: Chart, caption: str = "", name: str = "") -> None:
-        """A chart, its name above it, and below it what to see in it."""
-        drawn = (
-            ""
-            if isinstance(chart, Sliders)
-            else f' class="chart" role="img" aria-label="{html.escape(name or caption)}"'
-        )
-        head = f'<div class="chartname">{html.escape(name)}</div>' if name else ""
+    def add_chart(self, chart: Chart, caption: str = "") -> None:
+        """A chart, and below it what to see in it."""
+        is_drawn = not isinstance(chart, Sliders)
+        drawn = f' class="chart" role="img" aria-label="{html.escape(caption)}"' if is_drawn else ""
         said = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
         number = self._keep(encode_chart(chart))
-        self._parts.append(f'<figure>{head}<div{drawn} data-chart="{number}"></div>{said}</figure>')
+        self._parts.append(f'<figure><div{drawn} data-chart="{number}"></div>{said}</figure>')
 
     def add_table(self, header: Sequence[str], rows: Sequence[Sequence[str]], *, chosen: int | None = None) -> None:
         """A table, one of its rows ``chosen``; names of the glossary, in its header or first column, are links to it."""
