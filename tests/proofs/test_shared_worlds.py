@@ -15,11 +15,12 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.shards import Draw
 from odb_ref.core.effects import Effect, Post, PostCounts, Read
 from odb_ref.core.errors import PeerError, UsageError
-from odb_ref.core.events import Collated, Counted, Event, SamplesRead, StepTaken
+from odb_ref.core.events import Counted, Event, SamplesRead
+from odb_ref.core.state import State
 from tests.mutants.loader import Mutant, load
 from tests.proofs.conftest import Model
 from tests.proofs.wire import show_list, show_state, write_config, write_event, write_integers
-from tests.proofs.worlds import MOST_EVENTS, Rank, Rates, World, make_world
+from tests.proofs.worlds import Rank, Rates, World, make_world
 
 WORLDS = 240
 AT_ONCE = 40
@@ -87,34 +88,16 @@ class SharedWorld(World):
         self._reach("a draw after the first", draw is not before and draw.count > 0)
         self._reach("nothing is drawn", draw is not before and not draw.count)
 
-    def _go_on(self, index: int, rank: Rank) -> None:
-        """What must happen some time, as with a rank's own source; a read answers with a part of what was drawn."""
-        rng, state = self.rng, rank.state
-        for what in rng.sample(("answer", "read", "collate", "take"), 4):
-            if what == "answer" and rank.pending:
-                self.handle(index, rank.pending.pop(0))
-                return
-            if what == "read" and state.wanted_samples:
-                places = self.places[index][state.read_samples :][: rng.randint(1, state.wanted_samples)]
-                read = tuple(replace(self.order[p], position=i) for i, p in enumerate(places, state.read_samples))
-                self.handle(index, SamplesRead(read, is_ended=False))
-                return
-            if what == "collate" and not state.is_collated:
-                self.handle(index, Collated(state.round - 1))
-                return
-            if what == "take" and state.queue and state.queue[0].number < state.step_limit:
-                self.handle(index, StepTaken())
-                return
+    def _read(self, index: int, state: State) -> SamplesRead:
+        """A part of what was drawn."""
+        places = self.places[index][state.read_samples :][: self.rng.randint(1, state.wanted_samples)]
+        read = tuple(replace(self.order[p], position=i) for i, p in enumerate(places, state.read_samples))
+        return SamplesRead(read, is_ended=False)
 
 
 def run_shared_world(seed: int, core: Core | None = None, layouts: type[Layout] = Layout) -> SharedWorld:
     """The world of a seed, driven to its end."""
-    world = SharedWorld(make_world(seed, core or Core(), layouts))
-    for _ in range(MOST_EVENTS):
-        if world.is_over():
-            break
-        world.one_event()
-    return world
+    return SharedWorld(make_world(seed, core or Core(), layouts)).run()
 
 
 def find_shared_difference(model: Model, worlds: Sequence[SharedWorld]) -> str | None:

@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from odb_sim.explore.driver import Core
 
@@ -290,20 +291,13 @@ class World:
 
     def _go_on(self, index: int, rank: Rank) -> None:
         """What must happen some time: the first thing that can, in an order drawn anew."""
-        rng, state = self.rng, rank.state
-        for what in rng.sample(("answer", "read", "collate", "take"), 4):
+        state = rank.state
+        for what in self.rng.sample(("answer", "read", "collate", "take"), 4):
             if what == "answer" and rank.pending:
                 self.handle(index, rank.pending.pop(0))
                 return
             if what == "read" and state.wanted_samples:
-                left = rank.source[state.read_samples :]
-                most = min(len(left), state.wanted_samples)
-                count = most if rng.random() < 0.7 else rng.randint(0, most)
-                is_ended = count == len(left) and (count < state.wanted_samples or rng.random() < 0.3)
-                is_full = self.full_rng.random() < self.rates.full
-                self._reach("a window that is full", is_full and not is_ended and 0 < count < state.wanted_samples)
-                self._reach("full at once", is_full and not is_ended and not count and bool(state.window))
-                self.handle(index, SamplesRead(left[:count], is_ended, is_full))
+                self.handle(index, self._read(index, state))
                 return
             if what == "collate" and not state.is_collated:
                 self.handle(index, Collated(state.round - 1))
@@ -311,6 +305,25 @@ class World:
             if what == "take" and state.queue and state.queue[0].number < state.step_limit:
                 self.handle(index, StepTaken())
                 return
+
+    def _read(self, index: int, state: State) -> SamplesRead:
+        """A part of what was asked for, of the rank's own source."""
+        rng, left = self.rng, self.ranks[index].source[state.read_samples :]
+        most = min(len(left), state.wanted_samples)
+        count = most if rng.random() < 0.7 else rng.randint(0, most)
+        is_ended = count == len(left) and (count < state.wanted_samples or rng.random() < 0.3)
+        is_full = self.full_rng.random() < self.rates.full
+        self._reach("a window that is full", is_full and not is_ended and 0 < count < state.wanted_samples)
+        self._reach("full at once", is_full and not is_ended and not count and bool(state.window))
+        return SamplesRead(left[:count], is_ended, is_full)
+
+    def run(self, most_events: int = MOST_EVENTS) -> Self:
+        """Drives it to its end, or for so many events."""
+        for _ in range(most_events):
+            if self.is_over():
+                break
+            self.one_event()
+        return self
 
     def is_over(self) -> bool:
         """True when every rank is done and its steps are taken."""
@@ -443,12 +456,7 @@ def run_world(
     seed: int, core: Core | None = None, layouts: type[Layout] = Layout, *, most_events: int = MOST_EVENTS
 ) -> World:
     """The world of a seed, driven to its end or for so many events."""
-    world = make_world(seed, core or Core(), layouts)
-    for _ in range(most_events):
-        if world.is_over():
-            break
-        world.one_event()
-    return world
+    return make_world(seed, core or Core(), layouts).run(most_events)
 
 
 def find_difference(
