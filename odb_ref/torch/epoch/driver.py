@@ -86,7 +86,7 @@ class EpochDriver:
         self._start = start
         self._drawing = Drawing(start, config)
         self._acceptance = start.make_acceptance(config.budget_tokens, schedule)
-        # Those of a map-style data set are divided by its sampler, for everyone to see.
+        # The samples of a map-style data set are divided among the ranks by its sampler.
         self._repeats = RepeatWatch(config.world_size if start.keys is None else 1)
         self._trace = EpochTrace(start, config)
         self._machine = Machine(config, self._trace.record)

@@ -134,9 +134,8 @@ class SeededDataset(Dataset[Chunk]):
         """
         names, seed = [name for _, name in chunk.keys], compute_seed(Use.UNDRAWN, chunk.seed)
         samples: list[object] = []
-        if (
-            self._is_drawing is None
-        ):  # what draws does so for the first sample, in most cases: no other is read twice then
+        if self._is_drawing is None:
+            # What draws does so for the first sample, in most cases: no other is read twice then.
             first = self._read_undrawn(names[:1], seed)
             samples, self._is_drawing = first or [], first is None
         if not self._is_drawing:
