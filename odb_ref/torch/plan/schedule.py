@@ -147,6 +147,20 @@ class Schedule:
                 "(a sampler that remembers something needs its own state back first), or begin an epoch without a state"
             )
 
+    def _check_order(self, saved: EpochState) -> None:
+        """Spec: R10.5.
+
+        Raises: UsageError when the samples had another order when the state was saved.
+        """
+        now = self._order.describe(self._count_samples())
+        if saved.order == now:
+            return
+        what = "; ".join(_describe_changes(saved.order, now))
+        text = f"load_state_dict: the order of samples is another than when the state was saved ({what})"
+        if saved.progress == START:
+            text += f"; to begin epoch {saved.epoch} so, say set_epoch({saved.epoch}) and load no state"
+        raise UsageError(text)
+
     def _choose_progress(self, rank: int, world_size: int) -> EpochProgress:
         """Returns where ``rank`` goes on.
 
@@ -158,16 +172,7 @@ class Schedule:
         first = loaded[0]
         mine = next((state for state in loaded if state.rank == rank), None)
         saved = mine or first
-        if saved.order != (description := order.describe(self._count_samples())):
-            what = "; ".join(_describe_changes(saved.order, description))
-            hint = (
-                ""
-                if saved.keys
-                else f"; to begin epoch {saved.epoch} so, say set_epoch({saved.epoch}) and load no state"
-            )
-            raise UsageError(
-                f"load_state_dict: the order of samples is another than when the state was saved ({what}){hint}"
-            )
+        self._check_order(saved)
         if all(state.progress == START for state in loaded):
             return START  # between two epochs: the next one begins with the settings that there are
         changes = _describe_changes(first.settings, self._settings)
