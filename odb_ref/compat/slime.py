@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Protocol
 
 from odb_ref.core.batching.cost import CostOfLength
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.plan import Oversize, attention, plan_all
 
 
@@ -49,6 +49,9 @@ def build_dp_schedule(
         raise UsageError("global_batch_tokens is not served: give global_batch_size")
     if any(sample_is_multimodal or ()) and getattr(args, "multimodal_aware_packing", "off") != "off":
         raise UsageError("multimodal_aware_packing is not served: samples with images share micro-batches with others")
+    if len(rollout_indices) != len(total_lengths):
+        raise UsageError(f"{len(rollout_indices)} rollout_indices for {len(total_lengths)} total_lengths")
+    check_integer(global_batch_size, "global_batch_size", 1)
     ranks = train_parallel_config["dp_size"]
     stages = train_parallel_config["microbatch_group_size_per_vp_stage"]
     is_interleaved = (train_parallel_config["vpp_size"] or 1) > 1
@@ -60,20 +63,25 @@ def build_dp_schedule(
     partitions: list[list[int]] = [[] for _ in range(ranks)]
     micro_batches: list[list[list[int]]] = [[] for _ in range(ranks)]
     counts = []
-    for step in steps:
+    for number, step in enumerate(steps):
         samples = [*chain.from_iterable(step)]
         lengths = [total_lengths[index] for index in samples]
         budget, limits = _find_bounds(args, train_parallel_config["cp_size"], lengths)
-        plan = plan_all(
-            lengths,
-            ranks=ranks,
-            budget=budget,
-            limits=limits,
-            cost=attention(hidden_size=getattr(args, "hidden_size", 4_096)) if cost is None else cost,
-            multiple_of=stages if is_interleaved else 1,
-            oversize=oversize,
-            short="refuse",
-        )
+        try:
+            plan = plan_all(
+                lengths,
+                ranks=ranks,
+                budget=budget,
+                limits=limits,
+                cost=attention(hidden_size=getattr(args, "hidden_size", 4_096)) if cost is None else cost,
+                multiple_of=stages if is_interleaved else 1,
+                oversize=oversize,
+                short="refuse",
+            )
+        except UsageError as error:
+            raise UsageError(
+                f"optimizer step {number}, whose samples are {samples} of total_lengths: {error}"
+            ) from error
         counts.append(plan.count)
         for rank, own in enumerate(plan.ranks):
             for batch in own.micro_batches:

@@ -13,6 +13,7 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from itertools import chain, repeat
 from typing import Final, TypeAlias
@@ -48,8 +49,8 @@ class RefusedError(OdbError, RuntimeError):
 
 
 def make_question(case: Case) -> dict[str, Json]:
-    """Returns what is asked in one place, as JSON."""
-    return encode(case.problem) if case.kind in PLANNED else {"kind": case.kind, **case.record}
+    """Returns what is asked in one place, as JSON: a copy, which a planner may change."""
+    return deepcopy(encode(case.problem) if case.kind in PLANNED else {"kind": case.kind, **case.record})
 
 
 def ask_here(planner: Planner, limit_s: float = LIMIT_S) -> Ask:
@@ -151,7 +152,7 @@ def ask_ranks(planners: Callable[[int], RankPlanner], limit_s: float = LIMIT_S) 
 
         def run(rank: int) -> Json:
             try:
-                return chosen[rank](encode_rank(problem, rank), world.make_exchange(rank))
+                return chosen[rank](deepcopy(encode_rank(problem, rank)), world.make_exchange(rank))
             finally:
                 world.leave(rank)
 

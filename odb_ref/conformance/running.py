@@ -196,7 +196,10 @@ def _is_same(expected: object, found: object) -> bool:
 
 def _freeze(answer: Answer) -> str:
     said = answer.said if answer.is_plan else [answer.refusals, answer.problem, answer.is_stuck]
-    return json.dumps(said, sort_keys=True, default=str)
+    try:
+        return json.dumps(said, sort_keys=True, default=str)
+    except (TypeError, ValueError, RecursionError):  # no answer at all: keys of several types, or one that holds itself
+        return type(said).__name__
 
 
 def _clip(answer: Answer) -> str:

@@ -16,7 +16,7 @@ from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.batching.updates import PADDING_SHARE, compute_first_place, count_rounds
-from odb_ref.core.errors import MOST, UsageError
+from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode, Sample
 
 DEPTH_STEPS: Final = 8
@@ -145,7 +145,7 @@ class Config(Terms):
     world_size: int = field(metadata={"least": 1})
     peer: int = field(default=0, metadata={"is_own": True, "least": 0})
     peers: int = field(default=1, metadata={"least": 1, "absent": 1})
-    budget_tokens: int = field(metadata={"least": 1, "most": MOST})
+    budget_tokens: int = field(metadata={"least": 1})
     window_samples: int = field(metadata={"least": 1})
     ramp_rounds: int = field(default=RAMP_ROUNDS, metadata={"least": 0})
     depth_steps: int = field(default=DEPTH_STEPS, metadata={"least": 1, "is_own": True})
@@ -162,8 +162,6 @@ class Config(Terms):
         values = [(item, getattr(self, item.name)) for item in fields(self) if item.init]
         for item, value in values:
             _check_least(item.name, value, item.metadata.get("least"))
-            if (most := item.metadata.get("most")) is not None and value > most:
-                raise UsageError(f"{item.name} must be at most {most}, got {value}")
         if not 0 <= self.rank < self.world_size:
             raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {self.rank}")
         if self.peer >= self.peers:

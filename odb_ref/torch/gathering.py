@@ -7,7 +7,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -123,6 +123,13 @@ def _count_references(tensors: Sequence[torch.Tensor]) -> int:
     return max(sys.getrefcount(tensor) for tensor in tensors)
 
 
+def own_memory(output: Output) -> Output:
+    """Returns an output that keeps no other in memory: a row of a tensor would be sent, and kept, with the whole tensor."""
+    if isinstance(output, torch.Tensor) and output.untyped_storage().nbytes() > output.nbytes:
+        return cast(Output, output.clone())
+    return output
+
+
 def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.ProcessGroup | None = None) -> list[Output]:
     """Returns one entry for each sample of the step ``info`` belongs to: rank by rank, the same on every rank; a collective.
 
@@ -134,7 +141,7 @@ def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.Proces
     """
     if isinstance(outputs, torch.Tensor):
         outputs = outputs.detach().cpu()
-    own = [] if info.is_idle else list(outputs)
+    own = [] if info.is_idle else list(map(own_memory, outputs))
     parts = gather_objects((info.local_samples, own), group)
     for rank, (samples, part) in enumerate(parts):
         if len(part) != samples:

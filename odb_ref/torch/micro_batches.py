@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import SupportsIndex, Unpack
 
 from torch import distributed
 
+from odb_ref.core.errors import UsageError
 from odb_ref.plan import Mean, Options, plan_rank
 from odb_ref.plan.units import Indices, Key
 from odb_ref.torch.gathering import gather_integers
@@ -50,13 +50,24 @@ def plan_micro_batches(
     Raises: UsageError on every rank, with the same message, when one rank cannot plan or two ranks' terms differ. Spec: R13.9,
     R13.11. Preserves: WEIGHT.
     """
+
+    names = [str(one) for one in Mean]
+
+    def exchange(message: list[int]) -> list[list[int]]:
+        rows = gather_integers([*message, names.index(mean) if mean in names else -1], group=group)
+        means = [repr(names[row[-1]]) if row[-1] >= 0 else "none that is known" for row in rows]
+        for rank, found in enumerate(means):
+            if found != means[0]:
+                raise UsageError(f"mean differs: {means[0]} on rank 0, {found} on rank {rank}")
+        return [row[:-1] for row in rows]
+
     found = plan_rank(
         lengths,
         supervised=supervised,
         together=together,
         group_supervised=group_supervised,
         uses=uses,
-        exchange=partial(gather_integers, group=group),
+        exchange=exchange,
         **terms,
     )
     weights = found.weights(mean)

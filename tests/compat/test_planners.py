@@ -432,6 +432,18 @@ def test_slime_batches_of_a_fixed_size() -> None:
     assert [len(batch) for own in found[1] for batch in own] == [2] * 4
     with pytest.raises(UsageError, match="3 rollouts do not fill a step of 4"):
         slime.build_dp_schedule(arguments, CONFIG, [9] * 3, global_batch_size=4, rollout_indices=[0, 1, 2])
+    with pytest.raises(UsageError, match="2 rollout_indices for 3 total_lengths"):
+        slime.build_dp_schedule(arguments, CONFIG, [9] * 3, global_batch_size=1, rollout_indices=[0, 1])
+    with pytest.raises(UsageError, match="global_batch_size"):
+        slime.build_dp_schedule(arguments, CONFIG, [9] * 3, global_batch_size=0, rollout_indices=[0, 1, 2])
+    with pytest.raises(UsageError, match=r"optimizer step 1, whose samples are \[4, 5, 6, 7\].*sample 3 has 90 tokens"):
+        slime.build_dp_schedule(
+            make_arguments(max_tokens_per_gpu=40),
+            CONFIG | {"vpp_size": 1},
+            [*[9] * 7, 90],
+            global_batch_size=4,
+            rollout_indices=[*range(8)],
+        )
     with pytest.raises(UsageError, match="needs max_tokens_per_gpu"):
         slime.build_dp_schedule(
             make_arguments(max_tokens_per_gpu=None), CONFIG, [9] * 4, global_batch_size=4, rollout_indices=[*range(4)]

@@ -235,6 +235,10 @@ def say_something_else(question: Question) -> Any:
     return {"plan": 5} if question["lengths"] else 5
 
 
+def say_no_json(_: Question) -> Any:
+    return {1: 2, "a": 3, (4,): 5}
+
+
 def end_the_process(question: Question) -> Any:
     raise SystemExit(0)
 

@@ -129,9 +129,24 @@ def test_who_always_refuses_is_right_in_nothing() -> None:
     assert set(right) == {case.id for case in CASES if case.expect == "either" and case.kind in PLANNED}
 
 
-@pytest.mark.parametrize("planner", [planted.say_something_else, planted.end_the_process])
+def sort_in_place(question: Any) -> Any:
+    """A planner that sorts what it is given, and says places in what it has sorted."""
+    for own in question.get("lengths", []):
+        own.sort()
+    return plan_here(question)
+
+
+def test_a_planner_that_changes_what_it_is_asked_is_judged_by_what_was_asked() -> None:
+    cases = [case for case in CASES if case.kind == "plan_ranks"]
+    lengths = [[[*own] for own in case.problem.lengths] for case in cases]
+    assert "BUDGET" in list_broken(run_all(ask_here(sort_in_place)))
+    assert [[[*own] for own in case.problem.lengths] for case in cases] == lengths
+
+
+@pytest.mark.parametrize("planner", [planted.say_something_else, planted.end_the_process, planted.say_no_json])
 def test_what_is_no_answer_is_a_verdict_and_ends_nobody(planner: Callable[[Any], Any]) -> None:
-    assert "ANSWER" in list_broken(run_all(ask_here(planner)))
+    ask = ask_here(planner)
+    assert "ANSWER" in list_broken(run_cases(PLANS, Judging(ask=ask, elsewhere=(ask,))))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

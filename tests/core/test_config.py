@@ -25,7 +25,6 @@ GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "windo
     [
         ({"world_size": 0}, "world_size must be at least 1, got 0"),
         ({"budget_tokens": 0}, "budget_tokens must be at least 1, got 0"),
-        ({"budget_tokens": 2**62}, "budget_tokens must be at most 4611686018427387903, got 4611686018427387904"),
         ({"window_samples": -3}, "window_samples must be at least 1, got -3"),
         ({"depth_steps": 0}, "depth_steps must be at least 1, got 0"),
         ({"max_age_rounds": 0}, "max_age_rounds must be at least 1, got 0"),

@@ -123,6 +123,7 @@ def test_one_process_gathers_what_it_has() -> None:
     with ODBDataLoader(Samples(ALL), **nested(**READ)) as loader:
         found = [number for batch, info in loader.steps() for number in gather_samples(batch["numbers"], info)]
     assert sorted(int(number) for number in found) == ALL
+    assert {number.untyped_storage().nbytes() for number in found} == {8}, "a row keeps its batch in memory"
 
 
 # The Hugging Face Trainer ---------------------------------------------------------------------------------------------------
@@ -152,6 +153,20 @@ def judge(prediction: Any) -> dict[str, Any]:
     return {"numbers": sorted(int(number) for number in numbers)}
 
 
+class Batches:
+    """A metric that is told of one batch after another, and which is the last."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def __call__(self, prediction: Any, compute_result: bool) -> dict[str, Any]:
+        self.numbers += map(int, prediction.predictions[0])
+        found = sorted(self.numbers)
+        if compute_result:
+            self.numbers = []
+        return {"numbers": found} if compute_result else {}
+
+
 def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
     given = {"shard": "given", "token_budget": 2 * BUDGET_TOKENS}
     found = []
@@ -173,10 +188,15 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
     trainer.args.include_for_metrics = ["loss"]
     with pytest.raises(UsageError, match="batches differ"):
         trainer.evaluate()
+    trainer.args.include_for_metrics, trainer.args.batch_eval_metrics = [], True
+    batches = Batches()
+    trainer.compute_metrics = batches
+    for _ in range(2):
+        assert trainer.evaluate()["eval_numbers"] == found[-1][0]
     # Training goes on as if nobody had evaluated.
-    trainer.args.include_for_metrics = []
     trainer.args.eval_strategy, trainer.args.eval_steps = "steps", 1
     trainer.train()
+    assert [log["eval_numbers"] for log in trainer.state.log_history if "eval_numbers" in log] == 2 * [found[-1][0]]
     # The Trainer's own: each sample once as well, but not the loss.
     odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS)
     own = make_trainer(rank, folder, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=Samples(ALL))

@@ -146,6 +146,13 @@ def test_values_of_tokens_are_not_taken_for_values_of_samples() -> None:
                     list(loader.steps())
 
 
+def test_a_loader_that_was_read_first_without_gradients_is_read_with_them() -> None:
+    with ODBDataLoader(Numbers(0, COUNT), **nested(collate_fn=collate, **SETTINGS)) as loader:
+        with torch.inference_mode():
+            first = sum(info.local_samples for _, info in loader.steps())
+        assert first == sum(info.local_samples for _, info in loader.steps()) == COUNT
+
+
 class Masked(Numbers):
     """Samples without labels, whose mask leaves out the first token, or none."""
 

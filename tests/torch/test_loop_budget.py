@@ -68,6 +68,11 @@ def test_it_prints_what_it_rests_on() -> None:
     assert ODBDataLoader(Numbers(0, 4), token_budget=fit.token_budget, collate_fn=collate).token_budget > 0
 
 
+def test_what_fits_and_is_no_multiple_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"\d+ tokens fit into memory, less than multiple_of=1000000"):
+        fit_token_budget(Step(), LENGTHS, limit_bytes=10 * MIB, multiple_of=10**6)
+
+
 def test_the_line_of_a_step_that_grows_linearly_is_exact() -> None:
     fit = fit_token_budget(Step(), [50], limit_bytes=20 * MIB)
     for samples in (3, 17, 60):

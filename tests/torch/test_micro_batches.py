@@ -85,9 +85,15 @@ def collect_errors(rank: int, culprit: int, cases: list[dict[str, Any]]) -> list
 def test_who_cannot_plan_or_plans_by_other_terms_is_named_on_every_rank() -> None:
     """Spec: R13.11. All cases of it are in tests/plan/test_agreement.py."""
     cases: list[dict[str, Any]] = [{"budget": 20}, {"cost": lambda tokens: 1 // 0}, {"at_least": 2}]
+    cases += [{"mean": "sequence-mean"}, {"mean": "bogus"}]
     for result in run_ranks(3, collect_errors, 2, cases):
         assert result.value[0].startswith("rank 2: sample 0 has 25 tokens, more than the budget of 20")
-        assert result.value[1:] == ["rank 2: its own error says why", "at_least differs: 1 on rank 0, 2 on rank 2"]
+        assert result.value[1:] == [
+            "rank 2: its own error says why",
+            "at_least differs: 1 on rank 0, 2 on rank 2",
+            "mean differs: 'token-mean' on rank 0, 'sequence-mean' on rank 2",
+            "mean differs: 'token-mean' on rank 0, none that is known on rank 2",
+        ]
 
 
 def test_a_single_process_needs_no_group() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +82,18 @@ def test_sample_weights_make_the_average_the_mean_over_samples(reduction: LossRe
         ]
     weighting = Weighting(scaling=LossScaling.SAMPLES, reduction=reduction, accumulation_steps=2)
     assert float(compute_average(weighting, losses)) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_a_mean_over_samples_asks_for_no_token_that_carries_loss() -> None:
+    """How many carry loss is then nobody's business; a sum over no token is 0."""
+    counts, total = StepCounts(2, 2, 0), StepCounts(8, 40, 30)
+    by_mean, by_sum = (Weighting(scaling=LossScaling.SAMPLES, reduction=reduction) for reduction in LossReduction)
+    assert by_mean.compute_scale(counts, total, 2) == 2 * 2 / 8
+    assert by_sum.compute_scale(counts, total, 2) == 0
+    with ODBDataLoader(Numbers(0, 4), token_budget=60, collate_fn=collate) as loader:
+        info = replace(next(loader.steps())[1], loss_scale=0.5, local_supervised=0)
+    assert float(info.scale(torch.tensor(3.0))) == 1.5
+    assert float(info.scale(torch.tensor(float("nan")))) == 0
 
 
 def test_a_trainer_that_divides_by_its_micro_steps_gets_that_back() -> None:
@@ -222,6 +234,8 @@ class Slots:
         SimpleNamespace(features=[1, 2, 3], answers=[1, 2, 3]),
         Slots(),
         {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]},
+        {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "loss_mask": [0, 1, 1]},
+        {"input_ids": torch.ones(3), "labels": torch.ones(3, dtype=torch.int64), "loss_mask": torch.tensor([0, 1, 1])},
     ],
 )
 def test_what_nobody_says_carries_loss_is_not_guessed_where_weights_depend_on_it(sample: Any) -> None:
@@ -231,6 +245,8 @@ def test_what_nobody_says_carries_loss_is_not_guessed_where_weights_depend_on_it
     with pytest.raises(SampleError, match=r"pass Loss\(supervised_fn=\), or Loss\(scaling='samples'\)"):
         SupervisedCounter(length, is_checked=True)(sample)
     assert SupervisedCounter(length)(sample) == 2
+    kept = {"input_ids": [1, 2, 3], "labels": [-100, 1, 2], "loss_mask": [0, 1, 1]}
+    assert Measure(get_length, SupervisedCounter(get_length, is_checked=True))([kept])[0][:2] == (3, 2)
     Measure(get_length, SupervisedCounter(get_length))([{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}])
     with pytest.raises(SampleError, match="it has loss_mask and no labels"):
         Measure(get_length, SupervisedCounter(get_length, is_checked=True))(

@@ -21,7 +21,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.torch import ODBDataLoader, StepInfo
 from odb_ref.torch.loop import MemoryFit, StepGuard
 from odb_ref.torch.loop import guard as guard_module
-from odb_ref.torch.loop.splitting import split_batch
+from odb_ref.torch.loop.splitting import find_count, split_batch
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, Prompts, collate
 from tests.torch.models import (
@@ -406,6 +406,28 @@ def run_once(batch: dict[str, Any], **options: Any) -> list[float]:
         guard.backward(found | batch, info)
     assert guard.failures == 1
     return get_gradient(model)
+
+
+def test_a_class_of_a_sample_is_not_predicted_from_the_one_before() -> None:
+    """Checks: WEIGHT. The first of the second half counts."""
+    count = find_count({"labels": torch.tensor([-100, 1, 2, 0])}, 3)
+    assert [count({"labels": torch.tensor(half)}) for half in ([-100, 1], [2, 0])] == [1, 2]
+
+
+def test_what_a_compute_loss_changes_in_a_batch_is_as_it_was_when_the_pass_is_repeated() -> None:
+    model, faults = make_model(), Faults(0, 1.0, most=3)
+
+    def compute_loss(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        batch["more"] = batch.pop("more") + 1
+        assert batch["more"] == 2
+        return faults.compute_loss(model, batch)
+
+    guard = StepGuard(model, compute_loss)
+    with ODBDataLoader(Numbers(0, 4), **nested(**(OPTIONS | {"token_budget": 1000, "ramp_rounds": 0}))) as loader:
+        ((found, info),) = loader.steps()
+        guard.backward(found | {"more": 1}, info)
+    assert guard.failures == 1
+    assert get_gradient(model) == pytest.approx(run_once({}), abs=1e-15)
 
 
 def test_labels_that_do_not_show_what_carries_loss_need_a_count() -> None:

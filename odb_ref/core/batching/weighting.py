@@ -72,7 +72,9 @@ class Weighting:
                 share = world_size / update.supervised if update.supervised else 0.0
                 return factor * share * (local.supervised if self.reduction is LossReduction.MEAN else 1)
             case LossScaling.SAMPLES:
-                if not local.supervised:
-                    return 0.0  # its batch has no mean
                 share = local.samples * world_size / update.samples
-                return factor * (share / local.supervised if self.reduction is LossReduction.SUM else share)
+                if self.reduction is LossReduction.MEAN:
+                    return (
+                        factor * share
+                    )  # what carries loss may not be known: a mean of no token is left out where it is seen
+                return factor * share / local.supervised if local.supervised else 0.0

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar
 
 import torch
+from accelerate.state import GradientState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import Trainer
@@ -28,10 +29,18 @@ _OF_TRAINING: Final = frozenset(
 
 
 class EvaluationSteps:
-    """The steps of an evaluation as the Trainer iterates them, and what it asks of them."""
+    """The steps of an evaluation as the Trainer iterates them, and what it asks of them.
 
-    def __init__(self, loader: ODBDataLoader) -> None:
+    Accelerate's ``gradient_state`` is told of them as of a loader of its own: the Trainer asks it which batch is the last.
+    """
+
+    end_of_dataloader = False
+    remainder = -1
+    """Of samples that were repeated for the ranks to have as many: nobody knows of any."""
+
+    def __init__(self, loader: ODBDataLoader, gradient_state: GradientState) -> None:
         self.loader = loader
+        self._gradient_state = gradient_state
         self.samples = 0
         """Samples evaluated so far, on all ranks."""
         self._info: StepInfo | None = None
@@ -39,12 +48,16 @@ class EvaluationSteps:
         self._supervised = 0
 
     def __iter__(self) -> Iterator[object]:
-        for batch, info in self.loader.steps():
-            if not isinstance(batch, Mapping):
-                raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
-            self._info = info
-            self.samples += info.global_samples
-            yield batch
+        self._gradient_state._add_dataloader(self)
+        try:
+            for batch, info in self.loader.steps():
+                if not isinstance(batch, Mapping):
+                    raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
+                self._info, self.end_of_dataloader = info, info.is_last
+                self.samples += info.global_samples
+                yield batch
+        finally:
+            self._gradient_state._remove_dataloader(self)
 
     def note_loss(self, loss: Tensor) -> None:
         """Adds the mean loss of the present batch."""
@@ -113,7 +126,8 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
         read = take_share(
             dataset if isinstance(dataset, IterableDataset) else prepared.dataset, self.args, options.get("shard")
         )
-        return EvaluationSteps(ODBDataLoader(read, **arrange(options)))  # type: ignore[arg-type]
+        loader = ODBDataLoader(read, **arrange(options))  # type: ignore[arg-type]
+        return EvaluationSteps(loader, self.accelerator.gradient_state)
 
     def evaluation_loop(
         self, dataloader: object, *args: object, metric_key_prefix: str = "eval", **kwargs: object

@@ -116,13 +116,15 @@ def fit_token_budget(
         budget = max(point.tokens for point in found if _fits(point, limit * threshold))
         fits.append((budget, base, slope))
     budget, base, slope = min(fits)
+    if budget < multiple_of:
+        raise UsageError(f"{budget} tokens fit into memory, less than multiple_of={multiple_of}")
     return MemoryFit(
         points=tuple(measure.points),
         base_bytes=base,
         bytes_per_token=slope,
         limit_bytes=limit,
         threshold=threshold,
-        token_budget=max(budget // multiple_of * multiple_of, 1),
+        token_budget=budget // multiple_of * multiple_of,
     )
 
 

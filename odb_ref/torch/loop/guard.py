@@ -17,8 +17,9 @@ A sample that does not fit alone fails the step on every rank: it is not left ou
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, Generic, TypedDict, Unpack
 
@@ -346,7 +347,9 @@ class StepGuard(UpdateGuard[Batch]):
         **options: Unpack[GuardOptions[Batch]],
     ) -> None:
         def run_pass(model: nn.Module, batch: Batch, info: StepInfo) -> torch.Tensor:
-            scaled = info.scale(compute_loss(model, batch))
+            # What a compute_loss takes out must be there when the pass is repeated.
+            own = copy.copy(batch) if isinstance(batch, Mapping | list) else batch
+            scaled = info.scale(compute_loss(model, own))
             backward(scaled)
             return scaled.detach()
 

@@ -98,6 +98,8 @@ class SupervisedCounter:
             is_single = isinstance(labels, int) or getattr(labels, "ndim", None) == 0
             return int(not (is_single and labels == IGNORE_INDEX))
         count = _count_labels(labels, self.is_shifted)
+        if self.is_checked:
+            _check_masks(sample, labels)
         if self.is_shifted:
             _check_shift(labels, get_field(sample, "input_ids"))
         return count
@@ -113,6 +115,24 @@ def _check_fields(sample: object, *, has_ids: bool) -> None:
         f"nothing says which tokens of a sample ({type(sample).__name__}) carry loss, as {cause}: pass Loss(supervised_fn=), "
         "or Loss(scaling='samples') for a mean over samples"
     )
+
+
+def _check_masks(sample: object, labels: object) -> None:
+    """Refuses a sample whose mask leaves out tokens that have labels: a loss may go by either."""
+    for name in _MASKS:
+        mask = get_field(sample, name)
+        if mask is None or isinstance(mask, str):
+            continue
+        left_out, labelled = _make_array(mask) == 0, _make_array(labels) != IGNORE_INDEX
+        if np.shape(left_out) == np.shape(labelled) and np.any(np.logical_and(left_out, labelled)):
+            raise SampleError(
+                f"the {name} of a sample leaves out tokens that have labels: make these labels {IGNORE_INDEX}, or pass "
+                "Loss(supervised_fn=), or Loss(scaling='samples') for a mean over samples"
+            )
+
+
+def _make_array(values: object) -> object:
+    return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
 
 
 def _count_fields(sample: object) -> int:
@@ -168,8 +188,10 @@ def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
     length = _count_row(ids)
     if not length:
         return None
+    if not _UNUSUAL.isdisjoint(sample):
+        return None
     if labels is None:
-        return (length, length - is_shifted) if _UNUSUAL.isdisjoint(sample) else None
+        return length, length - is_shifted
     if type(labels) is not type(ids) or _count_row(labels) != length:
         return None
     if isinstance(labels, list):

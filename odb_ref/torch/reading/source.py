@@ -151,7 +151,8 @@ class Source:
             self._sampler.chunk_samples = 1
         self._generator = torch.Generator()
         # Workers that outlive an epoch learn of the next one's seed by shared memory.
-        self._epoch_seed = torch.zeros((), dtype=torch.int64, device="cpu")
+        with torch.inference_mode(False):  # else it could not be set outside of it later
+            self._epoch_seed = torch.zeros((), dtype=torch.int64, device="cpu")
         # A DataLoader has ways of its own with data pipes.
         is_pipe = isinstance(dataset, IterDataPipe)
         arguments: dict[str, object] = {

@@ -83,7 +83,9 @@ def list_cautions(
         found.append(Caution(About.BATCH_SIZE, text))
     shard = int(np.diff(workload.offsets).max())
     if has_window and summary.window > shard:
-        text = f"a window of {summary.window:,} is larger than any shard: it acts as one of {shard:,} samples, an epoch at once"
+        text = (
+            f"a window of {summary.window:,} is larger than any shard, of {shard:,} samples at most: it holds an epoch"
+        )
         found.append(Caution(About.WINDOW, text))
     if (
         has_window

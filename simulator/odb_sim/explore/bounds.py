@@ -8,7 +8,7 @@ from itertools import chain
 
 from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.config import Config, Terms
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import MOST, UsageError
 from odb_ref.core.types import Sample
 from odb_sim.inputs.conditions import BudgetTable
 from odb_sim.inputs.rules import get_instance
@@ -75,6 +75,10 @@ class Bounds(Terms):
         if len(self.accepted) > self.ranks or min(chain(*self.accepted), default=1) < 1:
             raise UsageError(
                 f"accepted holds budgets of at least 1 for each of {self.ranks} ranks, got {self.accepted}"
+            )
+        if self.budget_tokens > MOST:
+            raise UsageError(
+                f"budget_tokens must be at most {MOST}, got {self.budget_tokens}: more cannot be exchanged"
             )
         if self.is_shared and self.window_bytes:
             raise UsageError(

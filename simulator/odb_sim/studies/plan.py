@@ -74,7 +74,7 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if not 0 < self.epochs <= 1e6:
-            raise UsageError(f"--epochs must be more than 0, got {self.epochs}")
+            raise UsageError(f"--epochs must be more than 0 and at most a million, got {self.epochs:g}")
         if self.tokens is not None and self.tokens < 1:
             raise UsageError(f"--tokens must be at least 1, got {self.tokens}")
         if self.memory_tokens is not None and self.memory_tokens < 1:

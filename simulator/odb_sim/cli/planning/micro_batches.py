@@ -113,6 +113,6 @@ def _print_outcome(outcome: WaysToDivide, name: str, options: argparse.Namespace
     print(
         f"Where the samples stay, a step takes {stay.step_s:,.3f} s, of which the mean rank waits {stay.wait_s:,.3f} s "
         f"({stay.wait_s / stay.step_s:.1%}) for others. Dealing them out{together} saves {outcome.saved_s:,.3f} s "
-        f"({outcome.saved_s / stay.step_s:.1%}). No plan takes less than {outcome.bound_s:,.3f} s; the {outcome.left_s:,.3f} s "
-        f"({outcome.left_s / dealt.step_s:.1%}) above that only other lengths, groups or budgets could save."
+        f"({outcome.saved_s / stay.step_s:.1%}). No plan takes less than {outcome.bound_s:,.3f} s: a perfect "
+        f"one, if there is one, would save {outcome.left_s:,.3f} s more ({outcome.left_s / dealt.step_s:.1%})."
     )
