@@ -36,7 +36,7 @@ class EvaluationSteps:
 
     end_of_dataloader = False
     remainder = -1
-    """Of samples that were repeated for the ranks to have as many: nobody knows of any."""
+    """What Accelerate cuts from the last batch as repeated samples: -1, unknown, since none is repeated here."""
 
     def __init__(self, loader: ODBDataLoader, gradient_state: GradientState) -> None:
         self.loader = loader
