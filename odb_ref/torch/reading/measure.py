@@ -33,6 +33,9 @@ MOST: Final = 2**42
 _MASKS: Final = ("loss_mask", "response_mask", "target", "targets", "target_ids", "target_mask")
 """Names of fields that say what carries loss, each in a way of its own."""
 
+_ZERO_ONE: Final = ("loss_mask", "response_mask", "target_mask")
+"""Those that say it by 0 and 1 for each token."""
+
 _UNUSUAL: Final = frozenset((*LABELS, *_MASKS)) - {"labels"}
 
 
@@ -119,7 +122,7 @@ def _check_fields(sample: object, *, has_ids: bool) -> None:
 
 def _check_masks(sample: object, labels: object) -> None:
     """Refuses a sample whose mask leaves out tokens that have labels: a loss may go by either."""
-    for name in _MASKS:
+    for name in _ZERO_ONE:
         mask = get_field(sample, name)
         if mask is None or isinstance(mask, str):
             continue
