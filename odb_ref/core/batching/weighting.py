@@ -74,7 +74,6 @@ class Weighting:
             case LossScaling.SAMPLES:
                 share = local.samples * world_size / update.samples
                 if self.reduction is LossReduction.MEAN:
-                    return (
-                        factor * share
-                    )  # what carries loss may not be known: a mean of no token is left out where it is seen
-                return factor * share / local.supervised if local.supervised else 0.0
+                    # Which tokens carry loss may not be known: a mean of none is left out where it is seen.
+                    return factor * share
+                return factor * (share / local.supervised) if local.supervised else 0.0
