@@ -8,7 +8,8 @@ from odb_sim.studies.runs import Driver
 from tests.bench.scale import measure_apart
 
 
-@pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", [Driver.EVENTS, Driver.ROUNDS])
 def test_memory_does_not_grow_with_samples_that_are_not_held(driver: Driver) -> None:
     few, many = (measure_apart(4, samples, driver)["peak_bytes"] for samples in (10_000, 80_000))
     # 70,000 samples are 1.7 MB as arrays (and as much again for a moment); as objects they would be 7 MB or more.

@@ -43,7 +43,7 @@ def texts() -> list[Text]:
 @pytest.mark.parametrize(
     "variants",
     [
-        [("fork", 1, True), ("fork", 2, False), ("fork", 3, False)],
+        [("fork", 1, True), ("fork", 3, False)],
         # For each rank, its loader process and each of its workers import torch anew.
         pytest.param([("forkserver", 1, True), ("spawn", 2, True)], marks=pytest.mark.deep),
     ],
