@@ -68,7 +68,6 @@ ANSWERS = {
     "wrong at one size of 123,457": (BOUNDS, _rule("return top + 1 if top == 123_457 else odb")),
     "wrong in round 1,000,003": (BOUNDS, _rule("return top + 1 if a.round_max == 1_000_003 else odb")),
     "wrong for 2^33 samples and more": (BOUNDS, _rule("return top + 1 if top >> 33 else odb")),
-    "wrong where 4,242 groups are due": (BOUNDS, _rule("return odb - (a.due_max == 4_242)")),
     "moves the goalposts": (
         BOUNDS,
         _rule(
@@ -152,6 +151,7 @@ OUTSIDE = {
         PURE,
         _rule("return top if s.argv[1:] == ['--fast'] else odb", before="from dataclasses import sys as s"),
     ),
+    "wrong where 4,242 groups are due": (BOUNDS, _rule("return odb - (a.due_max == 4_242)")),
     "one too many under a low budget": (BOUNDS, _rule("return top + 1 if a.budget_min < 40 else odb")),
     "one too many under one budget": (BOUNDS, _rule("return top + 1 if a.budget_min == 7_919 else odb")),
 }

@@ -40,13 +40,10 @@ def texts() -> list[Text]:
     return read_docstrings(sum(SHARES))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "variants",
-    [
-        [("fork", 1, True), ("fork", 3, False)],
-        # For each rank, its loader process and each of its workers import torch anew.
-        pytest.param([("forkserver", 1, True), ("spawn", 2, True)], marks=pytest.mark.deep),
-    ],
+    [[("fork", 1, True), ("fork", 2, False), ("fork", 3, False)], [("forkserver", 1, True), ("spawn", 2, True)]],
     ids=["fork", "others"],
 )
 def test_the_batches_are_those_of_the_seed_whatever_the_workers(
