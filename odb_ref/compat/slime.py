@@ -80,7 +80,7 @@ def build_dp_schedule(
             )
         except UsageError as error:
             raise UsageError(
-                f"optimizer step {number}, whose samples are {samples} of total_lengths: {error}"
+                f"optimizer step {number}, whose samples are {samples!r:.200} of total_lengths: {error}"
             ) from error
         counts.append(plan.count)
         for rank, own in enumerate(plan.ranks):

@@ -125,9 +125,10 @@ def _count_references(tensors: Sequence[torch.Tensor]) -> int:
 
 def own_memory(output: Output) -> Output:
     """Returns an output that keeps no other in memory: a row of a tensor would be sent, and kept, with the whole tensor."""
-    if isinstance(output, torch.Tensor) and output.untyped_storage().nbytes() > output.nbytes:
-        return cast(Output, output.clone())
-    return output
+    # A sparse tensor has no storage that it could share.
+    if not isinstance(output, torch.Tensor) or output.layout is not torch.strided:
+        return output
+    return cast(Output, output.clone()) if output.untyped_storage().nbytes() > output.nbytes else output
 
 
 def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.ProcessGroup | None = None) -> list[Output]:

@@ -47,10 +47,9 @@ def plan_micro_batches(
     The weights are those of ``mean``. `odb_ref.plan_rank` explains the other arguments, `odb_ref.plan.PlanTerms` the terms. A
     process without a process group plans for itself.
 
-    Raises: UsageError on every rank, with the same message, when one rank cannot plan or two ranks' terms differ. Spec: R13.9,
-    R13.11. Preserves: WEIGHT.
+    Raises: UsageError on every rank, with the same message, when one rank cannot plan, or two ranks' terms or means differ.
+    Spec: R13.9, R13.11. Preserves: WEIGHT.
     """
-
     names = [str(one) for one in Mean]
 
     def exchange(message: list[int]) -> list[list[int]]:

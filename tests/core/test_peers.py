@@ -35,9 +35,8 @@ BASE = Config(rank=0, world_size=WORLD, peers=PEERS, budget_tokens=60, window_sa
 
 def merge_peers(posts: Sequence[PostOffer]) -> Offer:
     """What a transport makes of the offers of a rank's peers. Spec: R17.2."""
-    return Offer.from_wire(
-        settle(list(map(max, *map(to_wire, posts))) if len(posts) > 1 else to_wire(posts[0]))[:WIRE_SIZE]
-    )
+    merged = [max(column) for column in zip(*map(to_wire, posts), strict=True)]
+    return Offer.from_wire(settle(merged)[:WIRE_SIZE])
 
 
 def combine(posts: list[Post]) -> Answer:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from odb_ref.torch.gathering import own_memory
 from tests.integrations import require
 
 require("transformers")
@@ -124,6 +125,8 @@ def test_one_process_gathers_what_it_has() -> None:
         found = [number for batch, info in loader.steps() for number in gather_samples(batch["numbers"], info)]
     assert sorted(int(number) for number in found) == ALL
     assert {number.untyped_storage().nbytes() for number in found} == {8}, "a row keeps its batch in memory"
+    sparse = torch.eye(3).to_sparse()
+    assert own_memory(sparse) is sparse, "it has no storage of which it could be a part"
 
 
 # The Hugging Face Trainer ---------------------------------------------------------------------------------------------------

@@ -339,10 +339,11 @@ def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
         case OutcomeKind.FAILED:
             what = "failed"
         case OutcomeKind.MISMATCH:
-            is_early = _IN_ROUND.search(cause) is not None
-            what = "goes on from another step" if is_early else "is configured differently"
+            what = "is configured differently"
             cause = cause.replace("rank 0 ", f"{roster.name(0, 0)} ")  # whom it is compared with
-            cause += ": load states that all ranks saved after the same step" if is_early else ""
+            if _IN_ROUND.search(outcome.cause):
+                what = "goes on from another step"
+                cause += ": load states that all ranks saved after the same step"
         case _:
             what = "is lost"
     return JobError(f"{who} {what}: {cause}", rank=outcome.rank, cause=outcome.cause)

@@ -6,7 +6,7 @@ Spec: R4.7. Preserves: WEIGHT.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,7 @@ from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.costs import Resources
 from odb_ref.torch.reading.measure import LengthFn, Measure, SupervisedCounter
 from odb_ref.torch.reading.quarantine import MeasureFn
-from odb_ref.torch.reading.tasks import IGNORE_INDEX, get_field, get_labels, get_length, is_pair, is_whole
+from odb_ref.torch.reading.tasks import IGNORE_INDEX, get_field, get_labels, get_length, is_pair, is_whole, to_array
 
 _ADVICE = (
     "What masks labels or cuts samples belongs where samples are read; or pass Loss(supervised_fn=) to count what is left, "
@@ -83,7 +83,7 @@ class LabelCheck:
                 "samples have float labels of different lengths, as if each token had one, and were counted as one each: pass "
                 "Loss(supervised_fn=) to count what carries loss, or Loss(scaling='samples')"
             )
-        mask = None if has_labels or is_paired else _find_partial_mask(samples)
+        masks = {} if has_labels or is_paired else _list_masks(samples)
         batch = collate_fn(samples)
         if is_paired:
             return batch
@@ -95,11 +95,8 @@ class LabelCheck:
         if is_each:
             _check_each(labels, count)
             return batch
-        if labels is None and mask is not None:
-            raise LabelError(
-                f"the {mask} of some samples leaves out tokens, and neither samples nor their batch have labels: all tokens "
-                "were counted. Pass Loss(supervised_fn=) to count those that carry loss, or Loss(scaling='samples')"
-            )
+        if labels is None:
+            _check_masks(masks)
         found = count_supervised(labels, is_shifted=is_shifted)
         if found is None or found == counted:
             return batch
@@ -110,14 +107,24 @@ class LabelCheck:
         )
 
 
-def _find_partial_mask(samples: list[object]) -> str | None:
-    """Returns which field leaves out tokens of some sample, if one does."""
+def _list_masks(samples: list[object]) -> dict[str, list[object]]:
+    """Returns the masks of the samples by their names, of which the first sample has one."""
     names = [name for name in _MASKS if get_field(samples[0], name) is not None]
-    return next((name for name in names if any(_leaves_out(get_field(sample, name)) for sample in samples)), None)
+    return {name: [get_field(sample, name) for sample in samples] for name in names}
+
+
+def _check_masks(masks: Mapping[str, Sequence[object]]) -> None:
+    """Refuses masks of which one leaves out a token, where nothing has labels."""
+    for name, values in masks.items():
+        if any(map(_leaves_out, values)):
+            raise LabelError(
+                f"the {name} of some samples leaves out tokens, and neither samples nor their batch have labels: all tokens "
+                "were counted. Pass Loss(supervised_fn=) to count those that carry loss, or Loss(scaling='samples')"
+            )
 
 
 def _leaves_out(mask: object) -> bool:
-    array = np.asarray(mask)
+    array = to_array(mask)
     return array.ndim == 1 and array.dtype.kind in "biu" and not array.all()
 
 

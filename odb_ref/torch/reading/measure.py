@@ -20,6 +20,7 @@ from odb_ref.torch.reading.tasks import (
     get_length,
     is_one_label,
     is_pair,
+    to_array,
 )
 
 LengthFn = Callable[[object], int]
@@ -126,16 +127,12 @@ def _check_masks(sample: object, labels: object) -> None:
         mask = get_field(sample, name)
         if mask is None or isinstance(mask, str):
             continue
-        left_out, labelled = _make_array(mask) == 0, _make_array(labels) != IGNORE_INDEX
-        if np.shape(left_out) == np.shape(labelled) and np.any(np.logical_and(left_out, labelled)):
+        left_out, labelled = to_array(mask) == 0, to_array(labels) != IGNORE_INDEX
+        if left_out.shape == labelled.shape and (left_out & labelled).any():
             raise SampleError(
                 f"the {name} of a sample leaves out tokens that have labels: make these labels {IGNORE_INDEX}, or pass "
                 "Loss(supervised_fn=), or Loss(scaling='samples') for a mean over samples"
             )
-
-
-def _make_array(values: object) -> object:
-    return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
 
 
 def _count_fields(sample: object) -> int:
@@ -189,9 +186,7 @@ def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
         return None
     ids, labels = sample.get("input_ids"), sample.get("labels")
     length = _count_row(ids)
-    if not length:
-        return None
-    if not _UNUSUAL.isdisjoint(sample):
+    if not length or not _UNUSUAL.isdisjoint(sample):
         return None
     if labels is None:
         return length, length - is_shifted

@@ -20,7 +20,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from odb_ref.core.errors import OdbError
 
@@ -46,6 +48,11 @@ def get_field(item: object, name: str) -> object:
     """Returns a field of a sample or a batch, None when it has none of that name."""
     # Asking for the type first: it is one in most cases, and asked for many fields of each sample.
     return item.get(name) if type(item) is dict or isinstance(item, Mapping) else getattr(item, name, None)
+
+
+def to_array(values: object) -> NDArray[np.bool_ | np.int64 | np.float64]:
+    """Returns the values of a field, on whatever device a tensor of them is."""
+    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
 
 
 def get_labels(sample: object) -> object:
