@@ -49,6 +49,7 @@ _WAITING: Final = (
     "test_failures.py",
     "test_identity.py",
     "test_links.py",
+    "test_loader_process.py",
     "test_orphans.py",
     "test_quarantine.py",
     "test_random_faults.py",
@@ -92,14 +93,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def list_slice(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Returns all but what is marked deep; of a test marked slow, about the cube root of its cases, evenly spread."""
+    """Returns all but what is marked deep; of a test marked slow, about the fourth root of its cases, evenly spread."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("deep") is None:
             is_slow = item.get_closest_marker("slow") is not None
             cases.setdefault(item.nodeid.partition("[")[0] if is_slow else item.nodeid, []).append(item)
     # Every so many, an odd number: to meet both values of a last parameter that has two.
-    kept = {item for same in cases.values() for item in same[:: len(same) // round(len(same) ** (1 / 3)) | 1]}
+    kept = {item for same in cases.values() for item in same[:: len(same) // round(len(same) ** (1 / 4)) | 1]}
     return [item for item in items if item in kept]
 
 

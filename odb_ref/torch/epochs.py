@@ -176,7 +176,7 @@ class Epochs(Generic[Batch]):
             raise
         self._schedule.begin(start)
         delivery = self._make_delivery(config, service, exchange, start)
-        self._delivery = delivery
+        self._steps_before, self._delivery = start.steps_before, delivery
         session.begin(delivery)
         return EpochIterator(self, delivery, self._spec.on_idle, self._compute_bound(), told=self._told)
 
@@ -229,8 +229,6 @@ class Epochs(Generic[Batch]):
         number = rank if roster.peers > 1 else roster.processes[rank]
         size = max(world_size, number + 1)
         trace = None if path is None else compute_trace_path(path, number, size, epoch, taken, peer=roster.peer)
-        # A round that is formed again was counted before.
-        self._steps_before = self._count_steps() - start.progress.steps
         start = replace(
             start,
             tag=self._make_tag(start, identity),
@@ -238,7 +236,8 @@ class Epochs(Generic[Batch]):
             run=run,
             workers=self.num_workers,
             accepted_tokens=NONE if self._accepted_tokens is None else self._accepted_tokens,
-            steps_before=self._steps_before,
+            # A round that is formed again was counted before.
+            steps_before=self._count_steps() - start.progress.steps,
         )
         if start.checkpoint is None:
             acceptance = start.make_acceptance(self.token_budget, self._budget_schedule)

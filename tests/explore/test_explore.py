@@ -53,6 +53,7 @@ def walk_slowly(bounds: Bounds) -> tuple[set[World], int, int]:
     return set(depths), edges, max(depths.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one rank", "uneven", "depth 1, failures and stops", "quota without a number"])
 def test_search_covers_what_a_plain_search_covers(name: str) -> None:
     worlds, edges, depth = walk_slowly(SMALL[name])

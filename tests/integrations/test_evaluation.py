@@ -346,6 +346,7 @@ def evaluate_carelessly(rank: int, world_size: int, folder: Path) -> dict[str, s
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_lightning_evaluates_on_an_evaluation_loader_that_is_asked_and_on_nothing_else(
     tmp_path: Path, world_size: int

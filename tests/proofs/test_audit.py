@@ -245,6 +245,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_statements_that_look_alike_have_other_digests(audit: ModuleType, small: Path, name: str) -> None:
     text, sides = PAIRS[name]

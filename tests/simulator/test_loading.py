@@ -109,6 +109,7 @@ def test_many_ranks_at_once_are_read_as_each_by_itself(
         now, left = float(answers.max()) + random.choice([0.0, 3.0, 40.0]), left - counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["standard", "hfg", "gmt", "peer", "odb", "paper"])
 def test_every_policy_s_loader_reads_faster_with_more_workers(policy: str) -> None:
     gpu = GpuCost(fixed_s=0.0, per_token_s=0.0, per_token2_s=0.0)

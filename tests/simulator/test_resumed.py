@@ -30,6 +30,7 @@ class Prompt(AnyOrder):
         return count, count == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_rest_of_an_epoch_replays_equal_after_any_step(name: str, tmp_path: Path) -> None:
     rounds = set()

@@ -241,6 +241,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     assert re.fullmatch(r"long: 0 s", tell(0, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "usual"), [("--layout packed --shards shared", 600), ("--no-beside", 100)])
 def test_tune_says_how_far_it_is(
     options: str, usual: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -84,6 +84,7 @@ def train_variants(rank: int, kind: str) -> Any:
     return [train(rank, kind, options, seed) for seed, options in enumerate(VARIANTS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "world_size"), [("ddp", 1), ("ddp", 2), ("fsdp2", 2)])
 def test_pairs_go_in_halves_of_whole_pairs_with_exact_gradients(kind: str, world_size: int) -> None:
     """Checks: WEIGHT, ONCE, COVER. Sharded, batches are halved before the pass."""

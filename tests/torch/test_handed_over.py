@@ -411,6 +411,20 @@ def test_two_loaders_do_not_write_one_trace(tmp_path: Path) -> None:
         read(last)
 
 
+def test_an_epoch_that_cannot_begin_counts_no_step_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    with make_loader(trace=folder / "trace.ndjson") as loader:
+        steps = len(read(loader))
+        folder.rename(tmp_path / "away")
+        with pytest.raises((OSError, UsageError)):
+            read(loader)
+        assert loader.state_dict()["steps"] == steps
+        folder.mkdir()
+        more = len(read(loader))
+        assert loader.state_dict()["steps"] == steps + more
+
+
 def trace_in_groups(rank: int, groups: list[list[int]], path: Path) -> None:
     group, _ = dist.new_subgroups_by_enumeration(groups)
     with make_loader(shard="given", process_group=group, is_apart=True, trace=path) as loader:

@@ -95,6 +95,7 @@ def read_all(rank: int, shapes: list[Shape]) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "shapes"), [(4, OF_FOUR), (8, OF_EIGHT)], ids=["4", "8"])
 def test_peers_read_the_same_and_ranks_share_the_data_set(processes: int, shapes: list[Shape]) -> None:
     values = get_values(run_ranks(processes, read_all, shapes))

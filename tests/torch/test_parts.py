@@ -221,6 +221,10 @@ class Slots:
     __slots__ = ("answers", "features")
 
 
+class OneSlot:
+    __slots__ = "tokens"  # noqa: PLC0205  # what Python takes for a name
+
+
 @pytest.mark.parametrize(
     "sample",
     [
@@ -267,6 +271,7 @@ def test_what_nobody_says_carries_loss_is_not_guessed_where_weights_depend_on_it
         {"tokens": [1, 2, 3]},
         {"input_ids": [1, 2, 3], "target": "web"},
         SimpleNamespace(tokens=[1, 2, 3]),
+        OneSlot(),
     ):
         assert SupervisedCounter(length, is_checked=True)(text) == 2
 

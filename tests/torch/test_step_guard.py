@@ -356,6 +356,7 @@ def get_whole_gradient(model: nn.Module) -> list[float]:
         return get_gradient(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
 def test_a_sharded_model_takes_more_passes_on_every_rank(kind: str) -> None:
     values = get_values(run_ranks(2, train_sharded, kind, {"accumulation_steps": 2}, timeout_s=120))

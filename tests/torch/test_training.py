@@ -157,6 +157,7 @@ def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> A
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [["odd", "all"], ["all", "all"], ["no", "odd"]])
 def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exact(masked: list[str]) -> None:
     """Checks: WEIGHT. Idle replays and real batches alike; their mean loss is 0/0."""

@@ -232,6 +232,7 @@ def test_chains_that_went_wrong() -> None:
     check_chains(chains)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 def test_other_numbers_of_ranks_finish_an_epoch_of_the_free_mode(shard: str) -> None:
     """Spec: R10.3, R11.3, R14.6. Checks: RESUME, ONCE, COVER. Twice; bad samples at both ends and in a row, or none."""
@@ -246,6 +247,7 @@ def test_other_numbers_of_ranks_finish_an_epoch_of_the_free_mode(shard: str) -> 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 def test_an_epoch_goes_on_with_another_number_of_ranks(shard: str) -> None:
     """Saved after any step; twice within an update, once before a step of it was taken. Checks: UPDATE, WEIGHT, RESUME."""

@@ -68,6 +68,7 @@ PLACED: dict[int, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", PLACED)
 def test_an_update_holds_its_places_whoever_reads_them(world_size: int) -> None:
     """Checks: UPDATE, COVER."""

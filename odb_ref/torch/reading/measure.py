@@ -149,7 +149,8 @@ def _count_fields(sample: object) -> int:
         case Mapping():
             return len(sample)
         case _:
-            names = {name for kind in type(sample).__mro__ for name in getattr(kind, "__slots__", ())}
+            slots = [getattr(kind, "__slots__", ()) for kind in type(sample).__mro__]
+            names = {name for own in slots for name in ((own,) if isinstance(own, str) else own)}
             return len(names.union(getattr(sample, "__dict__", ())))
 
 
