@@ -91,9 +91,41 @@ def test_a_lowered_budget_is_saved_and_holds_in_the_first_round_of_the_next_epoc
         assert max(tokens for _, tokens, _ in _read(other)) <= LESS
 
 
-def test_an_epoch_under_a_schedule_is_resumed_with_the_same_batches() -> None:
+@pytest.mark.parametrize("updates", [None, 24])
+def test_an_epoch_under_a_schedule_is_resumed_with_the_same_batches(updates: int | None) -> None:
     """Spec: R15.4, R15.5. Checks: RESUME."""
-    check_goes_on(lambda: _make_loader(budget_schedule=_grow), (3, 9, 20, 31))
+    check_goes_on(lambda: _make_loader(budget_schedule=_grow, update_samples=updates), (3, 9, 20, 31))
+
+
+def test_a_lowered_budget_holds_in_the_update_behind_the_one_that_was_saved() -> None:
+    """Spec: R15.5, R16.6. Checks: RESUME. Other ranks too begin under what was accepted."""
+    found = [value[0] for value in get_values(run_ranks(2, _lower_and_save))]
+    states = [state for state, _ in found]
+    for ranks, given in ((2, states), (2, states[1:]), (1, states), (3, states[1:])):
+        rests = get_values(run_ranks(ranks, _go_on, given))
+        assert max(tokens for rest in rests for _, tokens, _ in rest) <= LESS
+        if ranks == 2:
+            assert rests == [rest for _, rest in found]
+
+
+def _lower_and_save(rank: int) -> list[tuple[Any, list[tuple[int, int, list[int]]]]]:
+    """The states at the ends of updates once all that follows is formed under less, each with the steps behind it."""
+    states = []
+    with _make_loader(update_samples=24) as loader:
+        for batch, info in loader.steps():
+            numbers = [] if info.is_idle else batch["numbers"]
+            states.append((info, numbers, loader.state_dict()))
+            if info.step == 4 and rank == 1:
+                loader.accept_budget(LESS)
+    steps = [(info.round, info.padded_tokens if len(numbers) > 1 else 0, numbers) for info, numbers, _ in states]
+    ends = [at for at, (info, _, _) in enumerate(states) if info.is_update_end and info.update > 3]
+    return [(states[at][2], steps[at + 1 :]) for at in ends]
+
+
+def _go_on(rank: int, states: list[Any]) -> list[tuple[int, int, list[int]]]:
+    with _make_loader(update_samples=24) as loader:
+        loader.load_state_dict(states)
+        return _read(loader)
 
 
 def test_a_schedule_counts_the_steps_of_all_epochs() -> None:

@@ -165,8 +165,13 @@ class Cursor:
             )
         update = planned.steps[0].round // self._config.update_rounds
         if self._has_updates and self.next_step > planned.steps[-1].number:
-            rounds = self._config.update_rounds
-            start = begin_update(update + 1, self.next_step, self.emitted_samples, rounds=rounds)
+            start = begin_update(
+                update + 1,
+                self.next_step,
+                self.emitted_samples,
+                rounds=self._config.update_rounds,
+                budgets=planned.next_start,
+            )
             return EpochProgress(checkpoint=Checkpoint(start=start))
         is_resumed = update == self._resumed_update
         return EpochProgress(

@@ -200,8 +200,7 @@ class Schedule:
                 f"load_state_dict: ranks or settings have changed ({what}), so the states of all ranks are needed, as a list"
             )
         if order.update_samples is not None:
-            states = [saved] if is_between else loaded
-            return begin_inside(states, order.update_samples, rank, world_size, is_shared=order.is_shared)
+            return begin_inside(loaded, order.update_samples, rank, world_size, is_shared=order.is_shared)
         return EpochProgress(base=join_states(loaded))
 
 

@@ -8,15 +8,25 @@ Spec: R16.5, R16.6. Preserves: UPDATE.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from odb_ref.core.batching.updates import compute_first_place, count_rounds
 from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.torch.plan.state import START, EpochProgress, EpochState, Part, check_all_ranks
 
 
-def begin_update(update: int, steps: int, samples: int, *, rounds: int) -> RoundStart:
-    """Returns the start of an update of so many ``rounds``, after so many steps and samples. Spec: R16.6."""
-    return RoundStart(round=update * rounds, planned_steps=steps, global_samples=samples)
+def begin_update(update: int, steps: int, samples: int, *, rounds: int, budgets: RoundStart) -> RoundStart:
+    """Returns the start of an update of so many ``rounds``, after so many steps and samples, with the ``budgets`` of a start.
+
+    Spec: R15.5, R16.6.
+    """
+    return RoundStart(
+        round=update * rounds,
+        planned_steps=steps,
+        global_samples=samples,
+        agreed_tokens=budgets.agreed_tokens,
+        accepted_tokens=budgets.accepted_tokens,
+    )
 
 
 def begin_inside(
@@ -27,7 +37,7 @@ def begin_inside(
 
     Raises: UsageError when they are not the states of all ranks.
     """
-    if len(states) > 1:
+    if not states[0].progress.is_between_updates:
         check_all_ranks(states)
     parts = [Part.of(state.progress) for state in states if state.progress.checkpoint is not None]
     if len(parts) < len(states):
@@ -48,8 +58,11 @@ def begin_inside(
         )
     samples = begun.global_samples + first.update_counts.samples - first.gone_counts.samples
     rounds = count_rounds(update_samples, world_size, is_shared=is_shared)
+    # A rank that is new accepts what one of those before did that accepted least.
+    budgets = replace(begun, accepted_tokens=min(part.checkpoint.start.accepted_tokens for part in parts))
+    start = begin_update(update, first.steps, samples, rounds=rounds, budgets=budgets)
     return EpochProgress(
-        checkpoint=Checkpoint(start=begin_update(update, first.steps, samples, rounds=rounds)),
+        checkpoint=Checkpoint(start=start),
         update_counts=first.update_counts,
         bad=tuple(sorted(bad)),
         gone=tuple(sorted(taken)),
