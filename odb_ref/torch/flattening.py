@@ -46,7 +46,7 @@ class FlattenSamples:
             if row.keys() != names.keys():
                 raise SampleError(f"samples of one batch have the fields {', '.join(names)} and {', '.join(row)}")
             if self.is_shifted:
-                row["labels"] = row["labels"].clone()
+                row["labels"] = row["labels"].to(torch.int64, copy=True)  # -100 is not of every type that ids are
                 row["labels"][:1] = IGNORE_INDEX
         sizes = [len(row["input_ids"]) for row in rows]
         ends = torch.tensor([0, *accumulate(sizes)], dtype=torch.int32)

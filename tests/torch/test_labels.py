@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from odb_ref.torch import JobError, ODBDataLoader
-from odb_ref.torch.reading.counting import count_supervised
+from odb_ref.torch.reading.counting import LabelCheck, LabelError, count_supervised
+from odb_ref.torch.reading.measure import SupervisedCounter
+from odb_ref.torch.reading.tasks import SampleError, get_length
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, make_sample, take_apart
 from tests.torch.ranks import run_ranks
@@ -105,7 +107,8 @@ LABELS = torch.tensor([[1, -100, 3, -100], [-100, 5, 6, 7]])
         (LABELS[0], 2, 1),
         (LABELS[0].tolist(), 2, 1),
         ([np.array([4, -100]), [3, 3, 3]], 4, 2),
-        (torch.zeros(2, 2, 2), None, None),
+        (torch.zeros(2, 2, 2), 8, 4),
+        (torch.nested.nested_tensor([LABELS[0], LABELS[1][:3]], layout=torch.jagged), 4, 3),
         ([], None, None),
         ("text", None, None),
         ([[1, "a"]], None, None),
@@ -167,6 +170,59 @@ class Masked(Numbers):
 
 def stack(samples: list[dict[str, Any]]) -> list[Any]:
     return [sample["input_ids"] for sample in samples]
+
+
+@pytest.mark.parametrize(
+    ("sample", "count"),
+    [
+        ({"input_ids": torch.ones(3, dtype=torch.int64), "labels": [2]}, "1 label for 3 tokens, in a row"),
+        (
+            {"input_ids": torch.ones(3, dtype=torch.int64), "labels": torch.tensor([[2]])},
+            "1 label for 3 tokens, in a row",
+        ),
+        ({"pixel_values": torch.ones(3), "labels": torch.tensor([2])}, "1 label for 3 tokens, in a row"),
+        ({"input_features": torch.ones(3), "labels": [1, 2]}, "2 labels for 3 tokens"),
+        ({"input_ids": torch.ones(3, dtype=torch.int64), "labels": [1, 2]}, "2 labels for 3 input_ids"),
+        ({"input_ids": [1, 2, 3], "labels": torch.ones((3, 2), dtype=torch.int64)}, "2 labels for 3 input_ids"),
+        ({"input_ids": [1, 2, 3], "labels": [0.5, -100.0, -100.0]}, "float labels of which some are -100"),
+        ({"input_ids": [1, 2, 3], "labels": torch.tensor([0.5, -100.0])}, "float labels of which some are -100"),
+        (
+            {"labels": [[1, 2, 3]], "loss_mask": [0, 1, 1], "input_ids": [[1, 2, 3]]},
+            "the loss_mask of a sample leaves out",
+        ),
+        (np.zeros(1, [("tokens", np.int64, 3), ("targets_", np.int64, 3)])[0], "nothing says which tokens"),
+        ({"text": {"input_ids": [1, 2, 3], "labels": [1, 2, 3]}}, "nothing says which tokens"),
+    ],
+)
+def test_labels_that_are_not_one_for_each_token_are_refused_where_weights_depend_on_them(
+    sample: Any, count: str
+) -> None:
+    """Spec: R1.1. Checks: WEIGHT."""
+    with pytest.raises(SampleError, match=count):
+        SupervisedCounter(lambda _: 3, is_checked=True)(sample)
+
+
+def test_rows_of_labels_for_rows_of_tokens_are_counted_each() -> None:
+    """As of several codebooks. Spec: R1.1."""
+    ids = torch.ones((4, 3), dtype=torch.int64)
+    labels = ids.clone()
+    labels[0, 1] = -100
+    for kind in (lambda it: it, torch.Tensor.numpy, torch.Tensor.tolist):
+        sample = {"input_ids": kind(ids), "labels": kind(labels)}
+        assert SupervisedCounter(get_length, is_checked=True)(sample) == 4 * 2 - 1
+        assert SupervisedCounter(get_length, is_shifted=False, is_checked=True)(sample) == 4 * 3 - 1
+    # Of an image, where nothing depends on it.
+    assert SupervisedCounter(lambda _: 5)({"pixels": ids, "labels": labels}) == 5
+
+
+@pytest.mark.parametrize("kind", [lambda it: [it], lambda it: torch.tensor([it]), lambda it: torch.tensor(it).float()])
+def test_a_mask_of_any_kind_that_leaves_out_tokens_is_seen(kind: Any) -> None:
+    """Checks: WEIGHT."""
+    samples = [{"input_ids": kind([1, 1, 1]), "attention_mask": kind([1, 1, 0])} for _ in range(2)]
+    with pytest.raises(LabelError, match="attention_mask of some samples leaves out tokens"):
+        LabelCheck(is_shifted=True).collate(stack, samples, 4, pytest.fail)
+    added = {"input_ids": torch.ones(3), "attention_mask": torch.tensor([0.0, 0.0, float("-inf")])}
+    LabelCheck(is_shifted=True).collate(stack, [added], 2, pytest.fail)
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "completion_mask", "assistant_masks"])

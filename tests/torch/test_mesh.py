@@ -259,6 +259,9 @@ def make_badly(rank: int) -> list[str]:
     texts.append(str(caught.value))
     with pytest.raises(UsageError, match="is_apart needs process_group"):
         make_loader(mesh, mesh_dims="x", is_apart=True)
+    for names, what in ((("tp",), "is not among them.*one of size 1"), (("dp", "fsdp"), "nobody knows what 'fsdp' is")):
+        with pytest.raises(UsageError, match=what):
+            make_loader(make_mesh((4,) if len(names) == 1 else (2, 2), names))
     alone = dist.new_group([0])
     if rank:
         loader = ODBDataLoader(Numbers(0, 3), **nested(process_group=alone, is_apart=True, **SETTINGS))

@@ -94,6 +94,13 @@ def test_a_row_is_what_transformers_makes_of_the_samples(has_labels: bool, is_li
             assert ours[name] == value and type(ours[name]) is type(value), name
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32])
+def test_the_first_label_carries_no_loss_whatever_integers_the_tokens_are(kind: torch.dtype) -> None:
+    """Checks: WEIGHT. -100 is 156 in a byte."""
+    row = FlattenSamples()([{"input_ids": torch.ones(3, dtype=kind)}, {"input_ids": torch.ones(2, dtype=kind)}])
+    assert row["labels"].tolist() == [[-100, 1, 1, -100, 1]]  # type: ignore[attr-defined]
+
+
 def test_a_label_of_its_own_token_stays_and_samples_stay_as_they_were() -> None:
     before = [sample["labels"].clone() for sample in SAMPLES]
     row = FlattenSamples(is_shifted=False)(SAMPLES)

@@ -16,6 +16,11 @@ from odb_ref.core.errors import UsageError
 DATA_PARALLEL: Final = frozenset({"batch", "dp", "dp_replicate", "dp_shard"})
 """The names of dimensions along which ranks train on different batches, where the user does not say which these are."""
 
+MODEL_PARALLEL: Final = frozenset(
+    {"cp", "ep", "etp", "pp", "sp", "tp", "context", "expert", "model", "pipeline", "sequence", "tensor"}
+)
+"""Those along which they train on the same. Of any other nobody knows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
@@ -133,7 +138,8 @@ def choose_ranks(
     """Returns the ranks of a loader.
 
     ``mesh_dims`` names the data-parallel dimensions of the mesh; without it they are those with a name in `DATA_PARALLEL`, or
-    the only one. ``is_apart`` says that no rank outside of the process group is a peer of one inside. Spec: R17.1.
+    the only one, if its name is not in `MODEL_PARALLEL`. ``is_apart`` says that no rank outside of the process group is a peer
+    of one inside. Spec: R17.1.
 
     Raises: UsageError when the arguments make no sense, or leave out ranks that may be peers.
     """
@@ -149,16 +155,18 @@ def choose_ranks(
         raise UsageError("process_group and mesh exclude each other")
     names = mesh.mesh_dim_names or ()
     _check_whole("mesh", mesh.size())
-    if mesh_dims is None and mesh.ndim == 1:
+    if mesh_dims is None and mesh.ndim == 1 and not MODEL_PARALLEL.intersection(names):
         return Ranks(mesh=mesh, dimensions=(0,))
     wanted = {mesh_dims} if isinstance(mesh_dims, str) else set(DATA_PARALLEL if mesh_dims is None else mesh_dims)
     dimensions = tuple(number for number, name in enumerate(names) if name in wanted)
     unknown = [] if mesh_dims is None else sorted(wanted.difference(names))
-    if not dimensions or unknown:
+    doubtful = [] if mesh_dims is not None else [name for name in names if name not in DATA_PARALLEL | MODEL_PARALLEL]
+    if not dimensions or unknown or doubtful:
         asked = f"mesh_dims={mesh_dims!r}" if mesh_dims is not None else f"one named {', '.join(sorted(DATA_PARALLEL))}"
+        what = f"nobody knows what {doubtful[0]!r} is" if doubtful else f"{asked} is not among them"
         raise UsageError(
-            f"mesh has the dimensions {names or mesh.ndim}: {asked} is not among them. Pass Protocol(mesh_dims=), the names of "
-            "the dimensions along which ranks train on different batches"
+            f"mesh has the dimensions {names or mesh.ndim}: {what}. Pass Protocol(mesh_dims=), the names of the dimensions "
+            "along which ranks train on different batches; a job without any has one of size 1"
         )
     return Ranks(mesh=mesh, dimensions=dimensions)
 

@@ -45,9 +45,11 @@ def count_supervised(labels: object, *, is_shifted: bool) -> int | None:
     """Returns how many labels of a batch carry loss, without the first column when ``is_shifted``, or None."""
     first = int(is_shifted)
     match labels:
-        case torch.Tensor() if labels.ndim in (1, 2):
+        case torch.Tensor() if labels.is_nested:
+            return sum(count_supervised(row, is_shifted=is_shifted) or 0 for row in labels.unbind())
+        case torch.Tensor() if labels.ndim:
             return int((labels[..., first:] != IGNORE_INDEX).sum())
-        case np.ndarray() if labels.ndim in (1, 2):
+        case np.ndarray() if labels.ndim:
             return int(np.count_nonzero(labels[..., first:] != IGNORE_INDEX))
         case [*rows] if rows:
             if all(isinstance(label, int) for label in rows):
@@ -125,7 +127,10 @@ def _check_masks(masks: Mapping[str, Sequence[object]]) -> None:
 
 def _leaves_out(mask: object) -> bool:
     array = to_array(mask)
-    return array.ndim == 1 and array.dtype.kind in "biu" and not array.all()
+    if array.ndim == 0 or array.size != array.shape[-1] or array.all():
+        return False
+    # One of floats may be made to be added: zeros, and what hides a token.
+    return array.dtype.kind in "biu" or (array.dtype.kind == "f" and bool((array == 1).any()))
 
 
 def _check_each(labels: object, count: int) -> None:

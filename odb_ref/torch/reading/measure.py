@@ -59,8 +59,8 @@ def _count_labels(labels: object, is_shifted: bool) -> int:
         return int(np.count_nonzero(labels[int(is_shifted) :] != IGNORE_INDEX))
     if hasattr(labels, "tolist"):
         labels = labels.tolist()
-    while isinstance(labels, Sequence) and len(labels) == 1 and isinstance(labels[0], Sequence):
-        labels = labels[0]
+    if isinstance(labels, Sequence) and labels and isinstance(labels[0], Sequence) and not isinstance(labels, str):
+        return sum(_count_labels(row, is_shifted) for row in labels)
     if not isinstance(labels, Sequence) or isinstance(labels, str):
         raise SampleError(
             f"labels is {type(labels).__name__}, expected a tensor, an array or a sequence; pass Loss(supervised_fn=)"
@@ -99,14 +99,39 @@ class SupervisedCounter:
             length = get_length(sample) if has_ids else self.length_fn(sample)
             return max(0, length - int(self.is_shifted))
         if is_one_label(labels):
-            is_single = isinstance(labels, int) or getattr(labels, "ndim", None) == 0
-            return int(not (is_single and labels == IGNORE_INDEX))
-        count = _count_labels(labels, self.is_shifted)
+            ignored = to_array(labels) == IGNORE_INDEX
+            if self.is_checked and ignored.ndim and ignored.any():
+                raise SampleError(
+                    "a sample has float labels of which some are -100, as if each token had one: pass Loss(supervised_fn=) to "
+                    "count what carries loss, or Loss(scaling='samples')"
+                )
+            return int(ignored.ndim > 0 or not ignored)
+        count, width = _count_labels(labels, self.is_shifted), _find_width(labels)
         if self.is_checked:
             _check_masks(sample, labels)
-        if self.is_shifted:
-            _check_shift(labels, get_field(sample, "input_ids"))
+        elif count > width > 0:  # of an image, say
+            return min(count, self.length_fn(sample))
+        if self.is_shifted and width:
+            self._check_shift(sample, width)
         return count
+
+    def _check_shift(self, sample: object, width: int) -> None:
+        """Refuses labels that are not those of a model which predicts the next token: these have one for each token."""
+        ids = get_field(sample, "input_ids")
+        if ids is None and not self.is_checked:
+            return
+        tokens = self.length_fn(sample) if ids is None else _find_width(ids)
+        if not tokens or tokens == width:
+            return
+        if width == 1:
+            raise SampleError(
+                f"a sample has 1 label for {tokens} tokens, in a row: if it is that of the sample, make it a number "
+                "(labels=3, not [3])"
+            )
+        raise SampleError(
+            f"a sample has {width} labels for {tokens} {'tokens' if ids is None else 'input_ids'}, as for an encoder and a "
+            "decoder: pass Loss(causal_shift=False), or Loss(supervised_fn=)"
+        )
 
 
 def _check_fields(sample: object, *, has_ids: bool) -> None:
@@ -127,7 +152,7 @@ def _check_masks(sample: object, labels: object) -> None:
         mask = get_field(sample, name)
         if mask is None or isinstance(mask, str):
             continue
-        left_out, labelled = to_array(mask) == 0, to_array(labels) != IGNORE_INDEX
+        left_out, labelled = to_array(mask).reshape(-1) == 0, to_array(labels).reshape(-1) != IGNORE_INDEX
         if left_out.shape == labelled.shape and (left_out & labelled).any():
             raise SampleError(
                 f"the {name} of a sample leaves out tokens that have labels: make these labels {IGNORE_INDEX}, or pass "
@@ -146,23 +171,27 @@ def _count_fields(sample: object) -> int:
         case [*parts]:
             is_row = bool(parts) and (isinstance(parts[0], int | float) or getattr(parts[0], "ndim", None) == 0)
             return 1 if is_row else len(parts)
+        case np.void():
+            return len(sample.dtype.names or ())
         case Mapping():
-            return len(sample)
+            found = dict(sample)
         case _:
             slots = [getattr(kind, "__slots__", ()) for kind in type(sample).__mro__]
             names = {name for own in slots for name in ((own,) if isinstance(own, str) else own)}
-            return len(names.union(getattr(sample, "__dict__", ())))
+            found = {name: getattr(sample, name, None) for name in names.union(getattr(sample, "__dict__", ()))}
+    inner = next(iter(found.values())) if len(found) == 1 else None
+    return _count_fields(inner) if isinstance(inner, Mapping) else len(found)  # a wrapper's field may hold all others
 
 
-def _check_shift(labels: object, ids: object) -> None:
-    sizes = [shape[-1] if (shape := getattr(item, "shape", None)) else None for item in (labels, ids)]
-    if None in sizes and isinstance(labels, Sequence) and isinstance(ids, Sequence) and ids and isinstance(ids[0], int):
-        sizes = [len(labels), len(ids)]
-    if None not in sizes and sizes[0] != sizes[1]:
-        raise SampleError(
-            f"a sample has {sizes[0]} labels for {sizes[1]} input_ids, as for an encoder and a decoder: pass "
-            "Loss(causal_shift=False)"
-        )
+def _find_width(values: object) -> int:
+    """Returns how many values a row of a field has; 0 where it is no row, or rows of their own lengths."""
+    if shape := getattr(values, "shape", None):
+        return int(shape[-1])
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        return 0
+    if values and hasattr(values[0], "__len__"):
+        return _find_width(values[0]) if len(values) == 1 else 0
+    return len(values)
 
 
 def check_measure(value: object, name: str, low: int, high: int = MOST) -> int:

@@ -1,15 +1,16 @@
 """What samples of the usual tasks are, by the names of their fields: how many tokens they take, and what a loss is a mean over.
 
-===========================  =================================================  =====================================
+===========================  =================================================  ======================================
 task                         tokens                                             a loss is a mean over
-===========================  =================================================  =====================================
+===========================  =================================================  ======================================
 causal language model        ``input_ids``                                      tokens with a label, but for the first
 masked one, token classes    ``input_ids``                                      tokens with a label
 encoder and decoder          the longer of ``input_ids`` and ``labels``         tokens with a label
 classes, values              ``input_ids``                                      samples (``label`` is one, or floats)
 several choices              all rows of ``input_ids``, each as the longest     samples
+several codebooks            all rows of ``input_ids``                          labels of all rows, but the first ones
 preference pairs             twice the longer of chosen and rejected            samples
-===========================  =================================================  =====================================
+===========================  =================================================  ======================================
 
 Whether a model predicts each label from the token before it, no field says: ``causal_shift``. Spec: R1.1.
 """
