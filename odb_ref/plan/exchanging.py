@@ -94,7 +94,9 @@ def plan_rank(
     _check_messages(messages, message)
     failed = next(((rank, row) for rank, row in enumerate(messages) if row[1]), None)
     if failed is not None or own is None:
-        raise UsageError(_word_failure(*failed) if failed is not None else str(error)) from error
+        if failed is None or len(messages) == 1:  # what is wrong is known here
+            raise UsageError(f"rank 0: {error}") from error
+        raise UsageError(_word_failure(*failed)) from error
     _check_terms(messages)
     count = own.terms.round_up(max(row[5] for row in messages))
     own.terms.check_count(count, [row[7] for row in messages])

@@ -80,14 +80,9 @@ def make_samples(
     for index, (tokens, length) in enumerate(zip(carrying, found, strict=True)):
         if not 0 <= tokens <= length:
             raise Refusal(Reason.SUPERVISED, index, tokens, length)
-    keys = None if together is None else tuple(together)
+    keys = None if together is None else tuple(map(_read_key, together))
     if keys is not None and len(keys) != number:
         raise UsageError(f"{number} lengths, but {len(keys)} keys of together")
-    for key in keys or ():
-        try:
-            hash(key)
-        except TypeError as error:
-            raise UsageError(f"keys of together must be hashable: {error}") from None
     given = dict(uses or {})
     columns = []
     for name, _ in terms.limits:
@@ -116,6 +111,20 @@ def _read(name: str, values: Iterable[SupportsIndex], number: int | None = None)
         return tuple(map(operator.index, given))
     except TypeError as error:
         raise UsageError(f"{name} must be integers: {error}") from None
+
+
+def _read_key(key: Key) -> Key:
+    """Returns a key, a number of any library's as one of Python's: equal tensors have hashes of their own."""
+    dimensions = getattr(key, "ndim", None)
+    if dimensions == 0 and hasattr(key, "item"):
+        key = key.item()
+    try:
+        hash(key)
+    except TypeError as error:
+        raise UsageError(f"keys of together must be hashable: {error}") from None
+    if dimensions or key != key:  # noqa: PLR0124  # not a number
+        raise UsageError(f"keys of together must be equal where samples belong together, and {key!r:.60} equals none")
+    return key
 
 
 def make_units(samples: Samples, indices: Sequence[int], terms: PlanTerms) -> Units:

@@ -113,7 +113,7 @@ def test_verl_outputs_come_back_in_order(lengths: list[int], is_nested: bool, at
 def test_verl_groups_stay_together() -> None:
     _, indices = verl.rearrange_micro_batches(make_batch([30, 20, 10, 15, 40, 5]), 60, force_group_size=2)
     assert sorted(map(tuple, indices)) == [(0, 1), (2, 3), (4, 5)]
-    with pytest.raises(UsageError, match="its own error"):
+    with pytest.raises(UsageError, match="3 samples cannot be grouped by 2"):
         verl.rearrange_micro_batches(make_batch([30, 20, 10]), 60, force_group_size=2)
 
 

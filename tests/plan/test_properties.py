@@ -132,6 +132,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ([[5]], {"supervised": []}, "1 ranks have lengths, but 0 supervised"),
     ([[5]], {"together": [[]]}, "rank 0: 1 lengths, but 0 keys of together"),
     ([[5]], {"together": [[[1]]]}, "rank 0: keys of together must be hashable"),
+    ([[5, 5]], {"together": [[float("nan")] * 2]}, "rank 0: keys of together must be equal where samples belong"),
     ([[5]], {"limits": [("samples", 2)]}, "limits must be a mapping of names to numbers"),
     ([[5]], {"limits": None}, "limits must be a mapping of names to numbers"),
     ([[5]], {"limits": {1: 2}}, "limits must be a mapping of names to numbers"),

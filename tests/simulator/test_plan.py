@@ -130,7 +130,7 @@ def test_the_page_says_it_first(made: tuple[dict[str, Any], Path]) -> None:
 def test_a_run_of_tokens_and_steps_of_their_own(
     lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = f"--tokens 1000000 --memory-tokens 4000 --recompute no --json {tmp_path / 'p.json'}"
+    options = f"--tokens 1000000 --memory-tokens 4000 --recompute no --price 0 --json {tmp_path / 'p.json'}"
     assert main(["plan", str(lengths), *f"{SMALL} {options}".split()]) == 0
     said = capsys.readouterr().out
     assert "1,000,000 tokens of lengths" in said
@@ -139,6 +139,7 @@ def test_a_run_of_tokens_and_steps_of_their_own(
     mean = np.loadtxt(lengths, skiprows=1).mean()
     assert figures["samples"] == pytest.approx(1_000_000 / mean)
     assert figures["ways"][0]["token_budget"] <= 4000
+    assert figures["ways"][0]["bands"]["usd"]["high"] == figures["ways"][0]["usd"] == 0
     assert "batching=Batching(window=" in figures["commands"][0]
 
 

@@ -172,6 +172,7 @@ def test_several_processes_keep_the_order(tokenizer: Path, tmp_path: Path, capsy
         (f'["{SECRET}"]', [], r"d.jsonl:1 is of type list"),
         (f'{{"something": "{SECRET}"}}', [], r"d.jsonl:1 has no column of a usual name \(something\): say which"),
         (f'{{"text": ["{SECRET}"]}}', [], r"d.jsonl:1: a turn is of type str"),
+        (f'{{"text": "{SECRET}"}}\n{{"text": null}}', [], r"d.jsonl:2: text is null"),
         (f'{{"text": "{SECRET}"}}', ["--column", "none"], r"d.jsonl:1 has no column none"),
         (f'{{"text": "{SECRET}"}}', ["--keep", "none"], r"d.jsonl:1 has no column none"),
         (

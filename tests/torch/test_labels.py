@@ -211,7 +211,7 @@ def test_rows_of_labels_for_rows_of_tokens_are_counted_each() -> None:
         sample = {"input_ids": kind(ids), "labels": kind(labels)}
         assert SupervisedCounter(get_length, is_checked=True)(sample) == 4 * 2 - 1
         assert SupervisedCounter(get_length, is_shifted=False, is_checked=True)(sample) == 4 * 3 - 1
-    # Of an image, where nothing depends on it.
+    # An image, where nothing depends on it.
     assert SupervisedCounter(lambda _: 5)({"pixels": ids, "labels": labels}) == 5
 
 

@@ -100,3 +100,13 @@ def test_a_single_process_needs_no_group() -> None:
     batches = plan_micro_batches([30, 20, 10], budget=40, supervised=[3, 2, 0])
     assert [batch.indices for batch in batches] == [(0,), (1, 2)]
     assert [batch.loss_scale for batch in batches] == pytest.approx([3 / 5, 2 / 5])
+
+
+def test_keys_of_a_tensor_are_its_numbers() -> None:
+    """Spec: R13.3. Equal tensors have hashes of their own."""
+    lengths, keys = torch.tensor([10] * 4), torch.tensor([7, 7, 8, 8])
+    for together in (keys, list(keys), keys.numpy()):
+        batches = plan_micro_batches(lengths, budget=20, together=together, mean="group-mean")
+        assert [batch.indices for batch in batches] == [(0, 1), (2, 3)]
+    with pytest.raises(UsageError, match="keys of together must be equal where samples belong together"):
+        plan_micro_batches(lengths, budget=20, together=keys[:, None])

@@ -109,7 +109,7 @@ class SupervisedCounter:
         count, width = _count_labels(labels, self.is_shifted), _find_width(labels)
         if self.is_checked:
             _check_masks(sample, labels)
-        elif count > width > 0:  # of an image, say
+        elif count > width > 0:  # those of an image, say
             return min(count, self.length_fn(sample))
         if self.is_shifted and width:
             self._check_shift(sample, width)
@@ -184,7 +184,7 @@ def _count_fields(sample: object) -> int:
 
 
 def _find_width(values: object) -> int:
-    """Returns how many values a row of a field has; 0 where it is no row, or rows of their own lengths."""
+    """Returns how many values a row of a field has; 0 where it is not one row, or rows of their own lengths differ."""
     if shape := getattr(values, "shape", None):
         return int(shape[-1])
     if not isinstance(values, Sequence) or isinstance(values, str):

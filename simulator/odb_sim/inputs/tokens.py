@@ -97,6 +97,8 @@ def measure(where: str, row: Row, reading: RowReading) -> CountedRow:
         return _measure_chat(where, messages, tokenizer, template, reading)
     if messages is not None and len(columns) == 1 and not isinstance(first, str):
         raise UsageError(f"{where} is a conversation, and the tokenizer has no chat template: say --template")
+    if row.get(columns[-1]) is None:
+        raise UsageError(f"{where}: {columns[-1]} is null")
     *before, last = [_get_text(where, row, column) for column in columns]
     if not before:
         total = len(tokenizer.encode(last).ids) + _count_end(tokenizer)

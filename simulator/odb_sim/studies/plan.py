@@ -175,9 +175,8 @@ class RunPlan:
     def band_money(self, way: Way) -> Band:
         """Returns how sure the money is: the price, unless it is the user's own, has a range too."""
         price = self.wanted.job.constants["price_usd"]
-        return self.band(way).widen(
-            "the price", price.low / price.value, price.high / price.value, "say yours: --price"
-        )
+        lowest, highest = (end / price.value if price.value else 1.0 for end in (price.low, price.high))
+        return self.band(way).widen("the price", lowest, highest, "say yours: --price")
 
     def band_speedup(self, way: Way) -> Band:
         """Returns how sure the speed-up is."""
