@@ -22,6 +22,7 @@ from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.comparison import compare
 from odb_sim.studies.runs import POLICIES, Driver, Run, run
 
+from odb_ref.trace.reading import read_trace
 from tests.helpers.commands import refuse
 from tests.helpers.effort import few
 from tests.simulator.test_rounds import draw_run
@@ -32,6 +33,21 @@ load_once = cache(load_lengths)
 def build(policy: str, *, ranks: int = 4, samples: int = 1000, **more: object) -> Run:
     workload = build_workload(load_once("mm_mix_real"), ranks=ranks, samples=samples)
     return replace(Run(workload=workload, policy=policy, budget_tokens=11_600, window_samples=128), **more)
+
+
+@pytest.mark.parametrize("options", [["--global-batch", "12"], []])
+def test_where_a_consumer_leaves_inside_an_update_the_others_may_take_the_rest_of_it(
+    options: list[str], tmp_path: Path
+) -> None:
+    """As in ``no_sync``. Checks: STOP."""
+    lengths, trace = tmp_path / "l.csv", tmp_path / "t.ndjson"
+    lengths.write_text("total_tokens\n" + 24 * "100\n")
+    command = ["simulate", str(lengths), "--ranks", "2", "--token-budget", "100", "--fault", "stop:1:1"]
+    assert main([*command, *options, "--trace", str(trace)]) == 0
+    steps = [record.rank for record in read_trace(trace)[1] if (record.event or {}).get("kind") == "step_taken"]
+    assert steps.count(1) == 1
+    assert steps.count(0) == (6 if options else 2)
+    assert main(["check", str(trace)]) == 0
 
 
 def test_an_update_ends_with_the_step_that_reaches_the_next_multiple() -> None:

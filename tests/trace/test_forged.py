@@ -168,6 +168,7 @@ def read_twice_at_once(trace: Tampered) -> None:
 
 
 @lie("STOP", KILL, depth_steps=30)
+@lie("STOP", KILL, name="fall behind by updates", depth_steps=60, update_samples=9)
 def fall_behind_and_be_lost(trace: Tampered) -> None:
     """The consumer of rank 1 takes one step until its rank is lost; that of rank 2 takes all it may."""
     for record in trace.answers("step_taken", 1)[1:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,14 @@ def test_a_rest_alone_is_judged_by_its_header_and_says_what_is_missing(tmp_path:
     assert job.violations == ()
     assert job.get_status(Property.RESUME) is Status.NOT_APPLICABLE
     assert job.unsaid == ("whether it goes on where it had stopped: no trace of the part before is given",)
+
+
+def test_an_epoch_that_is_gone_on_with_twice_is_said(tmp_path: Path) -> None:
+    """Spec: R9.6. What was trained on the first time may have been undone since: no trace shows the model."""
+    paths = write_job(tmp_path)
+    again = [Path(shutil.copy(path, tmp_path / f"again-{path.name}")) for path in paths[4:]]
+    said = f"whether epoch 0 was trained on 2 times behind step {STEPS}: other traces go on from there too"
+    assert [list(job.unsaid) for job in check_traces([*paths, *again]).jobs] == [[], [said], [said]]
 
 
 def drop_the_tail(trace: Tampered) -> None:

@@ -19,7 +19,7 @@ DATA_PARALLEL: Final = frozenset({"batch", "dp", "dp_replicate", "dp_shard"})
 MODEL_PARALLEL: Final = frozenset(
     {"cp", "ep", "etp", "pp", "sp", "tp", "context", "expert", "model", "pipeline", "sequence", "tensor"}
 )
-"""Those along which they train on the same. Of any other nobody knows."""
+"""Those along which they train on the same. Nobody knows that of any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

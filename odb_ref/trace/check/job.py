@@ -283,16 +283,19 @@ class Job:
             self._findings.violate(Property.STOP, what, rank=finish.rank)
 
     def _judge_lockstep(self, ranks: Sequence[RankChecker]) -> None:
-        """Judges STOP: where consumers take steps together (A5), none takes two more than one that left or has ended."""
+        """Judges STOP: where consumers take steps together (A5), none begins two more than one that left or has ended; in
+        updates, two more of these: inside one a trainer may wait for nobody.
+        """
         ended = [rank for rank in ranks if rank.output.has_left or rank.output.finish is not None]
         if not ended:
             return
         first = min(ended, key=lambda rank: rank.output.taken_steps)
         fewest = first.output.taken_steps
         for rank in ranks:
-            taken = rank.output.taken_steps
-            what = f"takes {taken} steps, though that of rank {first.rank} was out after {fewest}: not in lockstep"
-            self._note((Property.STOP, "" if taken <= fewest + 1 else what), rank.rank, rank.round, fewest + 1)
+            is_right = rank.output.begun_updates <= first.output.taken_updates + 1
+            what = f"takes {rank.output.taken_steps} steps, though that of rank {first.rank} was out after {fewest}: "
+            what = "" if is_right else what + "not in lockstep"
+            self._note((Property.STOP, what), rank.rank, rank.round, fewest + 1)
 
     def _judge_finish(self, rank: RankChecker, finish: TracedFinish, fewest_left: int) -> None:
         """Judges a rank that has ended; a rank that left the others has taken ``fewest_left`` steps."""

@@ -73,6 +73,11 @@ class Lineage:
         """True when it does not begin the epoch."""
         return self.is_resumed or bool(self.before)
 
+    @property
+    def steps_before(self) -> int:
+        """After how many steps of the epoch it goes on, or a part of its ranks does."""
+        return max((part.steps for part in self.before.values()), default=0)
+
     def list_silent(self, get: Callable[[Origin], Sequence[OwnedLot]]) -> list[int]:
         """Returns the ranks of which the header of their own file does not say what ``get`` finds in it."""
         told = [(ranks, {part.rank for part in get(origin)}) for ranks, origin in self.files]
@@ -155,6 +160,11 @@ def _is_begun_alike(one: Lineage, other: Lineage) -> bool:
     return one.where == other.where and not one.is_rest
 
 
+def _goes_on_alike(one: Lineage, other: Lineage) -> bool:
+    """Returns True when both are the rest of one epoch, after the same steps: what was lost of the first was perhaps undone."""
+    return one.where == other.where and one.is_rest and one.before == other.before
+
+
 def judge_peers(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[int | None, Judgement]]:
     """Yields whether the ranks of a job have planned what their peers did, as far as both have come. Spec: R17. By rank."""
     others = [other for other in all_jobs if _are_peers(job, other)]
@@ -191,6 +201,9 @@ def list_unsaid(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[str]:
         yield "whether it goes on where it had stopped: no trace of the part before is given"
     elif any(not part.run and not _list_same(part, job, all_jobs) for part in job.before.values()):
         yield "whether it goes on where it had stopped: the traces of that epoch are of other samples"
+    elif begun := [other for other in all_jobs if other is not job and _goes_on_alike(other, job)]:
+        what = f"whether epoch {job.header.epoch} was trained on {len(begun) + 1} times behind step {job.steps_before}"
+        yield f"{what}: other traces go on from there too"
     if job.planned and not any(_are_peers(job, other) for other in all_jobs):
         yield "whether the other peers of each rank train on the same: no trace of them is given"
     if not job.run:

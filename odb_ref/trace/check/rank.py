@@ -358,6 +358,8 @@ class RankChecker:
         ]
         if self.settings.peers > 1:
             self.planned.plan(number, ([step.number for step in steps], groups))
+        if self.settings.update_samples is not None and steps:
+            self.output.plan_update(self.planned_steps)
         self._judge(self.input.updates.judge_carried(self.input.held, self.input.marks[number], number))
         late, what = find_disorder(groups, len(self._posted_counts), number, self.settings)
         self._expect(not what, Property.ORDER, what, steps[late].number if steps else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -23,6 +24,8 @@ class Output:
 
     __slots__ = (
         "_depth_steps",
+        "_is_inside",
+        "_update_ends",
         "delivered_steps",
         "finish",
         "has_left",
@@ -31,16 +34,23 @@ class Output:
         "step_limit",
         "stopped_after",
         "taken_steps",
+        "taken_updates",
     )
 
     def __init__(self) -> None:
         self.released_steps = 0
         self.delivered_steps = 0
         self.taken_steps = 0
+        self.taken_updates = 0
+        """Counts the updates that it has taken to the end; in the free mode, the steps. All ranks count from the same."""
+        self._update_ends: deque[int] = deque()
+        """Behind which steps the updates end that are planned and not taken to the end."""
         self.step_limit = NONE
         """The lowest limit that is known."""
         self.most_queued_steps = 0
         """The fullest the queue has been: what its depth was, as far as it mattered."""
+        self._is_inside = False
+        """True between two steps of an update."""
         self._depth_steps = NONE
         """What the queue held while a step was held back: it has no room for more."""
         self.stopped_after: int | None = None
@@ -65,7 +75,16 @@ class Output:
 
     def resume(self, steps: int) -> None:
         """Begins after so many steps."""
-        self.released_steps = self.delivered_steps = self.taken_steps = steps
+        self.released_steps = self.delivered_steps = self.taken_steps = self.taken_updates = steps
+
+    @property
+    def begun_updates(self) -> int:
+        """How many it has taken a step of, counted as `taken_updates`."""
+        return self.taken_updates + self._is_inside
+
+    def plan_update(self, end: int) -> None:
+        """Notes that an update ends behind so many steps, of which each update of the epoch is told, or none."""
+        self._update_ends.append(end)
 
     def limit(self, steps: int) -> None:
         """Notes that no step from this number on is handed out any more."""
@@ -90,6 +109,11 @@ class Output:
             is_lost = self.finish is not None and self.finish.kind == OutcomeKind.LOST
             yield Property.ABORT if is_lost else Property.STOP, f"is taken, but the limit is {self.step_limit}"
         self.taken_steps += 1
+        self._is_inside = bool(self._update_ends) and self.taken_steps < self._update_ends[0]
+        if not self._is_inside:
+            self.taken_updates += 1
+            if self._update_ends:
+                self._update_ends.popleft()
 
     def leave(self) -> None:
         """Notes that the consumer leaves."""
