@@ -46,6 +46,16 @@ def test_two_sizes_are_enough_and_it_says_so(tmp_path: Path, capsys: pytest.Capt
     assert [item.name for item in list_uncertain(load_costs(out))][-1] == "what the cost model leaves out"
 
 
+def test_sizes_that_were_measured_twice_and_differ_are_cautioned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "two.csv", tmp_path / "costs.json"
+    path.write_text("tokens,seconds\n4096,0.52\n4096,0.99\n16384,1.81\n16384,3.5\n")
+    assert main(["calibrate", str(path), "--out", str(out), "--json", str(tmp_path / "fit.json")]) == 0
+    assert "Caution: steps of one size differ so much that it is 60% off" in " ".join(capsys.readouterr().out.split())
+    assert load_costs(out).ranges.rows[-1][2] - 1 == pytest.approx(0.6, abs=0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [4, 10])
 def test_many_sizes_tell_attention_and_ranges_that_hold_the_truth(tmp_path: Path, seeds: int) -> None:

@@ -250,6 +250,18 @@ def test_an_own_rule_that_has_changed_is_simulated_again(tmp_path: Path, monkeyp
     assert len((kept / FILE).read_text().splitlines()) == 2 * len(steps[0]), "each is kept under its own key"
 
 
+def test_what_an_own_rule_imports_is_a_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    rule, helper = tmp_path / "own_rule.py", tmp_path / "a_helper_of_a_rule.py"
+    rule.write_text("from a_helper_of_a_rule import SHARE\n" + RULE.format("OdbRule"))
+    helper.write_text("SHARE = 2\n")
+    arrays, name = [GRID.study.lengths.tokens], f"{rule}:Own"
+    key = compute_key(arrays, [name], POINTS[0])
+    assert key == compute_key(arrays, [name], POINTS[0])
+    helper.write_text("SHARE = 3\n")
+    assert compute_key(arrays, [name], POINTS[0]) != key
+
+
 def test_another_program_of_the_same_version_answers_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = [GRID.study.lengths.tokens]
     key = compute_key(arrays, ["odb"], POINTS[0])

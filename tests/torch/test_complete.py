@@ -8,7 +8,7 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, IterDataPipe, Sampler
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from tests.helpers.options import nested
@@ -164,6 +164,35 @@ class SameForAll(Stream):
 
     def __iter__(self) -> Iterator[Any]:
         return map(make_sample, range(self.start, self.start + self.count))
+
+
+class Pipe(IterDataPipe[Any]):
+    def __init__(self, rank: int) -> None:
+        self.samples = list(map(make_sample, range(rank * COUNT, rank * COUNT + COUNT)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+
+def read_pipe(rank: int, num_workers: int) -> list[int]:
+    with ODBDataLoader(Pipe(rank), **nested(num_workers=num_workers, **SETTINGS)) as loader:
+        return sorted(
+            number
+            for _ in range(2)
+            for batch, info in loader.steps()
+            if not info.is_idle
+            for number in batch["numbers"]
+        )
+
+
+def test_a_data_pipe_on_several_ranks_is_read_here_or_refused() -> None:
+    """With workers a DataLoader makes a process group, in another process each epoch: late ranks met in none."""
+    here, elsewhere = run_each(2, read_pipe, [(0,), (1,)])
+    assert get_values(here) == [sorted(2 * [*range(rank * COUNT, rank * COUNT + COUNT)]) for rank in range(2)]
+    assert ["an IterDataPipe on several ranks needs num_workers=0" in result.text for result in elsewhere] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(("num_workers", "is_told"), [(1, False), (2, True)])

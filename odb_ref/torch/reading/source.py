@@ -15,9 +15,10 @@ from multiprocessing.process import BaseProcess
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, Sampler
 
-from odb_ref.core.errors import OdbError
+from odb_ref.core.errors import OdbError, UsageError
 from odb_ref.core.rounds import count_fitting
 from odb_ref.torch.reading import collate_workers
 from odb_ref.torch.reading.collator import Collator
@@ -137,7 +138,10 @@ def _keep(chunk: Chunk) -> Chunk:
 
 
 class Source:
-    """Hands out measured samples in sampler order, for one epoch after another."""
+    """Hands out measured samples in sampler order, for one epoch after another.
+
+    Raises: UsageError for a data pipe, with workers, on several ranks.
+    """
 
     def __init__(
         self, dataset: Dataset[object], measure: MeasureFn, options: LoaderOptions, *, is_guarded: bool
@@ -153,8 +157,11 @@ class Source:
         # Workers that outlive an epoch learn of the next one's seed by shared memory.
         with torch.inference_mode(False):  # else it could not be set outside of it later
             self._epoch_seed = torch.zeros((), dtype=torch.int64, device="cpu")
-        # A DataLoader has ways of its own with data pipes.
+        # A DataLoader has ways of its own with data pipes: with workers it makes a process group, here in another process.
         is_pipe = isinstance(dataset, IterDataPipe)
+        is_group = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if is_pipe and options.num_workers and is_group:
+            raise UsageError("an IterDataPipe on several ranks needs num_workers=0, or an IterableDataset around it")
         arguments: dict[str, object] = {
             "num_workers": options.num_workers,
             "worker_init_fn": WorkerInit(None if is_pipe else dataset, options.process_init_fn, options.worker_init_fn),

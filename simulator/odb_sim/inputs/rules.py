@@ -6,7 +6,10 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
+from functools import lru_cache
 from hashlib import sha256
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Final, Protocol, runtime_checkable
@@ -75,15 +78,31 @@ def load_policy_rule(name: str) -> TargetRule:
 
 
 def digest_rule(name: str) -> str:
-    """Returns a digest of the file that holds the rule ``name``; empty for a shipped one, or without such a file."""
+    """Returns a digest of the file that holds the rule ``name``, and of all else of the user's that is imported, perhaps by it;
+    empty for a shipped one, or without such a file.
+    """
     module_name, colon, _ = name.rpartition(OWN)
     if not colon:
         return ""
     try:
         path = inspect.getsourcefile(import_named(module_name))
-        return "" if path is None else sha256(Path(path).read_bytes()).hexdigest()
+        if path is None:
+            return ""
+        others = sorted(_list_own_files(len(sys.modules)) - {Path(path).resolve()})
+        return sha256(b"".join(file.read_bytes() for file in (Path(path), *others) if file.is_file())).hexdigest()
     except (Exception, SystemExit):  # Whatever is wrong with it is said when it is run.
         return ""
+
+
+@lru_cache(maxsize=1)
+def _list_own_files(_modules: int) -> frozenset[Path]:
+    """Returns the files of modules that are neither Python's nor installed nor this program's; so many are imported."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    libraries = [Path(sysconfig.get_path(name)).resolve() for name in names]
+    libraries += [Path(str(resources.files(package))).resolve() for package in ("odb_ref", "odb_sim")]
+    given = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    files = [Path(file).resolve() for file in given if isinstance(file, str) and file.endswith(".py")]
+    return frozenset(file for file in files if not any(file.is_relative_to(folder) for folder in libraries))
 
 
 def describe_error(error: BaseException) -> str:

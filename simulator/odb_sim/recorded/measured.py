@@ -25,7 +25,7 @@ _LARGEST: Final = 2**53
 _GAIN: Final = 0.9
 _FEWEST_DRAWN: Final = 6
 """With fewer measurements nothing is said of ranges but what is assumed."""
-_ASSUMED_ERROR: Final = 0.1
+ASSUMED_ERROR: Final = 0.1
 _FEWEST_LENGTHS: Final = 3
 
 
@@ -53,12 +53,11 @@ def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
         raise UsageError(f"{path}: steps with more tokens do not take longer: are rows mixed up?")
     is_judged = sizes > len(chosen.names)
     errors = _leave_out(chosen) if is_judged else np.zeros(len(chosen))
+    run_error = compute_run_error(values, [chosen.select(slice(at, at + 1)) for at in range(len(chosen))])
     fit = replace(
         judge("step", values, chosen, chosen, errors),
         spans_held=len(chosen) if is_judged else 0,
-        run_error=compute_run_error(values, [chosen.select(slice(at, at + 1)) for at in range(len(chosen))])
-        if is_judged
-        else _ASSUMED_ERROR,
+        run_error=run_error if is_judged else max(ASSUMED_ERROR, run_error),  # a size may be measured twice
         ranges=compute_ranges(chosen) if len(chosen) >= _FEWEST_DRAWN and is_judged else (),
     )
     if not fit.ranges:

@@ -13,7 +13,7 @@ from odb_sim.inputs.cost_files import write_costs
 from odb_sim.inputs.costs import PricedTransport
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back
-from odb_sim.recorded.measured import calibrate_table
+from odb_sim.recorded.measured import ASSUMED_ERROR, calibrate_table
 from odb_sim.recorded.replay import Replay
 from odb_sim.recorded.runs import find_workers, load_runs
 from odb_sim.reports.terminal import print_cautions, print_table
@@ -95,8 +95,11 @@ def _calibrate_table(options: argparse.Namespace) -> int:
         write_json(options.json, _encode(calibration, []))
     _print_errors(calibration)
     _print_numbers(calibration)
-    if not calibration.fits[0].spans_held:
-        print(f"Of so few sizes nothing says how far off it is: {calibration.fits[0].run_error:.0%} is assumed.")
+    (fit,) = calibration.fits
+    if not fit.spans_held and fit.run_error > ASSUMED_ERROR:
+        print(f"Caution: steps of one size differ so much that it is {fit.run_error:.0%} off by these alone.")
+    elif not fit.spans_held:
+        print(f"Nothing says, for so few sizes, how far off it is: {fit.run_error:.0%} is assumed.")
     print("Reading, collating and the exchange keep their defaults: only traces tell of them.")
     return 0
 
