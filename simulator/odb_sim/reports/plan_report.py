@@ -71,7 +71,7 @@ def describe_plan(plan: RunPlan) -> str:
         f"{f', a list price of {price.date}' if price.date else ''}.",
         f"Set a token budget of {best.what.budget_tokens:,}"
         + (f" and a window of {best.what.window_samples:,}" if wanted.global_batch is None else "")
-        + f"; an update holds {describe_update(best.summary)}.",
+        + f"; an update holds {describe_update(best.summary)} in the mean.",
         f"That is {plan.compute_speedup(best):.2f} times ({plan.band_speedup(best).describe(plan.compute_speedup(best))}) as "
         f"fast as {fixed.name} ({describe_update(fixed.summary)}), and packed rows, which need {packed.needs}, would be "
         f"{plan.compute_speedup(packed):.2f} times.",

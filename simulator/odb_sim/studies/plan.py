@@ -314,6 +314,11 @@ def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]
             f"{over:,} samples are longer than the {wanted.budget_tokens:,} tokens that surely fit, the longest has "
             f"{int(wanted.lengths.tokens.max()):,}: cut them, or compute activations again (--recompute yes)"
         )
+    if wanted.global_batch is not None and wanted.global_batch > len(wanted.lengths):
+        said.append(
+            f"an epoch has {len(wanted.lengths):,} samples, fewer than an update of {wanted.global_batch:,}: it is one smaller "
+            "update"
+        )
     if wanted.global_batch is None:
         samples = ways[0].summary.samples_per_update
         said.append(
