@@ -46,7 +46,7 @@ class FlattenSamples:
             if row.keys() != names.keys():
                 raise SampleError(f"samples of one batch have the fields {', '.join(names)} and {', '.join(row)}")
             if self.is_shifted:
-                row["labels"] = row["labels"].to(torch.int64, copy=True)  # -100 is not of every type that ids are
+                row["labels"] = row["labels"].clone()
                 row["labels"][:1] = IGNORE_INDEX
         sizes = [len(row["input_ids"]) for row in rows]
         ends = torch.tensor([0, *accumulate(sizes)], dtype=torch.int32)
@@ -112,8 +112,10 @@ def _read(sample: object) -> dict[str, torch.Tensor]:
         raise SampleError(
             "a sample's attention_mask hides tokens, and a packed row has none: leave these out of the sample"
         )
-    labels = sample.get("labels")
-    fields = {"input_ids": ids, "labels": ids if labels is None else _flatten(labels, "labels")}
+    given = sample.get("labels")
+    labels = ids if given is None else _flatten(given, "labels")
+    # Not every type of integers that ids may be has a -100.
+    fields = {"input_ids": ids, "labels": labels if labels.is_floating_point() else labels.long()}
     fields["position_ids"] = torch.arange(len(ids))
     fields |= {str(name): _flatten(value, str(name)) for name, value in sample.items() if name not in _OWN}
     for name, field in fields.items():

@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from odb_ref.torch import FlattenSamples, JobError, ODBDataLoader
+from odb_ref.torch import BoundedShapes, FlattenSamples, JobError, ODBDataLoader
 from odb_ref.torch.reading.tasks import SampleError
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
@@ -99,6 +99,10 @@ def test_the_first_label_carries_no_loss_whatever_integers_the_tokens_are(kind: 
     """Checks: WEIGHT. -100 is 156 in a byte."""
     row = FlattenSamples()([{"input_ids": torch.ones(3, dtype=kind)}, {"input_ids": torch.ones(2, dtype=kind)}])
     assert row["labels"].tolist() == [[-100, 1, 1, -100, 1]]  # type: ignore[attr-defined]
+    padded = BoundedShapes(token_budget=8, is_shifted=False)([{"input_ids": torch.ones(3, dtype=kind)}])
+    assert padded["labels"][0, :3].tolist() == [1, 1, 1]
+    values = FlattenSamples()([{"input_ids": torch.ones(2, dtype=kind), "labels": torch.tensor([0.5, 0.25])}])
+    assert values["labels"].tolist() == [[-100.0, 0.25]]  # type: ignore[attr-defined]
 
 
 def test_a_label_of_its_own_token_stays_and_samples_stay_as_they_were() -> None:

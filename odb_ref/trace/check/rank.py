@@ -79,7 +79,7 @@ class RankChecker:
         """How much is remembered of this rank, in samples or the like. Spec: R9.5."""
         finish = self.output.finish
         texts = len(self.failure) + len(self.reported_cause) + (len(finish.cause) if finish else 0)
-        kept = (self._posted_counts, self._counted, self.lost_peers)
+        kept = (self._posted_counts, self._counted, self.lost_peers, self.output.update_ends)
         return self.input.size + sum(map(len, kept)) + len(self.account) + texts // 64
 
     @property

@@ -25,7 +25,6 @@ class Output:
     __slots__ = (
         "_depth_steps",
         "_is_inside",
-        "_update_ends",
         "delivered_steps",
         "finish",
         "has_left",
@@ -35,6 +34,7 @@ class Output:
         "stopped_after",
         "taken_steps",
         "taken_updates",
+        "update_ends",
     )
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Output:
         self.taken_steps = 0
         self.taken_updates = 0
         """Counts the updates that it has taken to the end; in the free mode, the steps. All ranks count from the same."""
-        self._update_ends: deque[int] = deque()
+        self.update_ends: deque[int] = deque()
         """Behind which steps the updates end that are planned and not taken to the end."""
         self.step_limit = NONE
         """The lowest limit that is known."""
@@ -84,7 +84,7 @@ class Output:
 
     def plan_update(self, end: int) -> None:
         """Notes that an update ends behind so many steps, of which each update of the epoch is told, or none."""
-        self._update_ends.append(end)
+        self.update_ends.append(end)
 
     def limit(self, steps: int) -> None:
         """Notes that no step from this number on is handed out any more."""
@@ -109,11 +109,11 @@ class Output:
             is_lost = self.finish is not None and self.finish.kind == OutcomeKind.LOST
             yield Property.ABORT if is_lost else Property.STOP, f"is taken, but the limit is {self.step_limit}"
         self.taken_steps += 1
-        self._is_inside = bool(self._update_ends) and self.taken_steps < self._update_ends[0]
+        self._is_inside = bool(self.update_ends) and self.taken_steps < self.update_ends[0]
         if not self._is_inside:
             self.taken_updates += 1
-            if self._update_ends:
-                self._update_ends.popleft()
+            if self.update_ends:
+                self.update_ends.popleft()
 
     def leave(self) -> None:
         """Notes that the consumer leaves."""
