@@ -162,7 +162,7 @@ def _is_begun_alike(one: Lineage, other: Lineage) -> bool:
 
 def _goes_on_alike(one: Lineage, other: Lineage) -> bool:
     """Returns True when both are the rest of one epoch, after the same steps: what was lost of the first was perhaps undone."""
-    return one.where == other.where and one.is_rest and one.before == other.before
+    return one.where == other.where and bool(one.before) and one.before == other.before
 
 
 def judge_peers(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[int | None, Judgement]]:
