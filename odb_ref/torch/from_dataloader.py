@@ -33,8 +33,8 @@ def apply(dataloader: DataLoader[object], *, token_budget: int, **options: Unpac
 
     ``options`` are those of `ODBDataLoader` and come first. A random, sequential or distributed sampler of the whole data set
     is replaced by the loader's own shards, in random or sequential order: the first two read everything on every rank, the
-    last pads shards by repeating samples, or drops some. What seeded the shuffling still does. Any other sampler is kept and read as it is,
-    one of a part of the data set too; its batches are formed anew.
+    last pads shards by repeating samples, or drops some. What seeded the shuffling still does. Any other sampler is kept and
+    read as it is, one of a part of the data set too; its batches are formed anew.
 
     Warns of ``drop_last`` where there are no updates of a fixed size (``update_samples``).
 
