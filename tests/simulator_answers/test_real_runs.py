@@ -6,9 +6,6 @@ with a cost for each step and each padded token would take, so the test needs no
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +15,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from odb_sim.cli.demo import find_script  # noqa: E402
-from odb_sim.cli.main import main  # noqa: E402
 from odb_sim.recorded.calibrate import calibrate  # noqa: E402
 from odb_sim.recorded.replay import replay  # noqa: E402
 from odb_sim.recorded.runs import RecordedRun, load_runs  # noqa: E402
@@ -179,25 +174,3 @@ def test_an_epoch_that_waits_for_its_workers_is_predicted_within_a_tenth(starved
     free = replay(starved_runs[1], costs=fast)
     assert free.timing is not None
     assert free.timing.predicted_s < 0.8 * result.timing.predicted_s
-
-
-@pytest.mark.timeout(240)
-def test_the_demo_records_runs_that_calibrate_reads(tmp_path: Path) -> None:
-    """What the README's two lines do, on fewer texts. How exact the times are is not for a test to say: machines differ."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(find_script()), "--out", str(tmp_path), "--runs", "2", "--samples", "600"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["run 1 of 2", "run 2 of 2"]
-    traces = sorted(map(str, tmp_path.glob("run*.ndjson")))
-    assert len(traces) == 4
-    figures = tmp_path / "figures.json"
-    assert main(["calibrate", *traces, "--workers", "0", "--json", str(figures)]) == 0
-    written = json.loads(figures.read_text())
-    assert written["fit"]["components"][0]["spans_held"] >= 4
-    assert len(written["replays"]) == 2
-    for entry in written["replays"]:
-        assert entry["is_equal"]
-        assert entry["outcome"] == "complete"
-        assert entry["predicted_steps"] == entry["measured_steps"] > 15
-        assert entry["timing"]["steps"] == entry["measured_steps"] - 1

@@ -88,10 +88,16 @@ def digest_rule(name: str) -> str:
         path = inspect.getsourcefile(import_named(module_name))
         if path is None:
             return ""
-        others = sorted(_list_own_files(len(sys.modules)) - {Path(path).resolve()})
-        return sha256(b"".join(file.read_bytes() for file in (Path(path), *others) if file.is_file())).hexdigest()
+        files = sorted({Path(path).resolve(), *_list_own_files(len(sys.modules))})
+        return _digest_files(tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file()))
     except (Exception, SystemExit):  # Whatever is wrong with it is said when it is run.
         return ""
+
+
+@lru_cache(maxsize=8)
+def _digest_files(files: tuple[tuple[Path, int], ...]) -> str:
+    """Returns a digest of files as they were at a time each."""
+    return sha256(b"".join(file.read_bytes() for file, _ in files)).hexdigest()
 
 
 @lru_cache(maxsize=1)
