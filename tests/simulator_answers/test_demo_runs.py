@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from odb_sim.cli.demo import find_script  # noqa: E402
-from odb_sim.cli.main import main  # noqa: E402
+from odb_sim.cli.demo import find_script
+from odb_sim.cli.main import main
 
 
 @pytest.mark.timeout(240)
