@@ -40,8 +40,9 @@ from odb_ref.extras import require
 require(__name__, "lightning", extra="lightning")
 
 import math
+import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self, Unpack
@@ -102,7 +103,11 @@ class LightningLoader:
         """Follows training, and keeps the loader's place in checkpoints."""
         self._read_ahead: deque[tuple[StepInfo, Mapping[str, object]]] = deque()
         self._place: Mapping[str, object] | None = None
-        """The loader's state after the batch that was trained on last."""
+        """The loader's state after the batch that is being trained on, or was last; at first that of the beginning."""
+        self._before: Mapping[str, object] | None = None
+        """Its state before that batch."""
+        self._is_trained_on: Callable[[], bool] = bool
+        """Whether training on that batch is done, the optimizer's step included."""
         self._is_scaled = False
         self._begun: int | None = None
         """The epoch that was begun, and of which no batch was trained on yet."""
@@ -116,10 +121,13 @@ class LightningLoader:
                 self.loader.load_state_dict(self._loaded)
         self._begun = self.loader.epoch
         self._read_ahead.clear()
+        if self._place is None:
+            self._place = self.loader.state_dict()  # now: a batch is read ahead of the first step
         return self._read()
 
     def _read(self) -> Iterator[object]:
-        for batch, info in read_updates(self.loader, self.accumulation_steps):
+        k = self.accumulation_steps if self.loader.update_samples is None else 1
+        for batch, info in read_updates(self.loader, k):
             if len(self._read_ahead) > _MOST_AHEAD:
                 raise UsageError(
                     "batches are read, and this loader is told of no step: pass Trainer(callbacks=[loader.callback]), or "
@@ -128,12 +136,21 @@ class LightningLoader:
             self._read_ahead.append((info, self.loader.state_dict()))
             yield batch
 
-    def begin_step(self, batch_idx: int) -> None:
-        """Notes that Lightning trains on the next batch, the one of ``batch_idx`` in its own count.
+    def begin_step(self, batch_idx: int, epoch: int, is_trained_on: Callable[[], bool]) -> None:
+        """Notes that Lightning trains on the next batch, the one of ``batch_idx`` in its own count of its own ``epoch``, and
+        how to ask whether that is done.
 
         Raises: UsageError when it counts the micro-steps of an update otherwise than the loader.
         """
+        self._before, self._is_trained_on = self._place, is_trained_on
         self._info, self._place = self._read_ahead.popleft()
+        if self._loaded and self._info.epoch != epoch:
+            warnings.warn(
+                f"Lightning continues with its epoch {epoch}, and the loader with the rest of epoch {self._info.epoch}, where it "
+                "was saved: Lightning counts an epoch in which max_steps was reached as whole",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self._is_scaled = False
         self._begun, self._loaded = None, []
         k = self.accumulation_steps if self.loader.update_samples is None else 1
@@ -211,6 +228,8 @@ class LightningLoader:
     def gather_state(self) -> dict[str, object]:
         """Returns all ranks' places after the last batch trained on; every rank calls it. Spec: R10."""
         own = self._place or self.loader.state_dict()
+        if self._before is not None and not self._is_trained_on():
+            own = self._before  # it was broken off, or is not over
         gathered = gather_objects(own, None)
         # Ranks that share their batches, by a device mesh, have equal states.
         by_rank = {int(str(state["rank"])): state for state in gathered}
@@ -227,7 +246,7 @@ class LightningLoader:
         self.progress.load_state_dict(progress)
         self.loader.load_state_dict(states)
         self._loaded = list(states)
-        self._place, self._begun = None, None
+        self._place = self._before = self._begun = None
 
     def close(self) -> None:
         """Ends the loader: see `ODBDataLoader.close`."""
@@ -283,8 +302,9 @@ class LoaderCallback(Callback):  # type: ignore[misc]
                 f"are for accumulation_steps={self._loader.accumulation_steps}: unequal, they would normalise wrongly"
             )
         is_begun = self._loader.is_inside_update
-        self._loader.begin_step(batch_idx)
-        batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        counts = trainer.fit_loop.epoch_loop.batch_progress.current
+        self._loader.begin_step(batch_idx, trainer.current_epoch, lambda: counts.processed >= counts.ready)
+        batches = counts.ready
         trainer.accumulate_grad_batches = self._loader.choose_accumulation(batches)
         if not is_begun and self._loader.loader.update_samples is not None:
             for optimizer in trainer.optimizers:

@@ -289,7 +289,7 @@ def test_an_epoch_begun_again_before_training_is_the_same() -> None:
     with make_loader(None, 1, shuffle=True) as loader:
         first = next(iter(loader))["numbers"].tolist()
         assert next(iter(loader))["numbers"].tolist() == first
-        loader.begin_step(0)
+        loader.begin_step(0, 0, lambda: True)
         assert loader._info is not None
         assert loader._info.epoch == 0
         assert next(iter(loader))["numbers"].tolist() != first

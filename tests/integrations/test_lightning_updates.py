@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ require("lightning")
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, OnExceptionCheckpoint
 
 from odb_ref.integrations.lightning import LightningLoader, scale_loss
 from odb_ref.torch import UsageError
@@ -104,6 +105,61 @@ def test_weights_rates_and_counts_are_those_of_plain_lightning(tmp_path: Path) -
             assert count == total and len(found) == len(expected)
             for one, other in zip(found, expected, strict=True):
                 assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+
+
+class Failing(Module):
+    """Fails in the batch of a number, or notes the samples of each; asks for no idle batch."""
+
+    def __init__(self, at: int = -1) -> None:
+        super().__init__(is_plain=False)
+        self.at = at
+        self.seen: list[tuple[int, list[int]]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == self.at:
+            raise ValueError("this batch")
+        info = self.trainer.train_dataloader._info
+        assert not info.is_idle
+        self.seen.append((info.epoch, list(batch["numbers"])))
+        return super().training_step(batch, batch_idx)
+
+
+class Saving(pl.Callback):
+    """Saves when training starts."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+def run_alone(folder: Path, module: Failing, callbacks: Any, resume: str | None = None, **options: Any) -> list[int]:
+    with make_loader(**options) as loader:
+        trainer = make_trainer(folder, 1, callbacks=[loader.callback, *callbacks], max_epochs=2)
+        with pytest.raises(ValueError, match="this batch") if module.at >= 0 else contextlib.nullcontext():
+            trainer.fit(module, loader, ckpt_path=resume)
+    return [number for _, numbers in module.seen for number in numbers]
+
+
+def break_off_and_go_on(rank: int, folder: Path, options: dict[str, Any]) -> None:
+    be_quiet()
+    twice = sorted(2 * [*range(SAMPLES)])
+    start, whole = str(folder / "start.ckpt"), Failing()
+    assert sorted(run_alone(folder, whole, [Saving(start)], **options)) == twice
+    assert sorted(run_alone(folder, Failing(), [], start, **options)) == twice
+    first = len([epoch for epoch, _ in whole.seen if epoch == 0])
+    for at in (1, first - 1):
+        saving = OnExceptionCheckpoint(folder, f"{at}")
+        before = run_alone(folder, Failing(at), [saving], **options)
+        after = run_alone(folder, Failing(), [], str(folder / f"{at}.ckpt"), **options)
+        assert sorted(before + after) == twice
+
+
+@pytest.mark.parametrize("options", [{}, {"update_samples": None, "window": 8}])
+def test_a_batch_that_was_read_and_not_trained_on_is_trained_on_when_resumed(options: Any, tmp_path: Path) -> None:
+    """Checks: RESUME, ONCE. Nor is a batch made up where an epoch has more of them than the one before."""
+    get_values(run_ranks(1, break_off_and_go_on, tmp_path, options))
 
 
 def misuse(rank: int, folder: Path) -> list[str]:

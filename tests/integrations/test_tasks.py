@@ -32,11 +32,12 @@ from transformers import (
     PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
+    Trainer,
     TrainingArguments,
     default_data_collator,
 )
 
-from odb_ref.integrations.hf import ODBOptions, ODBTrainer
+from odb_ref.integrations.hf import ODBOptions, ODBTrainer, enable
 from odb_ref.integrations.hf.data import CollatedLength, predicts_next_token
 from odb_ref.torch import Batching, JobError, Loss, ODBDataLoader
 from tests.helpers.options import nested
@@ -66,6 +67,14 @@ def make_llama() -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=WORDS, attn_implementation="eager", use_cache=False, pad_token_id=PAD, **SIZES)
     return LlamaForCausalLM(config).double().eval()
+
+
+class OwnLlama(LlamaForCausalLM):  # type: ignore[misc]
+    """A class of the user's, whose name tells transformers nothing."""
+
+
+def make_own_llama() -> Any:
+    return OwnLlama(make_llama().config).double()
 
 
 def make_t5() -> Any:
@@ -264,6 +273,7 @@ def test_a_masked_model_trains_with_the_argument_it_is_told() -> None:
     ("make_model", "is_shifted"),
     [
         (make_llama, True),
+        (make_own_llama, True),
         (make_t5, False),
         (lambda: make_bert(BertForMaskedLM), False),
         (lambda: make_bert(BertForTokenClassification), False),
@@ -272,6 +282,39 @@ def test_a_masked_model_trains_with_the_argument_it_is_told() -> None:
 )
 def test_a_model_says_whether_it_shifts_labels(make_model: Any, is_shifted: bool | None) -> None:
     assert predicts_next_token(make_model()) is is_shifted
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, OwnLlama])
+def test_a_class_of_ones_own_trains_as_with_the_plain_trainer(kind: type, smoothing: float, tmp_path: Any) -> None:
+    """Checks: WEIGHT. A Trainer that does not know the name divides by first labels too, and smooths without a shift."""
+    found = []
+    for is_plain in (True, False):
+        torch.manual_seed(0)
+        model = kind(make_llama().config).double()
+        settings = {"label_smoothing_factor": smoothing, "max_steps": 3, "per_device_train_batch_size": 6}
+        arguments = TrainingArguments(
+            str(tmp_path), use_cpu=True, report_to=[], save_strategy="no", optim="sgd", learning_rate=0.5, **settings
+        )
+        samples = [
+            {"input_ids": ids, "labels": ids.clone()} for size in range(2, 32) for ids in [torch.arange(size) % 7 + 1]
+        ]
+        trainer = Trainer(model, arguments, train_dataset=samples, data_collator=pad_labels)
+        if not is_plain:
+            enable(trainer, ODBOptions(token_budget=60))
+        trainer.train()
+        found.append(torch.cat([value.detach().flatten() for value in model.parameters()]))
+    assert torch.allclose(*found, atol=1e-6)
+
+
+def pad_labels(samples: list[Any]) -> dict[str, Any]:
+    pad = torch.nn.utils.rnn.pad_sequence
+    ids = [sample["input_ids"] for sample in samples]
+    return {
+        "input_ids": pad(ids, batch_first=True),
+        "labels": pad(ids, batch_first=True, padding_value=-100),
+        "attention_mask": pad([torch.ones_like(row) for row in ids], batch_first=True),
+    }
 
 
 @pytest.mark.parametrize("task", ["causal", "classes", "token classes", "encoder and decoder"])

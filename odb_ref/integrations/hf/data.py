@@ -38,20 +38,25 @@ class CollatedLength:
         return rows * (-(-longest // self.multiple) * self.multiple)
 
 
-def predicts_next_token(model: object) -> bool | None:
-    """Returns whether a model of transformers predicts each label from the token before it; None where its class says
-    nothing.
+def predicts_next_token(model: object, *, is_smoothed: bool = False) -> bool | None:
+    """Returns whether a model of transformers predicts each label from the token before it; None where its class says nothing.
+
+    With ``is_smoothed`` the Trainer's own smoother makes the loss, which shifts labels for the classes that it knows by name.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
     loss = LOSS_MAPPING.get(getattr(model, "loss_type", None))
+    if loss is None and any(base.__name__.endswith("ForCausalLM") for base in type(model).__mro__[1:]):
+        return not is_smoothed  # a subclass under a name of its own
     return None if loss is None else loss is ForCausalLMLoss
 
 
-def make_counting_options(model: object, collator: object, *, is_packed: bool) -> dict[str, object]:
+def make_counting_options(
+    model: object, collator: object, *, is_packed: bool, is_smoothed: bool = False
+) -> dict[str, object]:
     """Returns the arguments of `odb_ref.torch.ODBDataLoader` that count as model and collator do."""
     options: dict[str, object] = {}
-    is_shifted = predicts_next_token(model)
+    is_shifted = predicts_next_token(model, is_smoothed=is_smoothed)
     if is_shifted is not None:
         options["causal_shift"] = is_shifted
     multiple = getattr(collator, "pad_to_multiple_of", None)

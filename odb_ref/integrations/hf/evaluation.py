@@ -100,7 +100,10 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
         options: dict[str, object] = {name: getattr(prepared, name) for name in ADOPTED}
         options["pin_memory"] = prepared.pin_memory and self.args.device.type != "cpu"
         is_packed = self.odb.loader.get("layout") == "packed"
-        return options | make_counting_options(self.model, self.data_collator, is_packed=is_packed)
+        is_smoothed = self.label_smoother is not None
+        return options | make_counting_options(
+            self.model, self.data_collator, is_packed=is_packed, is_smoothed=is_smoothed
+        )
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[object] | None = None) -> object:
         """Returns the steps of this rank, or the Trainer's own loader."""
