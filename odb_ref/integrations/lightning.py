@@ -146,8 +146,8 @@ class LightningLoader:
         self._info, self._place = self._read_ahead.popleft()
         if self._loaded and self._info.epoch != epoch:
             warnings.warn(
-                f"Lightning continues with its epoch {epoch}, and the loader with the rest of epoch {self._info.epoch}, where it "
-                "was saved: Lightning counts an epoch in which max_steps was reached as whole",
+                f"Lightning continues with its epoch {epoch}, and the loader with the rest of epoch {self._info.epoch}, where "
+                "it was saved: Lightning counts an epoch in which max_steps was reached as whole",
                 RuntimeWarning,
                 stacklevel=2,
             )

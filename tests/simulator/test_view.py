@@ -25,6 +25,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
+from odb_ref.trace.check import check_traces
 from tests.helpers.browser import Tab
 from tests.helpers.commands import refuse
 
@@ -91,7 +92,11 @@ def test_the_page_holds_every_batch_of_the_trace_and_every_sample_that_is_carrie
     name: str, write: Callable[[str], Path]
 ) -> None:
     trace = write(name)
-    data, (recorded,) = read_data(view(trace)), load_runs([trace])
+    page = view(trace)
+    data, (recorded,) = read_data(page), load_runs([trace])
+    if told := re.search(r"([\d,]+) steps in ([\d,]+) rounds", page.read_text()):
+        (job,) = check_traces([trace]).jobs
+        assert [int(number.replace(",", "")) for number in told.groups()] == [job.steps, job.rounds]
     for index, rank in enumerate(data["ranks"]):
         parts = [entry["parts"][index] for entry in data["rounds"] if entry["parts"][index] is not None]
         record = recorded.ranks[rank]

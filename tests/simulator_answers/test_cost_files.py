@@ -35,6 +35,7 @@ def test_what_is_left_out_keeps_its_default(tmp_path: Path) -> None:
         ('"fixed_s": 0.05', '"fixed_s": NaN', 5, "gpu.fixed_s"),
         ('"fixed_s": 0.05', '"fixed_s": 1e400', 5, "gpu.fixed_s"),
         ('"fixed_s": 0.05', '"fixed_s": 1e9', 5, "more than a day"),
+        ('"fixed_s": 0.05', f'"fixed_s": 1{400 * "0"}', 5, "more than a day"),
         ('"fixed_s": 0.05', '"fixed_s": "0.05"', 5, "expected a number"),
         ('"fixed_s": 0.05', '"fixed_s": true', 5, "expected a number"),
         ('"each_step": false', '"each_step": 1', 15, "expected true or false"),
@@ -61,7 +62,14 @@ def test_nonsense_is_refused_with_its_line(tmp_path: Path, old: str, new: str, l
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("text", ["", "[]", "7", '{"format": "odb-costs", "version": 2, "gpu": 3}', "{", "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "7", '{"format": "odb-costs", "version": 2, "gpu": 3}', "{", "\x00"),
+        '{"format": "odb-costs", "version": 2, "gpu": {"per_token_s": 1}, "gpu": {"fixed_s": 1}}',
+        '{"format": "odb-costs", "version": 2, "fitted": {"ranks": -3}}',
+    ],
+)
 def test_what_is_no_cost_model_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)

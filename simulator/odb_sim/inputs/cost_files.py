@@ -59,6 +59,15 @@ class _Source:
         return UsageError(f"{place}: {'.'.join(path)}{' ' if path else ''}{what}")
 
 
+def _make_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Raises: UsageError when a key stands twice: one value would be left out."""
+    found = dict(pairs)
+    for name in found:
+        if sum(key == name for key, _ in pairs) > 1:
+            raise UsageError(f"{name} stands there twice")
+    return found
+
+
 def load_costs(path: str | Path) -> Costs:
     """Returns the cost models of a file.
 
@@ -70,8 +79,10 @@ def load_costs(path: str | Path) -> Costs:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"{path}: cannot be read: {reason}") from error
     try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(text, object_pairs_hook=_make_object)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:
         where = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UsageError(f"{path}{where}: not JSON: {getattr(error, 'msg', error)}") from error
     source = _Source(str(path), text)

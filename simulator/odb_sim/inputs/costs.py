@@ -10,14 +10,14 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from math import ceil, isfinite, log2
+from math import ceil, inf, isfinite, log2
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from odb_ref.core.batching.layouts import Layout
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.offer import WIRE_SIZE
 
 Seconds = NDArray[np.float64]
@@ -51,10 +51,10 @@ class Algorithm(StrEnum):
 
 
 def _check_not_negative(model: object, name: str, value: float) -> None:
-    if not isfinite(value) or value < 0:
+    if not 0 <= value < inf:
         raise UsageError(f"{type(model).__name__}.{name} must be a number of at least 0, got {value}")
     if value > LARGEST_S:
-        raise UsageError(f"{type(model).__name__}.{name} is {value}: more than a day")
+        raise UsageError(f"{type(model).__name__}.{name} is {value!s:.40}: more than a day")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +260,10 @@ class FittedTo:
 
     ranks: int = 0
     padded_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            check_integer(getattr(self, item.name), f"FittedTo.{item.name}", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

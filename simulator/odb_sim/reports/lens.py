@@ -185,12 +185,13 @@ def write_view(path: Path, story: Story, source: PageSource, *, step: int | None
 
 
 def _make_headline(story: Story) -> str:
-    steps = sum(
+    planned = [
         max((len(part.steps) for _, part in story.list_parts(number)), default=0) for number in range(story.rounds)
-    )
+    ]
+    steps, rounds = sum(planned), len(planned) - (planned[-1:] == [0])  # the last agreement ends the epoch
     idle = sum(len(part.idle_steps) for teller in story.ranks for part in teller.parts)
     batches = sum(len(part.steps) for teller in story.ranks for part in teller.parts)
-    said = f"{steps:,} steps in {story.rounds:,} rounds, <strong>{idle:,} of {batches:,} batches idle</strong>"
+    said = f"{steps:,} steps in {rounds:,} rounds, <strong>{idle:,} of {batches:,} batches idle</strong>"
     outcome = story.outcome
     if outcome is not None and outcome.kind != "complete":
         ended = html.escape(outcome.outcome[0].upper() + outcome.outcome[1:])
