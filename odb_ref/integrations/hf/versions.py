@@ -27,9 +27,9 @@ HAS_TOKEN_COUNT: Final = hasattr(Trainer, "_track_num_input_tokens")
 
 def counts_first_labels(trainer: Trainer) -> bool:
     """Returns whether the Trainer divides a loss by its samples' first labels too, which nothing predicts: before 5.10, and
-    where it does not know the model's class by its name.
+    where it does not know the model's class by its name. Its own smoother takes a mean by itself.
     """
-    return not getattr(trainer, "_loss_shifts_labels", False)
+    return trainer.label_smoother is None and not getattr(trainer, "_loss_shifts_labels", False)
 
 
 def compute_predicted_share(labels: object) -> float:
