@@ -126,8 +126,7 @@ class LightningLoader:
         return self._read()
 
     def _read(self) -> Iterator[object]:
-        k = self.accumulation_steps if self.loader.update_samples is None else 1
-        for batch, info in read_updates(self.loader, k):
+        for batch, info in read_updates(self.loader, self._counted_steps):
             if len(self._read_ahead) > _MOST_AHEAD:
                 raise UsageError(
                     "batches are read, and this loader is told of no step: pass Trainer(callbacks=[loader.callback]), or "
@@ -153,12 +152,16 @@ class LightningLoader:
             )
         self._is_scaled = False
         self._begun, self._loaded = None, []
-        k = self.accumulation_steps if self.loader.update_samples is None else 1
-        if (batch_idx - self._info.step) % k:
+        if (batch_idx - self._info.step) % self._counted_steps:
             raise UsageError(
                 f"Lightning's batch {batch_idx} and the loader's step {self._info.step} are at different places of an "
-                f"update of {k} batches: go on from a checkpoint made at the end of one"
+                f"update of {self._counted_steps} batches: go on from a checkpoint made at the end of one"
             )
+
+    @property
+    def _counted_steps(self) -> int:
+        """By how many batches an update is counted: with ``update_samples`` it has any number, and its end is told."""
+        return self.accumulation_steps if self.loader.update_samples is None else 1
 
     @property
     def is_inside_update(self) -> bool:

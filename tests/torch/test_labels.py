@@ -184,6 +184,7 @@ def stack(samples: list[dict[str, Any]]) -> list[Any]:
         ({"input_features": torch.ones(3), "labels": [1, 2]}, "2 labels for 3 tokens"),
         ({"input_ids": torch.ones(3, dtype=torch.int64), "labels": [1, 2]}, "2 labels for 3 input_ids"),
         ({"input_ids": [1, 2, 3], "labels": torch.ones((3, 2), dtype=torch.int64)}, "2 labels for 3 input_ids"),
+        ({"input_ids": [1, 2, 3], "labels": [[1, 2]] * 3}, "2 labels for 3 input_ids"),
         ({"input_ids": [1, 2, 3], "labels": [0.5, -100.0, -100.0]}, "float labels of which some are -100"),
         ({"input_ids": [1, 2, 3], "labels": torch.tensor([0.5, -100.0])}, "float labels of which some are -100"),
         (

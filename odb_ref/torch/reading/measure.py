@@ -18,6 +18,7 @@ from odb_ref.torch.reading.tasks import (
     get_field,
     get_labels,
     get_length,
+    get_width,
     is_one_label,
     is_pair,
     to_array,
@@ -106,7 +107,7 @@ class SupervisedCounter:
                     "count what carries loss, or Loss(scaling='samples')"
                 )
             return int(ignored.ndim > 0 or not ignored)
-        count, width = _count_labels(labels, self.is_shifted), _find_width(labels)
+        count, width = _count_labels(labels, self.is_shifted), get_width(labels)
         if self.is_checked:
             _check_masks(sample, labels)
         elif count > width > 0:  # those of an image, say
@@ -120,7 +121,7 @@ class SupervisedCounter:
         ids = get_field(sample, "input_ids")
         if ids is None and not self.is_checked:
             return
-        tokens = self.length_fn(sample) if ids is None else _find_width(ids)
+        tokens = self.length_fn(sample) if ids is None else get_width(ids)
         if not tokens or tokens == width:
             return
         if width == 1:
@@ -181,17 +182,6 @@ def _count_fields(sample: object) -> int:
             found = {name: getattr(sample, name, None) for name in names.union(getattr(sample, "__dict__", ()))}
     inner = next(iter(found.values())) if len(found) == 1 else None
     return _count_fields(inner) if isinstance(inner, Mapping) else len(found)  # a wrapper's field may hold all others
-
-
-def _find_width(values: object) -> int:
-    """Returns how many values a row of a field has; 0 where it is not one row, or rows of their own lengths differ."""
-    if shape := getattr(values, "shape", None):
-        return int(shape[-1])
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        return 0
-    if values and hasattr(values[0], "__len__"):
-        return _find_width(values[0]) if len(values) == 1 else 0
-    return len(values)
 
 
 def check_measure(value: object, name: str, low: int, high: int = MOST) -> int:

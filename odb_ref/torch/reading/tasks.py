@@ -111,14 +111,14 @@ def measure_rows(sample: object) -> tuple[int, int]:
             raise SampleError(f"a sample ({type(sample).__name__}) has no input_ids; pass Batching(length_fn=)")
         return 2, longer
     rows, longest = _measure(value, "input_ids")
-    labels = get_field(sample, "labels")
-    if not longest or not _has_length(labels):
-        return rows, longest  # an empty input is nothing to train on, whatever its labels
-    return rows, max(longest, _measure(labels, "labels")[1])
+    # An empty input is nothing to train on, whatever its labels.
+    return rows, max(longest, get_width(get_field(sample, "labels"))) if longest else 0
 
 
-def _has_length(labels: object) -> bool:
-    return bool(getattr(labels, "shape", ())) or (isinstance(labels, Sequence) and not isinstance(labels, str))
+def get_width(value: object) -> int:
+    """Returns how many values a row of a field has, the longest of several; 0 of what has no rows."""
+    has_rows = bool(getattr(value, "shape", ())) or (isinstance(value, Sequence) and not isinstance(value, str))
+    return _measure(value, "a row")[1] if has_rows else 0
 
 
 def _measure(value: object, name: str) -> tuple[int, int]:
@@ -126,7 +126,8 @@ def _measure(value: object, name: str) -> tuple[int, int]:
     if isinstance(shape, Sequence) and shape:
         return math.prod(shape[:-1]), int(shape[-1])
     if isinstance(value, Sequence) and not isinstance(value, str):
-        if value and hasattr(value[0], "__len__"):
+        # A tensor of a single number says that it has a length, and has none.
+        if value and hasattr(value[0], "__len__") and getattr(value[0], "ndim", None) != 0:
             return len(value), max(len(row) for row in value)
         return 1, len(value)
     raise SampleError(f"{name} is {type(value).__name__}, expected a tensor, an array or a sequence")

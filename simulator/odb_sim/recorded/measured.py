@@ -91,8 +91,9 @@ def _read(path: Path) -> tuple[TimedSpans, bool]:
             reader = csv.DictReader(file)
             header = [name.strip() for name in reader.fieldnames or []]
             reader.fieldnames = header
-            if len({*header}) < len(header):
-                raise UsageError(f"{path}:1: two columns have one name")
+            for column in ("seconds", TOKENS, "rows", "longest"):
+                if header.count(column) > 1:
+                    raise UsageError(f"{path}:1: {header.count(column)} columns are called {column}")
             has_lengths = {"rows", "longest"} <= set(header)
             if "seconds" not in header or not (has_lengths or TOKENS in header):
                 raise UsageError(f"{path}:1: a table of steps has the columns seconds, and tokens, or rows and longest")

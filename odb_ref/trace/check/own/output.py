@@ -24,7 +24,7 @@ class Output:
 
     __slots__ = (
         "_depth_steps",
-        "_is_inside",
+        "begun_updates",
         "delivered_steps",
         "finish",
         "has_left",
@@ -41,6 +41,8 @@ class Output:
         self.released_steps = 0
         self.delivered_steps = 0
         self.taken_steps = 0
+        self.begun_updates = 0
+        """Counts the updates of which it has taken a step, as `taken_updates`."""
         self.taken_updates = 0
         """Counts the updates that it has taken to the end; in the free mode, the steps. All ranks count from the same."""
         self.update_ends: deque[int] = deque()
@@ -49,8 +51,6 @@ class Output:
         """The lowest limit that is known."""
         self.most_queued_steps = 0
         """The fullest the queue has been: what its depth was, as far as it mattered."""
-        self._is_inside = False
-        """True between two steps of an update."""
         self._depth_steps = NONE
         """What the queue held while a step was held back: it has no room for more."""
         self.stopped_after: int | None = None
@@ -75,12 +75,8 @@ class Output:
 
     def resume(self, steps: int) -> None:
         """Begins after so many steps."""
-        self.released_steps = self.delivered_steps = self.taken_steps = self.taken_updates = steps
-
-    @property
-    def begun_updates(self) -> int:
-        """How many it has taken a step of, counted as `taken_updates`."""
-        return self.taken_updates + self._is_inside
+        self.released_steps = self.delivered_steps = self.taken_steps = steps
+        self.begun_updates = self.taken_updates = steps
 
     def plan_update(self, end: int) -> None:
         """Notes that an update ends behind so many steps, of which each update of the epoch is told, or none."""
@@ -109,9 +105,9 @@ class Output:
             is_lost = self.finish is not None and self.finish.kind == OutcomeKind.LOST
             yield Property.ABORT if is_lost else Property.STOP, f"is taken, but the limit is {self.step_limit}"
         self.taken_steps += 1
-        self._is_inside = bool(self.update_ends) and self.taken_steps < self.update_ends[0]
-        if not self._is_inside:
-            self.taken_updates += 1
+        self.begun_updates = self.taken_updates + 1
+        if not self.update_ends or self.taken_steps >= self.update_ends[0]:
+            self.taken_updates = self.begun_updates
             if self.update_ends:
                 self.update_ends.popleft()
 
