@@ -46,8 +46,17 @@ def _parse_integer(digits: str) -> int:
     return int(digits)
 
 
-_DECODE: Final = json.JSONDecoder(parse_constant=_refuse).decode
-_DECODE_LONG: Final = json.JSONDecoder(parse_constant=_refuse, parse_int=_parse_integer).decode
+def _make_object(pairs: list[tuple[str, Json]]) -> JsonObject:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in an object")  # another reader may take the other value
+    return found
+
+
+_DECODE: Final = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_make_object).decode
+_DECODE_LONG: Final = json.JSONDecoder(
+    parse_constant=_refuse, parse_int=_parse_integer, object_pairs_hook=_make_object
+).decode
 # A line in which no 20 digits follow each other holds no long integer; most lines, so only others are parsed slowly.
 _DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG: Final = b"0" * (INTEGER_DIGITS + 1)

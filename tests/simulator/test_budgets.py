@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from odb_sim.cli.main import main
 from odb_sim.inputs.conditions import parse_budget_schedule
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
@@ -17,6 +19,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.writing import TraceWriter
+from tests.simulator.test_view import read_data
 
 SCHEDULE = parse_budget_schedule("0:2000,30:8000,60:3000")
 
@@ -63,3 +66,34 @@ def test_both_drivers_follow_a_schedule_alike(layout: Layout, sharding: Sharding
 def test_a_schedule_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="budget schedule"):
         parse_budget_schedule(text)
+
+
+def test_pages_of_a_run_tell_which_budget_was_in_force(tmp_path: Path) -> None:
+    page, trace, view, figures = (tmp_path / name for name in ("run.html", "t.ndjson", "view.html", "run.json"))
+    arguments = [
+        "gsm8k",
+        "--ranks",
+        "2",
+        "--samples",
+        "500",
+        "--window",
+        "32",
+        "--token-budget",
+        "2048",
+        "--html",
+        str(page),
+    ]
+    assert main(["simulate", *arguments]) == 0
+    assert "largest budget" not in page.read_text(encoding="utf-8")
+    arguments += ["--budget-schedule", "0:512,10:2048", "--trace", str(trace), "--json", str(figures)]
+    assert main(["simulate", *arguments]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "budget 2,048 at most (0:512,10:2048)" in text
+    assert "of the largest budget of 2,048 is filled" in text
+    assert json.loads(figures.read_text())["budget_schedule"] == "0:512,10:2048"
+    assert main(["replay", str(trace), "--html", str(page)]) == 0
+    assert "of the largest budget of 2,048 is filled" in page.read_text(encoding="utf-8")
+    assert main(["view", str(trace), "--html", str(view)]) == 0
+    budgets = [entry["parts"][0]["budget"] for entry in read_data(view)["rounds"]]
+    assert budgets == sorted(budgets)
+    assert set(budgets) == {512, 2048}

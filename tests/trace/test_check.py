@@ -190,6 +190,18 @@ def test_a_file_that_ends_inside_a_line_is_cut_off(tmp_path: Path, suffix: str) 
     assert f"cut off ({cut} ends inside a line)" in verdict.violations[0].what
 
 
+@pytest.mark.parametrize(("suffix", "end"), [("", b"\0" * 4096), ("", b'{"rank":0'), (".gz", b"")])
+def test_what_may_have_followed_a_finish_is_said(suffix: str, end: bytes, tmp_path: Path) -> None:
+    """A disk that was full, or a file without the trailer that says how long it was."""
+    (path,) = run(tmp_path / f"t{suffix}")
+    before = check_traces([path]).jobs[0].unsaid
+    data = path.read_bytes()
+    path.write_bytes(data[:-8] if suffix else data + end)
+    verdict = check_traces([path])
+    assert verdict.violations == ()
+    assert verdict.jobs[0].unsaid == (*before, f"whether anything followed: {path} ends inside a line, behind a finish")
+
+
 def test_answers_that_no_order_of_events_can_explain_are_refused(tmp_path: Path) -> None:
     """Each rank's file is right by itself; together they have each rank agree before the other has offered."""
     paths = run(tmp_path / "t", is_one_file=False)

@@ -83,6 +83,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         "a record needs rank",
     ),
     "bytes that are not text": (lambda path: path.write_bytes(path.read_bytes() + b"\xff\xfe\n"), "can't decode byte"),
+    "a key that stands twice": (lambda path: replace(path, '"effects":', '"rank":1,"effects":'), "a key stands twice"),
+    "a key that stands twice in the header": (
+        lambda path: replace(path, '"tag":""', '"tag":"","tag":""'),
+        "stands twice",
+    ),
     "zeros": (lambda path: path.write_bytes(bytes(2**25)), "a line of more than"),
 }
 

@@ -371,7 +371,7 @@ class Job:
             self._note(judgement, number)
 
     def _list_doubts(self, ranks: Sequence[RankChecker]) -> Iterator[str]:
-        """Yields what is said of losses that no trace can show to be so. Spec: R7.5."""
+        """Yields what is said of losses that no trace can show to be so, and what a cut file leaves open. Spec: R7.5."""
         told = {lost: rank.rank for rank in reversed(ranks) for lost in rank.lost_peers}
         most = max((rank.output.taken_steps for rank in ranks), default=0)
         for rank in ranks:
@@ -381,6 +381,10 @@ class Job:
                 yield f"whether rank {rank.rank} was gone: rank {told[None]} was told of a loss, not of whose"
             if rank.output.finish is None and rank.output.taken_steps + 1 < most:
                 yield f"whether rank {rank.rank} took more than {rank.output.taken_steps} steps: its trace has no finish"
+        if all(rank.output.finish is not None for rank in ranks):
+            for stream in self._streams:
+                if stream.is_cut:
+                    yield f"whether anything followed: {stream.path} ends inside a line, behind a finish"
 
     def _note(self, judgement: Judgement, rank: int | None, round_: int | None = None, step: int | None = None) -> None:
         property_, what = judgement

@@ -32,7 +32,7 @@ from odb_sim.reports.run_report import describe_band, make_timeline, write_run_r
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.bands import estimate, is_quick
 from odb_sim.studies.fitted import describe_fit, fit_batches
-from odb_sim.studies.runs import POLICIES, Result, Run, describe_window, run
+from odb_sim.studies.runs import POLICIES, Result, Run, describe_budget, describe_window, run
 from odb_sim.studies.settings import list_costly
 
 
@@ -172,9 +172,8 @@ _SHOWN: Final = (
 def _print_summary(summary: Summary) -> None:
     """A headline, and the figures that say why; all are in the JSON."""
     print(
-        f"{summary.policy} on {summary.lengths}, {summary.ranks:,} ranks, budget {summary.token_budget:,}"
-        f"{describe_window(summary)}: "
-        f"{summary.tokens_per_s:,.0f} tokens/s\n"
+        f"{summary.policy} on {summary.lengths}, {summary.ranks:,} ranks, {describe_budget(summary)}"
+        f"{describe_window(summary)}: {summary.tokens_per_s:,.0f} tokens/s\n"
         f"{summary.samples_emitted:,} of {summary.samples_total:,} samples ({summary.samples_per_s:,.1f}/s) in "
         f"{summary.sim_time_s:,.1f} simulated seconds; {_describe_outcome(summary)}\n"
         f"{summary.updates:,} updates of {describe_update(summary)}; driver: {summary.driver}, "

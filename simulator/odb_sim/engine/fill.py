@@ -55,6 +55,8 @@ class FillMap:
 
     label: str
     budget_tokens: int
+    is_lowered: bool
+    """True where another budget than that was in force at times."""
     ranks: tuple[int, ...]
     columns: tuple[Column, ...]
     ranks_total: int
@@ -151,7 +153,7 @@ class Fill:
         self._parts.append(_Part(round_, self._open, waits_s, waited_for))
         self._open = {}
 
-    def build(self, label: str, budget_tokens: int) -> FillMap:
+    def build(self, label: str, budget_tokens: int, *, is_lowered: bool = False) -> FillMap:
         """Returns what was heard, within the bounds that the module's text states."""
         places = [(part, step) for part in self._parts for step in range(len(part.waited_for))]
         kept = choose_steps(len(places), MOST_CELLS // len(self.ranks))
@@ -159,6 +161,7 @@ class Fill:
         return FillMap(
             label=label,
             budget_tokens=budget_tokens,
+            is_lowered=is_lowered,
             ranks=self.ranks,
             columns=columns,
             ranks_total=self._all,

@@ -61,6 +61,7 @@ class RunSettings:
     window: int
     depth: int
     token_budget: int
+    budget_schedule: str | None
     batch_size: int | None
     quota: int | None
     global_batch: int | None

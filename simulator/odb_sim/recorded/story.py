@@ -121,6 +121,10 @@ class Teller:
         for effect in record.effects:
             self._note_effect(effect, record.time_s)
 
+    def find_budget(self, part: RankRound) -> int | None:
+        """Returns the token budget in force in a round; None where the configuration is not known."""
+        return None if self.config is None else self.config.compute_round_bounds(part.agreed_tokens)[0]
+
     def find_groups(self, part: RankRound) -> list[list[int]] | None:
         """Returns the groups of a window, its places in each; None where another number was offered, or they are not known."""
         if self.config is None:

@@ -53,7 +53,6 @@ def build_data(story: Story, ranks: Sequence[int], played: range, start: tuple[i
     return {
         "world": story.header.world_size,
         "ranks": list(ranks),
-        "budget": story.header.config.get("budget_tokens"),
         "isPacked": story.header.config.get("layout") == "packed",
         "first": story.first_round,
         "played": [played.start, played.stop],
@@ -101,6 +100,7 @@ def _encode(teller: Teller, number: int, story: Story) -> dict[str, object] | No
     return {
         "lengths": [sample.length for sample in part.window],
         "carriedIn": part.carried_in,
+        "budget": teller.find_budget(part),
         "groups": None if groups is None else group_of,
         "steps": step_of,
         "count": len(part.steps),
@@ -173,8 +173,8 @@ def write_view(path: Path, story: Story, source: PageSource, *, step: int | None
             "played; others with --step"
         )
     lead = (
-        f"Rule {config.get('rule')}, budget {config.get('budget_tokens'):,} {config.get('layout', 'padded')} tokens, window "
-        f"{config.get('window_samples'):,} samples, {config.get('mode')} mode."
+        f"Rule {config.get('rule')}, budget at most {config.get('budget_tokens'):,} {config.get('layout', 'padded')} tokens, "
+        f"window {config.get('window_samples'):,} samples, {config.get('mode')} mode."
     )
     body = (
         f'<p class="over">{html.escape(title)}</p><h1>{_make_headline(story)}</h1><p class="lead">{html.escape(lead)}</p>'

@@ -62,6 +62,7 @@ def draw_recorded(recorded: RecordedRun, label: str) -> FillMap:
     return FillMap(
         label=label,
         budget_tokens=recorded.config.budget_tokens,
+        is_lowered=recorded.budget_schedule is not None,
         ranks=ranks,
         columns=tuple(columns),
         ranks_total=len(recorded.ranks),

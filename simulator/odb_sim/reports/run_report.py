@@ -20,7 +20,7 @@ from odb_sim.reports.page import Page
 from odb_sim.studies.bands import Band
 from odb_sim.studies.comparison import REFERENCE
 from odb_sim.studies.fitted import fit_batches
-from odb_sim.studies.runs import Driver, Result, Run, describe_window, run
+from odb_sim.studies.runs import Driver, Result, Run, describe_budget, describe_window, run
 
 SHOWN_RANKS: Final = 4
 """So many ranks have timelines."""
@@ -79,7 +79,7 @@ def draw_run(what: Run, label: str) -> FillMap:
     """Returns what each rank trains on in each step of a run, which is simulated for it."""
     fill = Fill(what.workload.ranks)
     run(what, fill=fill)
-    return fill.build(label, what.budget_tokens)
+    return fill.build(label, what.budget_tokens, is_lowered=what.budget_schedule is not None)
 
 
 def draw_fixed(what: Run) -> FillMap:
@@ -131,8 +131,8 @@ def write_run_report(
         f"odb-ref simulate: {summary.policy} on {summary.lengths}, {summary.ranks:,} ranks",
         _make_headline(fault, summary),
         band="" if band is None else describe_band(summary, band),
-        lead=f"{summary.samples_total:,} samples in {summary.shards} shards, {summary.mode} mode, budget "
-        f"{summary.token_budget:,} {summary.layout} tokens{describe_window(summary)}, depth {summary.depth}; an update holds "
+        lead=f"{summary.samples_total:,} samples in {summary.shards} shards, {summary.mode} mode, "
+        f"{describe_budget(summary)} {summary.layout} tokens{describe_window(summary)}, depth {summary.depth}; an update holds "
         f"{describe_update(summary)}. Times are simulated, by the cost model.",
         cautions=summarize_cautions(result.cautions),
     )
@@ -151,7 +151,7 @@ def write_run_report(
         page.add_heading("The fault")
         page.add_text(_describe_fault(summary))
         page.add_chart(_draw_fault(fault, summary, rows, spans), "The steps before it and what comes after.")
-    ours = fill.build(summary.policy, summary.token_budget)
+    ours = fill.build(summary.policy, summary.token_budget, is_lowered=summary.budget_schedule is not None)
     struck = None if summary.outcome_rank is None else Struck(rank=summary.outcome_rank, text=summary.outcome_cause)
     beside = [] if summary.policy == REFERENCE else [draw_fixed(what)]
     page.add_maps([(summary.lengths, [ours, *beside])], struck)

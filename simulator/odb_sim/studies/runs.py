@@ -62,6 +62,12 @@ def has_fixed_batches(policy: str) -> bool:
     return policy in FIXED_SIZE
 
 
+def describe_budget(summary: Summary) -> str:
+    """Returns the token budget of a run as a part of its headline, and when which is in force."""
+    schedule = "" if summary.budget_schedule is None else f" at most ({summary.budget_schedule})"
+    return f"budget {summary.token_budget:,}{schedule}"
+
+
 def describe_window(summary: Summary) -> str:
     """Returns the window of a run as a part of its headline, empty where it has none, or that is an update."""
     # Rounds are counted where the protocol has run, with a rule of the user's too, and where its peer has.
@@ -278,6 +284,7 @@ def run(
         window=what.window_samples,
         depth=what.depth_steps,
         token_budget=what.budget_tokens,
+        budget_schedule=None if what.budget_schedule is None else str(what.budget_schedule),
         batch_size=batch_size,
         quota=what.quota_samples,
         global_batch=what.global_batch.samples,

@@ -134,7 +134,7 @@ function describeStage() {
   const carried = parts.reduce((sum, part) => sum + part.carriedIn, 0);
   switch (stage()) {
     case 0: return `Each rank holds ${range(parts.map(part => part.lengths.length))} samples` + (carried ? `; ${plural(carried, "is", "are")} carried from the round before.` : ".");
-    case 1: return parts[0].groups ? `Each rank makes groups of samples alike in length, under the budget of ${DATA.budget.toLocaleString("en")} tokens: ${range(parts.map(part => part.formed))} groups.`
+    case 1: return parts[0].groups ? `Each rank makes groups of samples alike in length, under the budget of ${parts[0].budget.toLocaleString("en")} tokens: ${range(parts.map(part => part.formed))} groups.`
       : "The trace does not say which groups a rank has formed before they were split or carried.";
     case 2: return !parts.some(part => part.isAgreed) ? "The offers of all ranks never meet: the traces end before." :
       target ? `The offers meet: this round has ${plural(target, "step")}, for ${why}.` : `The offers meet: ${why}.`;
