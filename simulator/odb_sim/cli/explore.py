@@ -49,7 +49,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--window", type=int, default=2, help="samples of a window (2)")
     parser.add_argument("--depth", type=int, default=1, help="steps the queue holds (1)")
     add_terms(parser, Bounds)
-    parser.add_argument("--policy", default="odb", metavar="RULE", help="odb, paper, or module:name")
+    parser.add_argument(
+        "--policy",
+        default="odb",
+        metavar="RULE",
+        help="odb, paper, or module:name; that a rule always answers, and alike, verify says",
+    )
     parser.add_argument("--failures", type=int, default=0, help="reads or collations that may fail (default 0)")
     parser.add_argument("--stops", type=int, default=0, help="consumers that may leave early (default 0)")
     parser.add_argument("--losses", type=int, default=0, help="processes that may be killed (default 0)")

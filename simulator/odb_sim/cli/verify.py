@@ -14,6 +14,7 @@ from typing import Final
 from odb_ref.core.errors import UsageError
 from odb_sim.explore.scenario import encode_scenario, write_scenario
 from odb_sim.inputs.files import check_writable
+from odb_sim.reports.terminal import show_progress
 from odb_sim.verify.core_copy import NOT_OF_THE_CORE, verify_core
 from odb_sim.verify.rule_client import LIMIT_S, PROCESSES, RuleProcesses
 from odb_sim.verify.stages import Finding, Stage
@@ -82,12 +83,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _show(stages: Iterator[Stage]) -> list[Stage]:
     """Prints each stage as soon as it is done."""
-    done = []
-    for stage in stages:
+    done: list[Stage] = []
+    while True:
+        with show_progress(f"judging, {len(done)} stages done", 0):
+            stage = next(stages, None)
+        if stage is None:
+            return done
         done.append(stage)
         verdict = "refuted" if stage.findings else ("not judged" if stage.skipped else "ok")
         print(f"  {stage.name:<13}{verdict:<11} {stage.covered:<34}{stage.seconds:6.1f} s", flush=True)
-    return done
 
 
 def _conclude(

@@ -19,7 +19,7 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 _UNLIMITED = 10_000
@@ -41,9 +41,10 @@ def show_progress(label: str, total: int, *, is_estimate: bool = False) -> Itera
         with _print_progress(label, total, "about " if is_estimate else "") as on_progress:
             yield on_progress
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    ends = (MofNCompleteColumn(), TimeRemainingColumn()) if total else (TimeElapsedColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(), *ends)
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=total)
+        task = progress.add_task(label, total=total or None)
         yield lambda done: progress.update(task, completed=done)
 
 
