@@ -237,3 +237,17 @@ def test_a_mask_that_leaves_out_tokens_and_makes_no_labels_is_not_passed_over(na
         pytest.raises(JobError, match=rf"the {name} of some samples leaves out tokens.*Pass Loss\(supervised_fn=\)"),
     ):
         list(loader.steps())
+
+
+def test_a_collate_fn_that_leaves_samples_out_is_warned_of() -> None:
+    def leave_out(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        kept = samples[:-1] if len(samples) > 2 else samples
+        return {"input_ids": torch.stack([sample["input_ids"] for sample in kept])}
+
+    data = [{"input_ids": torch.arange(1, 5)} for _ in range(COUNT)]
+    for scaling in ("samples", "exact"):
+        with (
+            ODBDataLoader(data, **nested(collate_fn=leave_out, scaling=scaling, **SETTINGS)) as loader,
+            pytest.warns(RuntimeWarning, match="fewer rows than it is given samples"),
+        ):
+            assert sum(info.local_samples for _, info in loader.steps()) == COUNT

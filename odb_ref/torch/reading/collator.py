@@ -32,6 +32,10 @@ _PADDED: Final = (
     "layout='packed' counts the tokens of a batch without padding, and collate_fn makes a row for each sample: its batches "
     "hold more than token_budget. Pass a collate_fn that lays the samples end to end, or none, or layout='padded'"
 )
+_FEWER: Final = (
+    "collate_fn makes fewer rows than it is given samples. What it leaves out counts as trained on, also in the weights: leave "
+    "it out where samples are read; an error there sets one aside with Faults(on_bad_sample='quarantine')"
+)
 
 CollateFn = Callable[[list[object]], object]
 
@@ -85,15 +89,18 @@ class BatchMaker:
             batch = self.collate_fn(samples)
         else:
             batch = self.label_check.collate(self.collate_fn, samples, task.supervised, warnings.append)
-        if self.is_packed and _is_padded(batch, count):
+        rows = _count_rows(batch)
+        if self.is_packed and 1 < rows == count:
             warnings.append(_PADDED)
+        if not self.is_packed and 1 < rows < count:  # a single row may hold them end to end
+            warnings.append(_FEWER)
         return Made(batch, tuple(warnings))
 
 
-def _is_padded(batch: object, samples: int) -> bool:
-    """Returns whether a batch has a row for each of several samples, as one that is padded."""
+def _count_rows(batch: object) -> int:
+    """Returns how many rows of tokens a batch has; 0 where it does not say."""
     ids = get_field(batch, "input_ids")
-    return isinstance(ids, torch.Tensor) and samples > 1 and ids.ndim > 1 and len(ids) == samples
+    return len(ids) if isinstance(ids, torch.Tensor) and ids.ndim > 1 else 0
 
 
 class Collator:
