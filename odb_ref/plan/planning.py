@@ -94,7 +94,7 @@ def plan_ranks(
     Raises: UsageError when a value makes no sense, or the terms cannot be met. Spec: R13.
     """
     own = make_terms(terms)
-    if not lengths:
+    if not len(lengths):  # an array has no truth value
         raise UsageError("lengths are those of each rank: there is none")
     for name, column in (("supervised", supervised), ("together", together), *(uses or {}).items()):
         if column is not None and len(column) != len(lengths):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
@@ -150,6 +151,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ([[60] * 3], {"at_most": 2}, "3 micro-batches are needed, more than at_most=2"),
     ([[5, 5], [5]], {"at_least": 2, "short": "refuse"}, "rank 1 has 1 to divide into 2 micro-batches"),
     ([], {}, "lengths are those of each rank: there is none"),
+    (np.empty((0, 3), dtype=int), {}, "lengths are those of each rank: there is none"),
+    (np.ones((2, 3)), {}, "rank 0: lengths must be integers"),
     ([[5]], {"budget": 0}, "budget must be at least 1"),
     ([[5]], {"buget": 9}, "no such term: buget"),
 ]

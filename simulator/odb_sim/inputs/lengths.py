@@ -187,7 +187,7 @@ def _load_npy(path: Path) -> Lengths:
         data = np.load(path, allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read: {_describe_error(error)}") from error
-    if data.ndim != 1 or not np.issubdtype(data.dtype, np.integer):
+    if data.ndim != 1 or data.dtype.kind not in "iu":
         raise UsageError(f"{path}: an array of {data.dtype} with shape {data.shape}, expected one row of integers")
     if not len(data):
         raise UsageError(f"{path}: empty array, expected at least one sample")
