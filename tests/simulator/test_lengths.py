@@ -120,7 +120,10 @@ def test_columns_are_read_in_the_order_asked_for(tmp_path: Path) -> None:
 
 BAD_ARRAYS = {
     "float.npy": (np.array([1.0, 2.0]), "float.npy: an array of float64 with shape (2,)"),
-    "durations.npy": (np.array([1], dtype="timedelta64[s]"), "durations.npy: an array of timedelta64[s] with shape (1,)"),
+    "durations.npy": (
+        np.array([1], dtype="timedelta64[s]"),
+        "durations.npy: an array of timedelta64[s] with shape (1,)",
+    ),
     "square.npy": (np.ones((2, 2), dtype=np.int64), "square.npy: an array of int64 with shape (2, 2)"),
     "none.npy": (np.array([], dtype=np.int64), "none.npy: empty array"),
     "zero.npy": (np.array([4, 0, 5]), "zero.npy: element 1 is 0"),
