@@ -100,11 +100,17 @@ def test_the_defaults_have_assumed_ranges_that_hold_their_values() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [("gpu.x", 1.0, 2.0), ("gpu.per_token_s", 2.0, 1.0), ("error", -1.0, 1.0), ("error", 1.0)]
+    "row", [("gpu.x", 1.0, 2.0), ("gpu.per_token_s", 2.0, 1.0), ("error", 0.0, 1.0), ("error", 1.0)]
 )
 def test_a_range_that_makes_no_sense_is_refused(row: tuple[str, float, float]) -> None:
     with pytest.raises(UsageError, match="row 1"):
         Ranges(rows=(row,))
+
+
+def test_a_range_stands_once() -> None:
+    row = ("gpu.per_token_s", 1.0, 2.0)
+    with pytest.raises(UsageError, match="gpu.per_token_s stands there twice"):
+        Ranges(rows=(row, row))
 
 
 def test_without_inputs_there_is_no_width() -> None:

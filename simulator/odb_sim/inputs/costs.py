@@ -281,13 +281,16 @@ class Ranges:
         for number, row in enumerate(rows, 1):
             match row:
                 case (str() as name, int() | float() as low, int() | float() as high) if (
-                    name in RANGED or name == ERROR
-                ) and 0 <= low <= high <= LARGEST_S:
+                    (name in RANGED or name == ERROR) and 0 <= low <= high <= LARGEST_S and (low > 0 or name != ERROR)
+                ):
                     pass
                 case _:
                     raise UsageError(
                         f"Ranges.rows: row {number} is {row!r:.60}, expected a name such as gpu.per_token_s, and two numbers"
                     )
+        names = [name for name, *_ in self.rows]
+        if len(set(names)) < len(names):
+            raise UsageError(f"Ranges.rows: {next(name for name in names if names.count(name) > 1)} stands there twice")
 
 
 RANGED: Final = tuple(
