@@ -38,6 +38,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from odb_ref.torch import StepInfo, UsageError
+from odb_ref.torch.plan.sampler import Repeating
 from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate
 
 _ASKED: Final = {
@@ -89,7 +90,7 @@ def accumulating(accelerator: Accelerator, model: nn.Module, *, is_update_end: b
     return context
 
 
-class PlainOrder(Sampler[object]):
+class PlainOrder(Repeating):
     """The order in which a prepared loader's ranks would have read the data set, all together: the same on every rank.
 
     Where that loader gives each rank the same number of batches, the order goes on from its beginning until it does. What the
@@ -105,12 +106,9 @@ class PlainOrder(Sampler[object]):
         self._seed, self._epoch = seed, 0
         self.batch = batch
         """The samples of a batch of each rank, all together."""
-        samples = len(sampler)
-        if drops_last:
-            self._samples = samples // batch * batch
-        else:
-            self._samples = -(-samples // batch) * batch if is_even else samples
-        self.batches = -(-self._samples // batch)
+        self.least = len(sampler) // batch * batch if drops_last else len(sampler)
+        self.samples = -(-self.least // batch) * batch if is_even else self.least
+        self.batches = -(-self.samples // batch)
         """The batches of each rank, in an epoch."""
 
     def set_epoch(self, epoch: int) -> None:
@@ -132,10 +130,7 @@ class PlainOrder(Sampler[object]):
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        return islice(cycle(keys), self._samples)
-
-    def __len__(self) -> int:
-        return self._samples
+        return islice(cycle(keys), self.samples)
 
 
 def find_order(accelerator: Accelerator, dataloader: DataLoader[object]) -> PlainOrder:

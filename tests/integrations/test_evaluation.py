@@ -153,7 +153,7 @@ def judge(prediction: Any) -> dict[str, Any]:
         assert length == np.count_nonzero(ids)
         np.testing.assert_array_equal(row[: len(ids)], ids)
         assert set(labels[len(ids) :]) <= {-100}
-    return {"numbers": sorted(int(number) for number in numbers)}
+    return {"numbers": sorted(map(int, numbers)), "order": list(map(int, numbers))}
 
 
 class Batches:
@@ -186,6 +186,8 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
         predicted = trainer.predict(dataset)
         assert predicted.metrics["test_numbers"] == metrics["eval_numbers"]
         assert predicted.metrics["test_loss"] == metrics["eval_loss"]
+        if dataset.numbers == ALL:
+            assert metrics["eval_order"] == predicted.predictions[0].tolist() == ALL, "rows are those of the data set"
         assert metrics["eval_samples_per_second"] == pytest.approx(len(ALL) / metrics["eval_runtime"], rel=0.02)
         found.append((metrics["eval_numbers"], metrics["eval_loss"]))
     trainer.args.include_for_metrics = ["loss"]

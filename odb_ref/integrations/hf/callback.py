@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from odb_ref.integrations.hf.guard import SteppingTrainer
 
 
 class TrainerHooks(TrainerCallback):  # type: ignore[misc]
-    """Tells the Trainer's loop where the loader stands, and saves it."""
+    """Tells the Trainer's loop where the loader stands."""
 
     def __init__(self, trainer: SteppingTrainer) -> None:
         self._trainer = trainer
@@ -33,6 +30,12 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
                 callback.training_bar.total = state.max_steps
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Notes that the update is made."""
+        self._trainer.note_update()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -68,8 +71,3 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         """Asks what token budget comes next."""
         if metrics is not None:
             self._trainer.note_metrics(metrics)
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """Saves the loader's state beside the checkpoint."""
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        self._trainer.write_loader_state(folder)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
+import numpy as np
 import torch
 from accelerate.state import GradientState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import Trainer
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from odb_ref.integrations.hf.data import make_counting_options, take_share
 from odb_ref.integrations.hf.gathering import gather_rows
 from odb_ref.integrations.hf.steps import ODBOptions
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.from_dataloader import ADOPTED
-from odb_ref.torch.gathering import all_reduce
+from odb_ref.torch.gathering import all_reduce, gather_objects
 from odb_ref.torch.settings import arrange, spread
 
 Tensors = TypeVar("Tensors")
+Metrics = dict[str, float]
+Rows = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 _OF_TRAINING: Final = frozenset(
     {"sampler", "shuffle", "shard", "seed", "generator", "mode", "quota", "scaling", "trace", "idle_sample"}
@@ -44,6 +48,8 @@ class EvaluationSteps:
         self.samples = 0
         """Samples evaluated so far, on all ranks."""
         self._info: StepInfo | None = None
+        self._ids: list[tuple[int, ...]] = []
+        self._rows: Rows | None = None
         self._loss = torch.zeros((), dtype=torch.float64)
         self._supervised = 0
 
@@ -54,10 +60,34 @@ class EvaluationSteps:
                 if not isinstance(batch, Mapping):
                     raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
                 self._info, self.end_of_dataloader = info, info.is_last
+                self._ids.append(info.sample_ids)
                 self.samples += info.global_samples
                 yield batch
+            self._rows = self._find_rows()
         finally:
             self._gradient_state._remove_dataloader(self)
+
+    def _find_rows(self) -> Rows | None:
+        """Returns where the samples of the data set are, in order, in what is gathered; None where ranks read their own."""
+        if self._info is None or (self._info.world_size > 1 and isinstance(self.loader.dataset, IterableDataset)):
+            return None
+        steps = zip(*gather_objects(self._ids, None), strict=True)
+        ids = [sample for ranks in steps for held in ranks for sample in held]
+        return np.argsort(ids) if len(set(ids)) == len(ids) else None
+
+    def sort(self, found: object) -> object:
+        """Returns rows in the order of the data set, where there is one for each sample of one that all ranks share."""
+        match found:
+            case np.ndarray() if self._rows is not None and found.ndim and len(found) == len(self._rows):
+                return found[self._rows]
+            case tuple():
+                return tuple(map(self.sort, found))
+            case list():
+                return list(map(self.sort, found))
+            case Mapping():
+                return {name: self.sort(value) for name, value in found.items()}
+            case _:
+                return found
 
     def note_loss(self, loss: Tensor) -> None:
         """Adds the mean loss of the present batch."""
@@ -88,6 +118,7 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
     """The part of an `ODBTrainer` that evaluates, where `ODBOptions.evaluation` asks for it; else the Trainer's own does."""
 
     odb: ODBOptions
+    compute_metrics: Callable[[EvalPrediction], Metrics] | None
     _evaluation: EvaluationSteps | None = None
 
     @property
@@ -139,6 +170,9 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
         if not isinstance(dataloader, EvaluationSteps):
             return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         self._evaluation, self.gather_function = dataloader, dataloader.gather
+        own = self.compute_metrics
+        if own is not None and not self.args.batch_eval_metrics:
+            self.compute_metrics = partial(_compute_metrics, dataloader, own)
         try:
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             name = f"{metric_key_prefix}_loss"
@@ -146,8 +180,13 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
                 output.metrics[name] = loss
         finally:
             self._evaluation, self.gather_function = None, self.accelerator.gather_for_metrics
+            self.compute_metrics = own
             dataloader.loader.close()
-        return output._replace(num_samples=dataloader.samples)
+        return output._replace(
+            predictions=dataloader.sort(output.predictions),
+            label_ids=dataloader.sort(output.label_ids),
+            num_samples=dataloader.samples,
+        )
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, object], *args: object, **kwargs: object
@@ -157,3 +196,11 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
         if self._evaluation is not None and result[0] is not None:
             self._evaluation.note_loss(result[0])
         return result
+
+
+def _compute_metrics(
+    steps: EvaluationSteps, compute_metrics: Callable[[EvalPrediction], Metrics], found: EvalPrediction
+) -> Metrics:
+    """Returns the user's metrics of what was found, in the order of the data set."""
+    parts = {name: steps.sort(value) for name, value in vars(found).items() if name != "elements"}
+    return compute_metrics(EvalPrediction(**parts))

@@ -8,7 +8,6 @@ With `ODBOptions.survives_out_of_memory` a pass is still the Trainer's own ``tra
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,7 +23,7 @@ from transformers import Trainer
 from odb_ref.integrations.accelerate import accumulating
 from odb_ref.integrations.hf.evaluation import EvaluatingTrainer
 from odb_ref.integrations.hf.gathering import gathering
-from odb_ref.integrations.hf.saving import STATE_STEM, SavedLoader
+from odb_ref.integrations.hf.saving import SavedLoader, write_state
 from odb_ref.integrations.hf.steps import STEP_INFO, Inputs, TrainerSteps
 from odb_ref.integrations.hf.updates import TrainerUpdates, UpdateBatch, cut_rows, is_idle
 from odb_ref.integrations.hf.versions import compute_predicted_share
@@ -66,6 +65,8 @@ class SteppingTrainer(EvaluatingTrainer):
     counts_first = False
     """Whether a plain Trainer divides by first labels too, of which there is then no loss."""
     _steps: TrainerSteps | TrainerUpdates | None = None
+    _before: SavedLoader | None = None
+    """Where training was before the update that is read and not yet made; None where there is none."""
     _guard: UpdateGuard[Inputs] | None = None
     _accepted: dict[str, int]
     """The budget that this rank accepts, by what has asked for it: the least holds."""
@@ -235,17 +236,26 @@ class SteppingTrainer(EvaluatingTrainer):
         newest = None if self._steps is None else self._steps.newest
         return newest is not None and newest.is_last and newest.epoch + 1 >= self.args.num_train_epochs
 
+    def begin_update(self) -> None:
+        """Notes that an update is about to be read, which a checkpoint saved before its optimizer step does not hold."""
+        self._before = self._compute_place()
+
+    def note_update(self) -> None:
+        """Notes that the update that was read is made, or that there was none."""
+        self._before = None
+
+    def _compute_place(self) -> SavedLoader | None:
+        if self._steps is None or self.progress is None:
+            return None
+        place, progress = self._steps.loader.state_dict(), self.progress.state_dict()
+        return {"loader": place, "progress": progress, "accepted": self._accepted}
+
     def write_loader_state(self, folder: Path) -> None:
         """Saves this rank's place and the training's, after the last optimizer step, in a checkpoint's folder."""
-        if self._steps is not None and self.progress is not None:
+        place = self._before or self._compute_place()
+        if place is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{STATE_STEM}{self.args.process_index}.json"
-            state: SavedLoader = {
-                "loader": self._steps.loader.state_dict(),
-                "progress": self.progress.state_dict(),
-                "accepted": self._accepted,
-            }
-            path.write_text(json.dumps(state))
+            write_state(folder, place, self.args.process_index, self.args.world_size)
 
     # Budget --------------------------------------------------------------------------------------------------------------
 

@@ -21,9 +21,21 @@ class SavedLoader(TypedDict):
     accepted: Mapping[str, int]
 
 
+def write_state(folder: Path, state: SavedLoader, rank: int, world_size: int) -> None:
+    """Saves the state of a rank, and takes away what more ranks have left in the folder."""
+    (folder / f"{STATE_STEM}{rank}.json").write_text(json.dumps(state))
+    for path in folder.glob(f"{STATE_STEM}*.json"):
+        if _get_rank(path) >= world_size:
+            path.unlink(missing_ok=True)
+
+
+def _get_rank(path: Path) -> int:
+    return int(path.stem.removeprefix(STATE_STEM))
+
+
 def read_states(folder: Path) -> list[SavedLoader]:
     """Returns each rank's place, how far training had come, and the budgets it accepted."""
-    paths = sorted(folder.glob(f"{STATE_STEM}*.json"), key=lambda path: int(path.stem.removeprefix(STATE_STEM)))
+    paths = sorted(folder.glob(f"{STATE_STEM}*.json"), key=_get_rank)
     states: list[SavedLoader] = [json.loads(path.read_text()) for path in paths]
     if not states or any(set(state) != SavedLoader.__required_keys__ for state in states):
         raise UsageError(

@@ -49,7 +49,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from odb_ref.integrations.accelerate import check_strategy, find_batch_sampler, find_prepared_order
 from odb_ref.integrations.hf.callback import TrainerHooks
@@ -95,13 +95,11 @@ class ODBTrainer(SteppingTrainer):
         if not isinstance(odb, ODBOptions):
             raise UsageError(f"odb must be ODBOptions(token_budget=...), got {odb!r}")
         self.odb = odb
-        self._info = self.progress = self._steps = self._guard = None
+        self._info = self.progress = self._steps = self._guard = self._before = None
         self._accepted = {}
         self._states: list[Mapping[str, object]] = []
         self._saved_progress: Mapping[str, float] | None = None
         self.counts_first = False
-        # The loader goes on where it was saved; the Trainer must not skip batches on top of that.
-        self.args.ignore_data_skip = True
         self.remove_callback(TrainerHooks)
         # Before all others, which are to see the state that it corrects.
         self.callback_handler.callbacks.insert(0, TrainerHooks(self))
@@ -277,6 +275,7 @@ class ODBTrainer(SteppingTrainer):
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
     ) -> tuple[list[object], None]:
         """Returns the batches of an update, without a token count: their weights are known already."""
+        self.begin_update()
         if isinstance(self._steps, TrainerUpdates):
             count = self._steps.count_batches(num_batches)
             batches: list[object] = [
@@ -287,6 +286,7 @@ class ODBTrainer(SteppingTrainer):
         else:
             batches = list(itertools.islice(epoch_iterator, num_batches))
         if not batches:
+            self.note_update()
             self.control.should_epoch_stop = True  # else the loop asks on, as often as an epoch might have updates
         return batches, None
 
@@ -321,6 +321,12 @@ class ODBTrainer(SteppingTrainer):
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
+    def _save_checkpoint(self, model: nn.Module, trial: object, *args: object, **kwargs: object) -> None:
+        """Saves as the Trainer does, for whoever asks, and the loader's place beside it."""
+        super()._save_checkpoint(model, trial, *args, **kwargs)
+        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self.write_loader_state(folder)
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: object, **kwargs: object) -> object:
         """As the Trainer's; a checkpoint's loader state is read with it.
 
@@ -332,13 +338,23 @@ class ODBTrainer(SteppingTrainer):
         saved = read_states(Path(folder)) if folder else []
         self._states = [state["loader"] for state in saved]
         self._saved_progress = saved[0]["progress"] if saved else None
-        self._info = self.progress = self._guard = None
+        self._info = self.progress = self._guard = self._before = None
         # The least of all ranks' holds, so each may as well accept that.
         accepted = [item for state in saved for item in state["accepted"].items()]
         self._accepted = {by: min(tokens for of, tokens in accepted if of == by) for by, _ in accepted}
+        ignores = self.args.ignore_data_skip
+        if folder and ignores:
+            warnings.warn(
+                "ignore_data_skip=True means nothing here: the loader goes on where it was saved",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        # The Trainer must not skip batches on top of that.
+        self.args.ignore_data_skip = True
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
+            self.args.ignore_data_skip = ignores
             steps, self._steps = self._steps, None
             if steps is not None:
                 steps.loader.close()

@@ -160,6 +160,7 @@ class Delivery:
             emitted_samples=emitted,
             progress=emitted / total if total else None,
             world_size=config.world_size,
+            sample_ids=tuple([sample.id for sample in step.group]),
             weighting=self._weighting,
             quarantined_samples=self.driver.quarantine.count,
         )

@@ -58,6 +58,9 @@ class StepInfo:
     global_costs: tuple[int, ...] = ()
     """What the step uses of each further resource on all ranks: 0 where no rank has any, the same on every rank. A part of the
     model with collectives of its own (a vision tower) is to run where this is above 0, on every rank."""
+    sample_ids: tuple[int, ...] = ()
+    """Which samples the local batch holds, in its order: their indices in the data set, or, where the sampler lists other keys
+    and for an iterable data set, their places in what this rank reads. None in an idle step."""
     weighting: Weighting = field(default_factory=Weighting)
     """What ``loss_scale`` goes by."""
     quarantined_samples: int = 0

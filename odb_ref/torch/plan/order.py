@@ -11,7 +11,7 @@ import torch
 
 from odb_ref.core.batching.updates import compute_first_place, count_rounds
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.plan.sampler import list_keys
+from odb_ref.torch.plan.sampler import Repeating, list_keys
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import EpochProgress, Generation, compute_digest
 from odb_ref.torch.reading.quarantine import Quarantine
@@ -91,6 +91,13 @@ class Order:
         Raises: UsageError when neither data set nor sampler says.
         """
         return len(self._get_sized())
+
+    def follow(self, saved: str, world_size: int) -> None:
+        """Lists what the ``world_size`` ranks did that have ``saved`` their place, where the sampler repeats keys for them."""
+        samples = json.loads(saved).get("samples")
+        if isinstance(self.sampler, Repeating) and isinstance(samples, int):
+            most = self.sampler.least + max(self.update_samples or 1, world_size)
+            self.sampler.samples = samples if self.sampler.least <= samples < most else self.sampler.samples
 
     def count_updates(self) -> int:
         """Returns how many updates an epoch has, by R16.1."""

@@ -17,7 +17,18 @@ _left: Final[dict[int, tuple[weakref.ref[object], Mapping[str, int]]]] = {}
 """By the identity of a sampler: the numbers it held when a loader was done with it."""
 
 
-class AllReplicas(Sampler[object]):
+class Repeating(Sampler[object]):
+    """An order that is filled up from its beginning until it can be shared out evenly: its length goes by the ranks."""
+
+    least: int
+    """How many keys there are without those repeated."""
+    samples: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+class AllReplicas(Repeating):
     """The order of which a `DistributedSampler` lists one rank's share: what its ranks list, one of each in turn.
 
     All ranks list the same, and may be more or fewer than the sampler counts.
@@ -25,17 +36,16 @@ class AllReplicas(Sampler[object]):
 
     def __init__(self, sampler: DistributedSampler[object]) -> None:
         self._sampler = sampler
+        self.samples = sampler.total_size
+        self.least = self.samples if sampler.drop_last else len(sampler.dataset)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the sampler's."""
         self._sampler.set_epoch(epoch)
 
-    def __len__(self) -> int:
-        return self._sampler.total_size
-
     def __iter__(self) -> Iterator[object]:
         whole = copy.copy(self._sampler)
-        whole.rank, whole.num_replicas, whole.num_samples = 0, 1, whole.total_size
+        whole.rank, whole.num_replicas, whole.num_samples, whole.total_size = 0, 1, self.samples, self.samples
         return iter(whole)
 
 

@@ -172,6 +172,8 @@ class Schedule:
         first = loaded[0]
         mine = next((state for state in loaded if state.rank == rank), None)
         saved = mine or first
+        if saved.world_size != world_size:
+            order.follow(saved.order, saved.world_size)
         self._check_order(saved)
         if all(state.progress == START for state in loaded):
             return START  # between two epochs: the next one begins with the settings that there are

@@ -1,0 +1,126 @@
+"""Checkpoints that the Hugging Face Trainer saves at any hook: what is resumed is the run that was not stopped. Spec: R10."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations import require
+
+require("transformers")
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from odb_ref.integrations.hf import ODBOptions, enable
+from odb_ref.integrations.hf.saving import read_states
+from tests.integrations.common import run_each, run_ranks
+from tests.integrations.test_hf_updates import Texts, collate, make_model
+from tests.torch.ranks import get_values
+
+MODES = {"updates": ODBOptions(token_budget=80), "free": ODBOptions(token_budget=80, update_samples=None)}
+HOOKS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
+AT = 3
+"""So many updates are made before a run is stopped: an epoch has more."""
+
+
+class Stop(TrainerCallback):
+    """Ends training at a hook, and asks for a checkpoint, or saves one at once, as a Trainer told by SIGTERM does."""
+
+    def __init__(self, hook: str, trainer: Any = None) -> None:
+        setattr(self, hook, self.stop)
+        self.trainer = trainer
+
+    def stop(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if state.global_step < AT or control.should_training_stop:
+            return
+        control.should_training_stop = True
+        if self.trainer is None:
+            control.should_save = True
+        else:
+            self.trainer._save_checkpoint(model, trial=None)
+
+
+def make_trainer(folder: Path, mode: str, **settings: Any) -> Any:
+    defaults = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 3,
+        "num_train_epochs": 1,
+        "save_strategy": "no",
+        "learning_rate": 0.01,
+    }
+    args = TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **(defaults | settings)
+    )
+    trainer = Trainer(model=make_model(), args=args, train_dataset=Texts(45), data_collator=collate)
+    return enable(trainer, MODES[mode])
+
+
+def get_weights(trainer: Any) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def stop_and_resume(rank: int, folder: Path, mode: str, hook: str, is_direct: bool) -> tuple[float, int]:
+    """Returns by how much the weights of a resumed run differ from those of one that was not stopped, and its updates."""
+    whole = make_trainer(folder / "whole", mode)
+    whole.train()
+    first = make_trainer(folder / "parts", mode)
+    first.add_callback(Stop(hook, first if is_direct else None))
+    first.train()
+    (checkpoint,) = (folder / "parts").glob("checkpoint-*")
+    second = make_trainer(folder / "parts", mode)
+    second.train(resume_from_checkpoint=str(checkpoint))
+    pairs = zip(get_weights(whole), get_weights(second), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs), second.state.global_step - whole.state.global_step
+
+
+CASES = [(mode, hook, False) for mode in MODES for hook in HOOKS]
+CASES += [(mode, hook, True) for mode in MODES for hook in ("on_step_begin", "on_pre_optimizer_step", "on_step_end")]
+
+
+def test_a_run_stopped_at_any_hook_is_resumed_where_it_was(tmp_path: Path) -> None:
+    """Checks: ONCE, COVER. An update that is read and not made is not in the checkpoint."""
+    cases = [(tmp_path / str(number), *case) for number, case in enumerate(CASES)]
+    found = [get_values(results)[0] for results in run_each(1, stop_and_resume, cases)]
+    assert dict(zip(CASES, found, strict=True)) == dict.fromkeys(CASES, (0, 0))
+
+
+def go_on_alone(rank: int, folder: Path) -> list[Any]:
+    """Returns the state that a run has as it goes on from two ranks' checkpoint, and that of the checkpoint."""
+    trainer = make_trainer(folder, "updates", per_device_train_batch_size=4)
+    (checkpoint,) = folder.glob("checkpoint-*")
+    trainer.add_callback(Stop("on_step_begin"))
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    return read_states(checkpoint)
+
+
+def stop(rank: int, folder: Path) -> None:
+    trainer = make_trainer(folder, "updates")
+    trainer.add_callback(Stop("on_step_end"))
+    trainer.train()
+
+
+def test_a_checkpoint_saved_at_once_by_another_number_of_ranks_can_be_resumed(tmp_path: Path) -> None:
+    """What the ranks before have left in the folder is gone. 45 samples are listed as the 48 that two ranks share evenly."""
+    get_values(run_ranks(2, stop, tmp_path))
+    (states,) = get_values(run_ranks(1, go_on_alone, tmp_path))
+    assert len(states) == 1
+
+
+def test_a_trial_keeps_its_checkpoints_by_itself(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "updates", save_strategy="steps", save_steps=4)
+    trainer._get_output_dir = lambda trial: str(tmp_path / "run-0")
+    trainer.train()
+    assert {path.parent.parent for path in tmp_path.rglob("odb_loader_0.json")} == {tmp_path / "run-0"}
+
+
+def test_the_arguments_are_the_users(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "updates", save_strategy="steps", save_steps=4)
+    trainer.train()
+    assert not trainer.args.ignore_data_skip
+    trainer.args.ignore_data_skip = True
+    with pytest.warns(RuntimeWarning, match="ignore_data_skip=True means nothing here"):
+        trainer.train(resume_from_checkpoint=True)
+    assert trainer.args.ignore_data_skip
