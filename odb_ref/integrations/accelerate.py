@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle, islice
 from typing import Final
+from weakref import WeakSet
 
 import torch.distributed as dist
 from accelerate import Accelerator
@@ -46,6 +47,9 @@ _ASKED: Final = {
     "ACCELERATE_USE_DEEPSPEED": DistributedType.DEEPSPEED,
 }
 """How Accelerate itself says what it was asked for, plugins included."""
+
+
+_checked: Final[WeakSet[Accelerator]] = WeakSet()
 
 
 def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> AbstractContextManager[None]:
@@ -68,7 +72,8 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
         raise UsageError(
             "Loss(is_divided_by_trainer=True) is not for Accelerate, which divides nothing here: leave it out"
         )
-    if info.step == 0:
+    if info.step == 0 or accelerator not in _checked:  # a run may go on inside an epoch
+        _checked.add(accelerator)
         check_strategy(accelerator)
         _check_schedulers(accelerator)
     if accelerator.distributed_type is DistributedType.DEEPSPEED:

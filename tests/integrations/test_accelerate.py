@@ -136,8 +136,8 @@ def test_a_guard_runs_its_passes_and_progress_says_when_to_save(tmp_path: Path) 
         assert own[-1][0] == 2.0
 
 
-def schedule(rank: int, settings: dict[str, Any]) -> Any:
-    """What is warned of, and the scheduler's steps beside the updates."""
+def schedule(rank: int, settings: dict[str, Any], taken: int = 0) -> Any:
+    """What is warned of, and the scheduler's steps beside the updates; as if so many steps of the epoch had been ``taken``."""
     accelerator, model = Accelerator(cpu=True, **settings), Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
@@ -150,7 +150,7 @@ def schedule(rank: int, settings: dict[str, Any]) -> Any:
     ):
         warnings.simplefilter("always")
         for batch, info in loader.steps():
-            with accumulate(accelerator, wrapped, info):
+            with accumulate(accelerator, wrapped, replace(info, step=info.step + taken)):
                 accelerator.backward(info.scale(wrapped(batch["input_ids"], batch["labels"])["loss"]))
             if info.is_update_end:
                 optimizer.step()
@@ -164,9 +164,10 @@ def schedule(rank: int, settings: dict[str, Any]) -> Any:
 def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
     """A rate that falls too fast by the number of ranks, and below 0 where it is linear."""
     shared_out = {"dataloader_config": DataLoaderConfiguration(split_batches=True)}
-    cases = [(settings,) for settings in ({}, shared_out, {"step_scheduler_with_optimizer": False})]
+    cases: list[Any] = [(settings,) for settings in ({}, shared_out, {"step_scheduler_with_optimizer": False})]
+    cases.append(({}, 4))
     found = [get_values(results) for results in run_each(world_size, schedule, cases)]
-    for is_said, values in zip((world_size > 1, False, False), found, strict=True):
+    for is_said, values in zip((world_size > 1, False, False, world_size > 1), found, strict=True):
         for said, steps, updates in values:
             assert steps == updates * (world_size if is_said else 1)
             assert [text for text in said if "DataLoaderConfiguration(split_batches=True)" in text] == said

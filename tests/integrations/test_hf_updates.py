@@ -6,6 +6,7 @@ import logging
 import random
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from transformers import (
 )
 
 from odb_ref.integrations.hf import ODBOptions, enable
-from odb_ref.integrations.hf.data import choose_layout
+from odb_ref.integrations.hf.data import choose_layout, warn_of_shards
 from odb_ref.integrations.hf.trainer import is_shuffled
 from odb_ref.integrations.hf.updates import UpdateBatch
 from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT
@@ -307,6 +308,16 @@ def test_the_free_mode_shuffles_where_the_trainers_own_loader_does() -> None:
             is_shuffled(loader)
 
 
+def test_shards_that_are_dealt_out_to_ranks_are_said() -> None:
+    stream = SimpleNamespace(num_shards=4)
+    with pytest.warns(RuntimeWarning, match="each of 2 ranks reads its own of 4 shards"):
+        warn_of_shards(stream, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dataset, ranks in ((stream, 1), (stream, 3), (object(), 2)):
+            warn_of_shards(dataset, ranks)
+
+
 def test_an_update_says_where_its_batches_are() -> None:
     with pytest.raises(KeyError, match=r"input_ids: .* \.parts"):
         UpdateBatch()["input_ids"]
@@ -318,7 +329,24 @@ SAID: list[tuple[dict[str, Any], str]] = [
     ({"accelerator_config": {"use_seedable_sampler": False}}, "use_seedable_sampler=False draws the order"),
     ({"config": {"output_router_logits": True}}, "raise router_aux_loss_coef"),
     ({"accelerator_config": {"split_batches": True}, "per_device_train_batch_size": 4}, "split_batches"),
+    ({"accelerator_config": {"split_batches": True}, "max_steps": 2, "data": Shuffled()}, "split_batches"),
 ]
+
+
+def sum_losses(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    """What the Trainer's documentation shows: the sum over what all labels of an update are."""
+    logits = outputs["logits"][:, :-1].flatten(0, 1)
+    return torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") / num_items_in_batch
+
+
+class Summing(Trainer):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, compute_loss_func=sum_losses, **kwargs)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_loss_function_may_divide_by_what_it_is_told(world_size: int, tmp_path: Path) -> None:
+    compare(tmp_path, world_size, kind=Summing)
 
 
 def test_what_differs_from_the_plain_trainer_is_said_or_refused(tmp_path: Path) -> None:

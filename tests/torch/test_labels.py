@@ -80,6 +80,17 @@ def test_dropped_labels_are_warned_of_once(num_workers: int) -> None:
     assert "the batches that collate_fn makes have none" in told
 
 
+def test_labels_of_another_name_are_not_missed() -> None:
+    def pad(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        starts = torch.tensor([sample["start_positions"] for sample in samples])
+        return {"input_ids": torch.stack([sample["input_ids"] for sample in samples]), "start_positions": starts}
+
+    data = [{"input_ids": torch.arange(1, 5), "start_positions": 2} for _ in range(9)]
+    with warnings.catch_warnings(), ODBDataLoader(data, **nested(collate_fn=pad, **SETTINGS)) as loader:
+        warnings.simplefilter("error")
+        assert sum(info.local_supervised for _, info in loader.steps()) == 9
+
+
 def read_masked(rank: int) -> None:
     options = SETTINGS | {"collate_fn": truncate if rank else collate, "shard": "given"}
     with ODBDataLoader(Numbers(0, COUNT), **nested(**options)) as loader:

@@ -371,7 +371,7 @@ def test_the_weights_are_those_of_plain_training_whatever_ranks_go_on(
 
 
 def read_padded(rank: int, world_size: int, count: int, states: list[Any], updates: int) -> tuple[list[int], Any]:
-    """The samples of some updates of a `DistributedSampler` of as many replicas as ranks, and the state behind them."""
+    """The samples of some updates of a `DistributedSampler` with a replica for each rank, and the state behind them."""
     data, numbers = Numbers(0, count), list[int]()
     sampler: Any = DistributedSampler(data, world_size, rank, seed=7)
     with ODBDataLoader(data, token_budget=64, update_samples=UPDATE, sampler=sampler, collate_fn=collate) as loader:

@@ -7,6 +7,7 @@ so that what all ranks are given alike would be trained on by each of them.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -89,6 +90,18 @@ def has_pairs(dataset: object) -> bool:
         return is_pair(dataset[0])  # type: ignore[index]
     except (TypeError, KeyError, IndexError):
         return False
+
+
+def warn_of_shards(dataset: object, world_size: int) -> None:
+    """Warns of a stream whose shards are dealt out to the ranks, where a plain Trainer deals out samples."""
+    shards = getattr(dataset, "num_shards", 1)
+    if world_size > 1 and shards % world_size == 0:
+        warnings.warn(
+            f"each of {world_size} ranks reads its own of {shards} shards, and a plain Trainer has rank 0 read all and "
+            "deal out samples: with accelerator_config={'dispatch_batches': False} its updates hold the same",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def take_share(dataset: Dataset[object], args: TrainingArguments, shard: object) -> Dataset[object]:

@@ -39,6 +39,17 @@ def _change_loss(result: LossAndOutputs, change: Callable[[Tensor], Tensor]) -> 
     return (change(result[0]), *result[1:]) if isinstance(result, tuple) else change(result)
 
 
+class OwnLossFn(Protocol):
+    """A Trainer's ``compute_loss_func``."""
+
+    def __call__(self, *args: object, **kwargs: object) -> Tensor:
+        """Returns the loss."""
+
+
+def _call(function: OwnLossFn, count: int, *args: object, **kwargs: object) -> Tensor:
+    return function(*args, **{**kwargs, "num_items_in_batch": count})
+
+
 class LossFn(Protocol):
     """A Trainer's ``compute_loss``."""
 
@@ -58,6 +69,7 @@ class SteppingTrainer(EvaluatingTrainer):
     """What belongs to the batch that was trained on last."""
     progress: Progress | None = None
     """How far training has come; None before it begins."""
+    compute_loss_func: OwnLossFn | None
     takes_step_info = True
     """False for a Trainer that takes `STEP_INFO` out of its inputs and scales the loss on its own."""
     is_weighing = False
@@ -148,13 +160,20 @@ class SteppingTrainer(EvaluatingTrainer):
                 "num_items_in_batch is set for a training batch, so the loss would be normalised twice: "
                 "get_batch_samples must be ODBTrainer's"
             )
+        share = 1.0
         if self.counts_first:
             share = compute_predicted_share(inputs.get("labels"))
             info = replace(
                 info, loss_scale=info.loss_scale * share, local_supervised=info.local_supervised if share else 0
             )
-        with gathering(self.accelerator, info) if self._guard is None else nullcontext():
-            result = compute_loss(model, inputs, *args, **kwargs)
+        own = self.compute_loss_func
+        if own is not None:  # which may divide by what the loss is a mean over
+            self.compute_loss_func = partial(_call, own, max(1, round(info.local_supervised * share)))
+        try:
+            with gathering(self.accelerator, info) if self._guard is None else nullcontext():
+                result = compute_loss(model, inputs, *args, **kwargs)
+        finally:
+            self.compute_loss_func = own
         return _change_loss(result, lambda loss: self._keep(info.scale(loss)))
 
     def _compute_as_given(

@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Final, cast
 
 import torch
+from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -53,7 +54,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from odb_ref.integrations.accelerate import check_strategy, find_batch_sampler, find_prepared_order
 from odb_ref.integrations.hf.callback import TrainerHooks
-from odb_ref.integrations.hf.data import choose_layout, take_share
+from odb_ref.integrations.hf.data import choose_layout, take_share, warn_of_shards
 from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.guard import LossAndOutputs, SteppingTrainer
 from odb_ref.integrations.hf.saving import read_states
@@ -75,7 +76,8 @@ class ODBTrainer(SteppingTrainer):
     It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. Your own ``compute_loss`` returns the mean loss
     over the batch's supervised tokens, with what it adds to that: it is weighed after that, all of it. Or, with
     ``takes_step_info = False`` in its class, it takes ``inputs.pop(STEP_INFO)`` and returns what that has ``scale``d. A
-    ``compute_loss_func`` is called without ``num_items_in_batch`` and returns that mean. Preserves: WEIGHT.
+    ``compute_loss_func`` returns that mean too: its ``num_items_in_batch`` counts the supervised tokens of the batch alone.
+    Preserves: WEIGHT.
 
     Raises: UsageError when the Trainer is set to something that would make weights or steps wrong.
     """
@@ -125,14 +127,13 @@ class ODBTrainer(SteppingTrainer):
         k = self.args.gradient_accumulation_steps
         update_samples, batches = self.odb.update_samples, None
         if update_samples == PLAIN:
-            own_batch: int | None = None if self.accelerator.split_batches else prepared.batch_size
-            batch = (own_batch or self.args.per_device_train_batch_size) * self.args.world_size
+            if self.accelerator.split_batches:
+                raise UsageError(
+                    "split_batches=True makes per_device_train_batch_size that of all ranks, so the samples of an update "
+                    "cannot be told: say ODBOptions(update_samples=...), a number, or None"
+                )
+            batch = (prepared.batch_size or self.args.per_device_train_batch_size) * self.args.world_size
             if not is_iterable and not {"sampler", "shard"} & set(self.odb.loader):
-                if self.accelerator.split_batches:
-                    raise UsageError(
-                        "split_batches=True makes per_device_train_batch_size that of all ranks, so the samples of an update "
-                        "cannot be told: say ODBOptions(update_samples=...) with a sampler or shard, or update_samples=None"
-                    )
                 order = find_prepared_order(prepared, self.args.world_size, seed)
                 options |= {"sampler": order, "shard": "shared", "shuffle": False}
                 batch, batches = order.batch, order.batches
@@ -148,6 +149,8 @@ class ODBTrainer(SteppingTrainer):
         elif not is_iterable and not {"sampler", "shard", "shuffle"} & set(self.odb.loader):
             options["shuffle"] = is_shuffled(prepared)
         options |= self.odb.settings
+        if update_samples is not None and is_iterable and isinstance(prepared, DataLoaderDispatcher):
+            warn_of_shards(self.train_dataset, self.args.world_size)
         source = take_share(self.train_dataset if is_iterable else prepared.dataset, self.args, options.get("shard"))
         if update_samples is None:
             options["accumulation_steps"] = k
@@ -322,7 +325,7 @@ class ODBTrainer(SteppingTrainer):
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: nn.Module, trial: object, *args: object, **kwargs: object) -> None:
-        """Saves as the Trainer does, for whoever asks, and the loader's place beside it."""
+        """Saves as the Trainer does, whatever asks for it, and the loader's place beside it."""
         super()._save_checkpoint(model, trial, *args, **kwargs)
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         self.write_loader_state(folder)

@@ -288,12 +288,13 @@ class UpdateGuard(Generic[Batch]):
         total = sum(counts)  # what a caller counts need not be what the loader has counted
         is_share = self._reduction is LossReduction.MEAN and total
         first = (info.local_samples + 1) // 2
-        halves = []
+        halves: list[Piece[Batch]] = []
         for half, samples, supervised in zip(batches, (first, info.local_samples - first), counts, strict=True):
             of_half = replace(
                 info,
                 local_samples=samples,
                 local_supervised=supervised,
+                sample_ids=info.sample_ids[:first] if not halves else info.sample_ids[first:],
                 padded_tokens=info.padded_tokens * samples // info.local_samples,
                 loss_scale=info.loss_scale * supervised / total if is_share else info.loss_scale,
             )

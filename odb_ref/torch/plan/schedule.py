@@ -100,7 +100,14 @@ class Schedule:
 
     def begin(self, start: EpochStart) -> None:
         """Notes that an epoch has begun. Warns of a loaded state that is not of this one, and is dropped."""
-        left = next((state for state in self._loaded if state.epoch != self.epoch and state.progress != START), None)
+        left = next(
+            (
+                state
+                for state in self._loaded
+                if state.epoch > self.epoch or (state.epoch < self.epoch and state.progress != START)
+            ),
+            None,
+        )
         if left is not None:
             warnings.warn(
                 f"epoch {self.epoch} begins, as set_epoch has it: the state that was loaded is dropped, which stands in epoch "

@@ -26,7 +26,8 @@ _ADVICE = (
 )
 _MASKED = (
     "collate_fn masks tokens of samples that have no labels, by chance for a masked language model, or as padding what the "
-    "text uses too, and nobody can count that beforehand: pass Loss(scaling='samples'), or mask where samples are read"
+    "text uses too, or pads on the left, where the first label of a row counts, and nobody can count that beforehand: pass "
+    "Loss(scaling='samples'), or mask where samples are read, or pad on the right"
 )
 _DROPPED = (
     "the samples have labels and the batches that collate_fn makes have none: weights are exact only if the loss is that of "
@@ -92,7 +93,7 @@ class LabelCheck:
         labels, is_shifted = get_field(batch, "shift_labels"), False
         if labels is None:
             labels, is_shifted = get_field(batch, "labels"), self.is_shifted
-        if labels is None and has_labels:
+        if has_labels and get_labels(batch) is None and labels is None:
             warn(_DROPPED)
         if is_each:
             _check_each(labels, count)
