@@ -89,7 +89,7 @@ def test_a_run_stopped_at_any_hook_is_resumed_where_it_was(tmp_path: Path) -> No
 
 def go_on_alone(rank: int, folder: Path) -> list[Any]:
     """Returns the state that a run has as it goes on from two ranks' checkpoint, and that of the checkpoint."""
-    trainer = make_trainer(folder, "updates", per_device_train_batch_size=4)
+    trainer = make_trainer(folder, "updates", gradient_accumulation_steps=6)
     (checkpoint,) = folder.glob("checkpoint-*")
     trainer.add_callback(Stop("on_step_begin"))
     trainer.train(resume_from_checkpoint=str(checkpoint))
