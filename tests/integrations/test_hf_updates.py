@@ -40,6 +40,10 @@ TIMES |= {"eval_samples_per_second", "eval_steps_per_second", "total_flos"}
 TIMES |= {"train_tokens_per_second"}
 
 
+LOG = 1e-9 if HAS_TOKEN_COUNT else 1.01e-4
+"""How much losses of two logs may differ: an earlier Trainer rounds them to four digits."""
+
+
 class Texts(Dataset[Any]):
     def __init__(self, count: int) -> None:
         self.count = count
@@ -192,7 +196,7 @@ def compare(
     for mine, entry in zip(ours["log"], plain["log"], strict=True):
         assert mine.keys() - {"out_of_memory"} == entry.keys()
         for key in entry.keys() - TIMES:
-            assert mine[key] == pytest.approx(entry[key], rel=1e-6, abs=1e-9), key
+            assert mine[key] == pytest.approx(entry[key], rel=1e-6, abs=LOG), key
     assert "***** Running training *****" in plain["banner"]
     assert ours["banner"] == plain["banner"]
     # Inside an epoch that goes on, its last update counts the batches of any, of which all but one are empty.
@@ -227,6 +231,8 @@ def test_the_log_and_the_weights_are_those_of_the_plain_trainer(
 @pytest.mark.parametrize("before", [3, 6])
 def test_a_checkpoint_goes_on_as_the_plain_trainers(tmp_path: Path, before: int) -> None:
     """Checks: UPDATE, RESUME. In either epoch; callbacks see the same, the epoch's fraction included."""
+    if before == 6 and not HAS_TOKEN_COUNT:
+        pytest.skip("an earlier plain Trainer that goes on in its second epoch is not the one that was not stopped")
     compare(tmp_path, 2, resume=f"checkpoint-{before}", before=before)
 
 
