@@ -39,7 +39,6 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from odb_ref.torch import StepInfo, UsageError
-from odb_ref.torch.plan.sampler import Repeating
 from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate
 
 _ASKED: Final = {
@@ -95,7 +94,7 @@ def accumulating(accelerator: Accelerator, model: nn.Module, *, is_update_end: b
     return context
 
 
-class PlainOrder(Repeating):
+class PlainOrder(Sampler[object]):
     """The order in which a prepared loader's ranks would have read the data set, all together: the same on every rank.
 
     Where that loader gives each rank the same number of batches, the order goes on from its beginning until it does. What the
@@ -111,6 +110,7 @@ class PlainOrder(Repeating):
         self._seed, self._epoch = seed, 0
         self.batch = batch
         """The samples of a batch of each rank, all together."""
+        # By these names `load_state_dict` fills the order up as where the state was saved: on another number of ranks.
         self.least = len(sampler) // batch * batch if drops_last else len(sampler)
         self.samples = -(-self.least // batch) * batch if is_even else self.least
         self.batches = -(-self.samples // batch)
@@ -136,6 +136,9 @@ class PlainOrder(Repeating):
                     stacklevel=2,
                 )
         return islice(cycle(keys), self.samples)
+
+    def __len__(self) -> int:
+        return self.samples
 
 
 def find_order(accelerator: Accelerator, dataloader: DataLoader[object]) -> PlainOrder:

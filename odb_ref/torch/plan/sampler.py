@@ -7,7 +7,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from torch.utils.data import DistributedSampler, Sampler
 
@@ -17,18 +17,17 @@ _left: Final[dict[int, tuple[weakref.ref[object], Mapping[str, int]]]] = {}
 """By the identity of a sampler: the numbers it held when a loader was done with it."""
 
 
-class Repeating(Sampler[object]):
-    """An order that is filled up from its beginning until it can be shared out evenly: its length goes by the ranks."""
+@runtime_checkable
+class Repeating(Protocol):
+    """A sampler that is filled up from its beginning until its keys can be shared out evenly: its length goes by the ranks."""
 
     least: int
     """How many keys there are without those repeated."""
     samples: int
-
-    def __len__(self) -> int:
-        return self.samples
+    """How many it lists."""
 
 
-class AllReplicas(Repeating):
+class AllReplicas(Sampler[object]):
     """The order of which a `DistributedSampler` lists one rank's share: what its ranks list, one of each in turn.
 
     All ranks list the same, and may be more or fewer than the sampler counts.
@@ -42,6 +41,9 @@ class AllReplicas(Repeating):
     def set_epoch(self, epoch: int) -> None:
         """Sets the sampler's."""
         self._sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self.samples
 
     def __iter__(self) -> Iterator[object]:
         whole = copy.copy(self._sampler)
