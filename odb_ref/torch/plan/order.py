@@ -94,10 +94,11 @@ class Order:
 
     def follow(self, saved: str, world_size: int) -> None:
         """Lists what the ``world_size`` ranks did that have ``saved`` their place, where the sampler repeats keys for them."""
+        sampler: object = self.sampler
         samples = json.loads(saved).get("samples")
-        if isinstance(self.sampler, Repeating) and isinstance(samples, int):
-            most = self.sampler.least + max(self.update_samples or 1, world_size)
-            self.sampler.samples = samples if self.sampler.least <= samples < most else self.sampler.samples
+        if isinstance(sampler, Repeating) and isinstance(samples, int):
+            most = sampler.least + max(self.update_samples or 1, world_size)
+            sampler.samples = samples if sampler.least <= samples < most else sampler.samples
 
     def count_updates(self) -> int:
         """Returns how many updates an epoch has, by R16.1."""
