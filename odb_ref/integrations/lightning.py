@@ -20,10 +20,11 @@ update on all ranks. An epoch whose last update is not full ends with up to ``ac
 Lightning shards and wraps loaders of PyTorch's class only: ``use_distributed_sampler`` changes nothing here. Since the length
 of an epoch is not known before its end, Lightning reads one batch ahead, and ``max_epochs`` or ``max_steps`` ends training.
 
-The callback keeps the loader's place in each checkpoint: that of the last batch trained on, of all ranks, so that another
-number of ranks can go on from it. Lightning's own support for loaders with a state is not used: it keeps rank 0's state only,
-and loads none from a checkpoint made at the end of an epoch. A checkpoint in the middle of an update loses the
-update's gradient, as Lightning's do.
+The callback keeps the loader's place in each checkpoint: that after the last update, of all ranks, so that another number of
+ranks can go on from it; an update that was under way is made anew, whole. Lightning's own support for loaders with a state is
+not used: it keeps rank 0's state only, and loads none from a checkpoint made at the end of an epoch. In the free mode the place
+is that after the last batch, since Lightning goes on with its count of batches: a checkpoint in the middle of an update loses
+the update's gradient, as Lightning's do, which is warned of.
 
 The callback also logs ``train_coverage``, the share of the epoch's samples trained on, and has the progress bar count towards
 what the epoch is estimated to take. ``LightningLoader(intervals=Intervals(...))`` evaluates by samples or tokens, besides at an
@@ -103,9 +104,9 @@ class LightningLoader:
         """Follows training, and keeps the loader's place in checkpoints."""
         self._read_ahead: deque[tuple[StepInfo, Mapping[str, object]]] = deque()
         self._place: Mapping[str, object] | None = None
-        """The loader's state after the batch that is being trained on, or was last; at first that of the beginning."""
-        self._before: Mapping[str, object] | None = None
-        """Its state before that batch."""
+        """The loader's state that a checkpoint keeps: after what was trained on; at first that of the beginning."""
+        self._after: Mapping[str, object] | None = None
+        """What follows it when training on the present batch is done; None where nothing does, inside an update."""
         self._is_trained_on: Callable[[], bool] = bool
         """Whether training on that batch is done, the optimizer's step included."""
         self._is_scaled = False
@@ -121,6 +122,7 @@ class LightningLoader:
                 self.loader.load_state_dict(self._loaded)
         self._begun = self.loader.epoch
         self._read_ahead.clear()
+        self._info = None  # an update that was broken off before is not gone on with
         if self._place is None:
             self._place = self.loader.state_dict()  # now: a batch is read ahead of the first step
         return self._read()
@@ -141,12 +143,22 @@ class LightningLoader:
 
         Raises: UsageError when it counts the micro-steps of an update otherwise than the loader.
         """
-        self._before, self._is_trained_on = self._place, is_trained_on
-        self._info, self._place = self._read_ahead.popleft()
+        self._settle()
+        self._info, place = self._read_ahead.popleft()
+        # With update_samples Lightning's count of batches does not matter, so an update can be made anew from its start.
+        self._after = place if self.loader.update_samples is None or self._info.is_update_end else None
+        self._is_trained_on = is_trained_on
         if self._loaded and self._info.epoch != epoch:
             warnings.warn(
                 f"Lightning continues with its epoch {epoch}, and the loader with the rest of epoch {self._info.epoch}, where "
                 "it was saved: Lightning counts an epoch in which max_steps was reached as whole",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if self._loaded and self._info.step % self._counted_steps:
+            warnings.warn(
+                "the checkpoint was made inside an update, and the gradient of that update's first batches is not in it: make "
+                "checkpoints where updates end, as by every_n_train_steps",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -157,6 +169,11 @@ class LightningLoader:
                 f"Lightning's batch {batch_idx} and the loader's step {self._info.step} are at different places of an "
                 f"update of {self._counted_steps} batches: go on from a checkpoint made at the end of one"
             )
+
+    def _settle(self) -> None:
+        """Follows the place when the batch is trained on: asked when it matters, since other callbacks save in any hook."""
+        if self._after is not None and self._is_trained_on():
+            self._place, self._after = self._after, None
 
     @property
     def _counted_steps(self) -> int:
@@ -229,11 +246,9 @@ class LightningLoader:
         return info.step + 1 if is_over else max(round(updates * self.accumulation_steps), info.step + 2)
 
     def gather_state(self) -> dict[str, object]:
-        """Returns all ranks' places after the last batch trained on; every rank calls it. Spec: R10."""
-        own = self._place or self.loader.state_dict()
-        if self._before is not None and not self._is_trained_on():
-            own = self._before  # it was broken off, or is not over
-        gathered = gather_objects(own, None)
+        """Returns all ranks' places after what was trained on; every rank calls it. Spec: R10."""
+        self._settle()
+        gathered = gather_objects(self._place or self.loader.state_dict(), None)
         # Ranks that share their batches, by a device mesh, have equal states.
         by_rank = {int(str(state["rank"])): state for state in gathered}
         return {_RANKS: [by_rank[rank] for rank in sorted(by_rank)], _PROGRESS: self.progress.state_dict()}
@@ -249,7 +264,7 @@ class LightningLoader:
         self.progress.load_state_dict(progress)
         self.loader.load_state_dict(states)
         self._loaded = list(states)
-        self._place = self._before = self._begun = None
+        self._place = self._after = self._begun = None
 
     def close(self) -> None:
         """Ends the loader: see `ODBDataLoader.close`."""
@@ -305,10 +320,10 @@ class LoaderCallback(Callback):  # type: ignore[misc]
                 f"are for accumulation_steps={self._loader.accumulation_steps}: unequal, they would normalise wrongly"
             )
         is_begun = self._loader.is_inside_update
-        counts = trainer.fit_loop.epoch_loop.batch_progress.current
-        self._loader.begin_step(batch_idx, trainer.current_epoch, lambda: counts.processed >= counts.ready)
-        batches = counts.ready
-        trainer.accumulate_grad_batches = self._loader.choose_accumulation(batches)
+        counts = trainer.fit_loop.epoch_loop.batch_progress
+        done = counts.total.processed + 1
+        self._loader.begin_step(batch_idx, trainer.current_epoch, lambda: counts.total.processed >= done)
+        trainer.accumulate_grad_batches = self._loader.choose_accumulation(counts.current.ready)
         if not is_begun and self._loader.loader.update_samples is not None:
             for optimizer in trainer.optimizers:
                 module.optimizer_zero_grad(trainer.current_epoch, batch_idx, optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -118,49 +119,82 @@ class Failing(Module):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if batch_idx == self.at:
             raise ValueError("this batch")
-        info = self.trainer.train_dataloader._info
-        assert not info.is_idle
+        loader = self.trainer.train_dataloader
+        info = loader._info
+        assert not info.is_idle or loader.loader.update_samples is None
         self.seen.append((info.epoch, list(batch["numbers"])))
         return super().training_step(batch, batch_idx)
 
 
 class Saving(pl.Callback):
-    """Saves when training starts."""
+    """Saves when training starts, and before and after each batch: after which update."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.saved: dict[str, int] = {}
 
-    def on_train_start(self, trainer: Any, module: Any) -> None:
-        trainer.save_checkpoint(self.path)
+    def save(self, trainer: Any, *_: Any) -> None:
+        path = str(self.folder / f"{len(self.saved)}.ckpt")
+        trainer.save_checkpoint(path)
+        self.saved[path] = trainer.global_step
+
+    on_train_start = on_train_batch_start = on_train_batch_end = save
 
 
-def run_alone(folder: Path, module: Failing, callbacks: Any, resume: str | None = None, **options: Any) -> list[int]:
-    with make_loader(**options) as loader:
-        trainer = make_trainer(folder, 1, callbacks=[loader.callback, *callbacks], max_epochs=2)
+def run_alone(
+    folder: Path, module: Failing, callbacks: Any, resume: str | None = None, *, accumulated: int = 1, **options: Any
+) -> Any:
+    """The weights after each update. The callbacks stand before the loader's."""
+    with make_loader(accumulation_steps=accumulated, **options) as loader:
+        settings = {"max_epochs": 2, "accumulate_grad_batches": accumulated}
+        trainer = make_trainer(folder, 1, callbacks=[*callbacks, loader.callback], **settings)
         with pytest.raises(ValueError, match="this batch") if module.at >= 0 else contextlib.nullcontext():
             trainer.fit(module, loader, ckpt_path=resume)
-    return [number for _, numbers in module.seen for number in numbers]
+    return module.updates
+
+
+def check_same(found: Any, expected: Any) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-12, abs=1e-12)
 
 
 def break_off_and_go_on(rank: int, folder: Path, options: dict[str, Any]) -> None:
     be_quiet()
-    twice = sorted(2 * [*range(SAMPLES)])
-    start, whole = str(folder / "start.ckpt"), Failing()
-    assert sorted(run_alone(folder, whole, [Saving(start)], **options)) == twice
-    assert sorted(run_alone(folder, Failing(), [], start, **options)) == twice
+    saving, whole = Saving(folder), Failing()
+    expected = run_alone(folder, whole, [saving], **options)
+    assert sorted(number for _, numbers in whole.seen for number in numbers) == sorted(2 * [*range(SAMPLES)])
+    for path, step in [*saving.saved.items()][::3]:  # by turns before and after a batch
+        check_same(run_alone(folder, Failing(), [], path, **options), expected[step:])
     first, second = (sum(epoch == number for epoch, _ in whole.seen) for number in range(2))
     assert second > first or options.get("update_samples", UPDATE) is None
     for at in (1, first - 1):
-        saving = OnExceptionCheckpoint(folder, f"{at}")
-        before = run_alone(folder, Failing(at), [saving], **options)
-        after = run_alone(folder, Failing(), [], str(folder / f"{at}.ckpt"), **options)
-        assert sorted(before + after) == twice
+        before = run_alone(folder, Failing(at), [OnExceptionCheckpoint(folder, f"broken-{at}")], **options)
+        after = run_alone(folder, Failing(), [], str(folder / f"broken-{at}.ckpt"), **options)
+        check_same(before + after, expected)
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True, "seed": 1}, {"update_samples": None, "window": 8}])
-def test_a_batch_that_was_read_and_not_trained_on_is_trained_on_when_resumed(options: Any, tmp_path: Path) -> None:
-    """Checks: RESUME, ONCE. Nor is a batch made up where an epoch has more of them than the one before."""
+def test_a_checkpoint_of_any_moment_goes_on_exactly(options: Any, tmp_path: Path) -> None:
+    """Checks: RESUME, ONCE. Inside an update too, and though callbacks save before the loader's hears of the batch. Nor is a
+    batch made up where an epoch has more of them than the one before.
+    """
     get_values(run_ranks(1, break_off_and_go_on, tmp_path, options))
+
+
+def break_off_inside(rank: int, folder: Path) -> None:
+    be_quiet()
+    free = {"update_samples": None, "window": 8, "accumulated": 2}
+    for at in (1, 2):
+        run_alone(folder, Failing(at), [OnExceptionCheckpoint(folder, f"{at}")], **free)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run_alone(folder, Failing(), [], str(folder / f"{at}.ckpt"), **free)
+        assert any("made inside an update" in str(warning.message) for warning in caught) == (at == 1)
+
+
+def test_a_checkpoint_inside_an_update_of_the_free_mode_is_warned_of(tmp_path: Path) -> None:
+    get_values(run_ranks(1, break_off_inside, tmp_path))
 
 
 def misuse(rank: int, folder: Path) -> list[str]:
