@@ -41,6 +41,7 @@ from odb_ref.extras import require
 require(__name__, "lightning", extra="lightning")
 
 import math
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +50,14 @@ from pathlib import Path
 from typing import Final, Self, Unpack
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import (
+    Callback,
+    Checkpoint,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    RichProgressBar,
+    TQDMProgressBar,
+)
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -61,10 +69,12 @@ from odb_ref.torch.settings import LoaderArguments, Loss, check_spelling, spread
 
 _RANKS: Final = "ranks"
 _PROGRESS: Final = "progress"
-_COUNTED: Final = {"limit_train_batches": 1.0, "overfit_batches": 0.0, "val_check_interval": 1.0}
-"""What of a Trainer counts batches, and what it is where nobody has said it."""
-_MOST_AHEAD: Final = 3
-"""Batches that Lightning may read before it trains on the first: it reads one, since it asks whether there is another."""
+_ENDING: Final = {"overfit_batches": 0.0, "limit_train_batches": 1.0}
+"""What of a Trainer ends an epoch by counting batches, and what it is where nobody has said it."""
+_COUNTED: Final = {**_ENDING, "val_check_interval": 1.0}
+"""What counts batches at all."""
+_NEVER: Final = sys.maxsize
+"""The ``val_check_interval`` by which Lightning evaluates at no batch."""
 
 
 class LightningLoader:
@@ -100,6 +110,8 @@ class LightningLoader:
         """How far training has come."""
         self._info: StepInfo | None = None
         """What belongs to the batch that is being trained on, or was last."""
+        self.trainer: Trainer | None = None
+        """The Trainer that fits by it now."""
         self.callback = LoaderCallback(self)
         """Follows training, and keeps the loader's place in checkpoints."""
         self._read_ahead: deque[tuple[StepInfo, Mapping[str, object]]] = deque()
@@ -115,6 +127,18 @@ class LightningLoader:
         self._loaded: list[Mapping[str, object]] = []
 
     def __iter__(self) -> Iterator[object]:
+        """Begins an epoch.
+
+        Raises: UsageError when this is not the training of a Trainer with its callback: losses would not be weighed.
+        """
+        if self.trainer is None or self.callback not in self.trainer.callbacks:
+            raise UsageError(
+                "a LightningLoader is read by Trainer(callbacks=[loader.callback]) alone (EvaluationLoader is for what is not "
+                "training). A Tuner and LearningRateFinder take callbacks away: find the rate with a plain DataLoader, whose "
+                "updates are those of update_samples="
+            )
+        if not self.trainer.training:
+            raise UsageError("the train loader is read to evaluate: EvaluationLoader is for what is not training")
         if self._begun is not None and self._read_ahead:
             # Lightning has read ahead in an epoch and begins it again.
             self.loader.set_epoch(self._begun)
@@ -129,13 +153,13 @@ class LightningLoader:
 
     def _read(self) -> Iterator[object]:
         for batch, info in read_updates(self.loader, self._counted_steps):
-            if len(self._read_ahead) > _MOST_AHEAD:
-                raise UsageError(
-                    "batches are read, and this loader is told of no step: pass Trainer(callbacks=[loader.callback]), or "
-                    "losses are not weighed (EvaluationLoader is for what is not training)"
-                )
             self._read_ahead.append((info, self.loader.state_dict()))
             yield batch
+
+    def follow(self, epoch: int) -> None:
+        """Begins with Lightning's epoch where that is a later one."""
+        if epoch > self.loader.epoch:
+            self.loader.set_epoch(epoch)
 
     def begin_step(self, batch_idx: int, epoch: int, is_trained_on: Callable[[], bool]) -> None:
         """Notes that Lightning trains on the next batch, the one of ``batch_idx`` in its own count of its own ``epoch``, and
@@ -181,6 +205,11 @@ class LightningLoader:
         return self.accumulation_steps if self.loader.update_samples is None else 1
 
     @property
+    def has_micro_batches(self) -> bool:
+        """True when an update may hold several batches."""
+        return self.loader.update_samples is not None or self.accumulation_steps > 1
+
+    @property
     def is_inside_update(self) -> bool:
         """True when the batch trained on last has not ended its update."""
         return self._info is not None and not self._info.is_update_end
@@ -192,7 +221,8 @@ class LightningLoader:
         """
         if self._info is None or self._is_scaled:
             raise UsageError(
-                "scale_loss: no batch is being trained on, or its loss was scaled before: it would count twice"
+                "scale_loss: no batch is being trained on, or its loss was scaled before: it would count twice (as with an "
+                "optimizer that computes a loss several times in a step, LBFGS say, which is not supported)"
             )
         self._is_scaled = True
         scaled = self._info.scale(loss)
@@ -277,6 +307,9 @@ class LightningLoader:
         self.close()
 
 
+_Loops = Mapping[str, Mapping[str, Mapping[str, int]]]
+
+
 class LoaderCallback(Callback):  # type: ignore[misc]
     """Tells a `LightningLoader` what Lightning does, and Lightning what to save of it. Not made by hand."""
 
@@ -284,24 +317,74 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         self._loader = loader
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        """Before optimizers and schedules are made, which may ask the trainer how many steps there will be."""
+        """Before optimizers and schedules are made, which may ask the trainer how many steps there will be.
+
+        Raises: UsageError when the Trainer is to do what does not go with this loader.
+        """
         kind = type(trainer)
         if not issubclass(kind, _CountingTrainer):
             trainer.__class__ = type(f"ODB{kind.__name__}", (_CountingTrainer, kind), {})
+        if stage != "fit":
+            return
+        loader = self._loader
+        _check_counts(trainer, loader)
+        self._check_division(trainer)
+        if loader.intervals.evaluates and not trainer.fast_dev_run:
+            self._evaluate_by_intervals(trainer)
+        loader.trainer = trainer
+        loader.follow(trainer.fit_loop.epoch_progress.current.processed)
+
+    def _check_division(self, trainer: Trainer) -> None:
+        if trainer.accumulate_grad_batches != self._loader.accumulation_steps:
+            raise UsageError(
+                f"Lightning divides losses by accumulate_grad_batches={trainer.accumulate_grad_batches}, the loader's weights "
+                f"are for accumulation_steps={self._loader.accumulation_steps}: unequal, they would normalise wrongly"
+            )
+
+    def _evaluate_by_intervals(self, trainer: Trainer) -> None:
+        """Has callbacks that monitor a metric act after each evaluation: by 1.0 they would at an epoch's end only."""
+        for callback in trainer.callbacks[: trainer.callbacks.index(self)]:
+            if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
+                raise UsageError(
+                    "EarlyStopping has chosen to act at an epoch's end: with intervals= to evaluate by, let loader.callback "
+                    "stand before it in Trainer(callbacks=), or say EarlyStopping(check_on_train_epoch_end=False)"
+                )
+        if getattr(trainer, "val_check_interval", None) == 1.0:
+            trainer.val_check_interval = _NEVER
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """The Trainer is as it was, for another loader, and the loader for another Trainer."""
+        loader = self._loader
+        if loader.trainer is None or loader.trainer is not trainer:
+            return
+        loader.trainer = None
+        if loader.loader.update_samples is not None:
+            trainer.accumulate_grad_batches = loader.accumulation_steps = 1
+        if getattr(trainer, "val_check_interval", None) == _NEVER:
+            trainer.val_check_interval = 1.0
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        """Lightning does not come to `teardown`."""
+        self.teardown(trainer, module, "fit")
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         """Nothing is read for an estimate where no bar would show it.
 
-        Raises: UsageError when Lightning is to count the batches of an update, of which there is any number.
+        Raises: UsageError when the module is to do what does not go with this loader.
         """
-        if self._loader.loader.update_samples is not None and not trainer.fast_dev_run:
-            for name, default in _COUNTED.items():
-                value = getattr(trainer, name)
-                if value != default or (isinstance(value, int) and value):  # 1 is a batch, and 1.0 is all
+        if trainer.train_dataloader is not self._loader:
+            raise UsageError("this callback's LightningLoader is not the train loader")
+        if not module.automatic_optimization:
+            raise UsageError("a LightningLoader needs a module with automatic optimization")
+        if self._loader.has_micro_batches:
+            for schedule in trainer.lr_scheduler_configs:
+                if schedule.interval == "step" and schedule.frequency > 1:
                     raise UsageError(
-                        f"Trainer({name}={value}) counts micro-batches, of which an update of update_samples= holds any "
-                        "number: say max_steps=, or LightningLoader(intervals=Intervals(...)) to evaluate by samples"
+                        f"lr_scheduler: by frequency={schedule.frequency} Lightning counts micro-batches, not updates: leave "
+                        f"it at 1, and let the schedule count, as by LambdaLR with step // {schedule.frequency}"
                     )
+        if self._loader.intervals.evaluates:
+            trainer.val_check_batch = math.inf
         if trainer.progress_bar_callback is not None:
             self._loader.estimate_epoch()
 
@@ -310,22 +393,19 @@ class LoaderCallback(Callback):  # type: ignore[misc]
 
         Raises: UsageError when Lightning would normalise its loss otherwise than the loader expects.
         """
-        if trainer.train_dataloader is not self._loader:
-            raise UsageError("this callback's LightningLoader is not the train loader")
-        if not module.automatic_optimization:
-            raise UsageError("a LightningLoader needs a module with automatic optimization")
-        if trainer.accumulate_grad_batches != self._loader.accumulation_steps:
-            raise UsageError(
-                f"Lightning divides losses by accumulate_grad_batches={trainer.accumulate_grad_batches}, the loader's weights "
-                f"are for accumulation_steps={self._loader.accumulation_steps}: unequal, they would normalise wrongly"
-            )
+        if self._loader.loader.update_samples is None:
+            self._check_division(trainer)
         is_begun = self._loader.is_inside_update
         counts = trainer.fit_loop.epoch_loop.batch_progress
         done = counts.total.processed + 1
         self._loader.begin_step(batch_idx, trainer.current_epoch, lambda: counts.total.processed >= done)
         trainer.accumulate_grad_batches = self._loader.choose_accumulation(counts.current.ready)
-        if not is_begun and self._loader.loader.update_samples is not None:
+        # An epoch's first update Lightning begins by itself.
+        if batch_idx and not is_begun and self._loader.loader.update_samples is not None:
             for optimizer in trainer.optimizers:
+                for callback in trainer.callbacks:
+                    callback.on_before_zero_grad(trainer, module, optimizer)
+                module.on_before_zero_grad(optimizer)
                 module.optimizer_zero_grad(trainer.current_epoch, batch_idx, optimizer)
 
     def on_train_batch_end(
@@ -346,8 +426,25 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         return self._loader.gather_state()
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Takes the state from Lightning's checkpoint."""
-        self._loader.load_gathered_state(state_dict)
+        """Takes the state from Lightning's checkpoint, but where that is one to evaluate, between two times of training."""
+        if self._loader.trainer is not None:
+            self._loader.load_gathered_state(state_dict)
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, module: LightningModule, checkpoint: Mapping[str, Mapping[str, _Loops]]
+    ) -> None:
+        """Begins with the epoch of a checkpoint in which there is nothing of this loader: one of a plain run, say."""
+        if self._loader.trainer is None or self.state_key in checkpoint["callbacks"]:
+            return
+        epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+        self._loader.follow(epochs["processed"])
+        if epochs["ready"] != epochs["processed"]:
+            warnings.warn(
+                f"the checkpoint was made inside epoch {epochs['processed']}, and has no state of the LightningLoader, which "
+                "begins that epoch anew",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 class _CountingTrainer(Trainer):  # type: ignore[misc]
@@ -386,6 +483,20 @@ class IntervalCheckpoint(Checkpoint):  # type: ignore[misc]
             trainer.save_checkpoint(self._folder / f"samples={self._loader.progress.samples}.ckpt")
 
 
+def _check_counts(trainer: Trainer, loader: LightningLoader) -> None:
+    is_free = loader.loader.update_samples is None
+    for name, default in () if trainer.fast_dev_run else (_ENDING if is_free else _COUNTED).items():
+        value = getattr(trainer, name, default)  # where it is a time, there is none
+        if value != default or (isinstance(value, int) and value):  # 1 is a batch, and 1.0 is all
+            raise UsageError(
+                f"Trainer({name}={value}) counts batches, of which an update or an epoch holds any number: say max_steps=, or "
+                "LightningLoader(intervals=Intervals(...)) to evaluate by samples"
+            )
+    for callback in trainer.callbacks:
+        if isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
+            raise UsageError("GradientAccumulationScheduler does not go with a LightningLoader: say update_samples=")
+
+
 def _show_total(trainer: Trainer, total: int | None) -> None:
     """Sets the batches that Lightning's bars count towards: it asks for a length only once an epoch, and there is none then."""
     match trainer.progress_bar_callback:
@@ -400,14 +511,12 @@ def scale_loss(module: LightningModule, loss: Tensor) -> Tensor:
 
     Preserves: WEIGHT.
 
-    Raises: UsageError when the train loader is not a `LightningLoader`, its callback is missing, or the loss is scaled twice.
+    Raises: UsageError when the train loader is not a `LightningLoader`, or the loss is scaled twice.
     """
     trainer = module.trainer
     loader = trainer.train_dataloader
     if not isinstance(loader, LightningLoader):
         raise UsageError(f"scale_loss: the train loader is a {type(loader).__name__}, not a LightningLoader")
-    if loader.callback not in trainer.callbacks:
-        raise UsageError("scale_loss: pass Trainer(callbacks=[loader.callback])")
     if not trainer.training:
         raise UsageError("scale_loss is for training_step")
     return loader.scale(loss)

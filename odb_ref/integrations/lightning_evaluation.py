@@ -6,14 +6,15 @@
         def validation_step(self, batch, batch_idx):
             info = get_step_info(self, batch_idx)
             loss = ...  # the mean over this batch's supervised tokens
-            self.log("val_loss", info.scale(loss), batch_size=info.local_supervised, sync_dist=True)
+            self.log("val_loss", info.scale(loss), batch_size=float(info.local_supervised), sync_dist=True)
             if not info.is_idle:
                 self.accuracy.update(...)  # of torchmetrics
 
     trainer.fit(Tuned(), loader, EvaluationLoader(validation, token_budget=65_536, collate_fn=collate))
 
 Lightning's mean over an epoch, weighed by ``batch_size`` and added up over the ranks, then is the mean over all supervised
-tokens, to which an idle step adds nothing. For what each sample has brought there is `odb_ref.gather_samples`.
+tokens, to which an idle step adds nothing. The weight is a float, because Lightning rounds a mean of integers over ranks down.
+For what each sample has brought there is `odb_ref.gather_samples`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from odb_ref.extras import require
 require(__name__, "lightning", extra="lightning")
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Self, Unpack
 
@@ -35,6 +36,10 @@ from odb_ref.torch.settings import LoaderArguments, check_spelling, spread
 
 _KEPT: Final = 8
 """More steps than Lightning reads ahead."""
+_UNASKED: Final = (
+    "batches are read, and get_step_info(self, batch_idx) is called for none: what an idle rank replays would count again, and "
+    "means go by batches (to train: LightningLoader)"
+)
 
 
 class EvaluationLoader:
@@ -54,11 +59,14 @@ class EvaluationLoader:
             raise UsageError("EvaluationLoader: Lightning needs a batch in every step, so on_idle must be 'replay'")
         self.loader = ODBDataLoader(dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]
         self._newest: deque[tuple[int, StepInfo]] = deque(maxlen=_KEPT)
-        self._is_asked = False
+        self._is_asked = self._is_read = False
 
     def __iter__(self) -> Iterator[object]:
+        is_unasked = self._is_read and not self._is_asked
         self._newest.clear()
-        self._is_asked = False
+        self._is_asked = self._is_read = False
+        if is_unasked:  # the evaluation before had one step, which was run after all was read
+            raise UsageError(_UNASKED)
         return self._read()
 
     def _read(self) -> Iterator[object]:
@@ -67,10 +75,8 @@ class EvaluationLoader:
             self._newest.append((index, replace(info, loss_scale=float(not info.is_idle))))
             yield batch
             if index and not self._is_asked:  # Lightning reads one batch ahead, so the step before was run
-                raise UsageError(
-                    "batches are read, and get_step_info(self, batch_idx) is called for none: what an idle rank replays would "
-                    "count again, and means go by batches (to train: LightningLoader)"
-                )
+                raise UsageError(_UNASKED)
+        self._is_read = True
 
     def get_info(self, batch_idx: int) -> StepInfo:
         """Returns what belongs to a batch that is being evaluated.
@@ -107,6 +113,8 @@ def get_step_info(module: LightningModule, batch_idx: int, dataloader_idx: int =
         loaders = trainer.test_dataloaders
     elif trainer.predicting:
         loaders = trainer.predict_dataloaders
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
     loader = loaders[dataloader_idx] if isinstance(loaders, Sequence) else loaders
     if not isinstance(loader, EvaluationLoader):
         raise UsageError(f"get_step_info: the loader evaluated is a {type(loader).__name__}, not an EvaluationLoader")

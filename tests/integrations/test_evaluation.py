@@ -261,7 +261,7 @@ class Judged(pl.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         info = get_step_info(self, batch_idx)
         loss = self.model(batch["input_ids"], batch["labels"])["loss"]
-        self.log("loss", info.scale(loss), batch_size=info.local_supervised, sync_dist=True)
+        self.log("loss", info.scale(loss), batch_size=float(info.local_supervised), sync_dist=True)
         if not info.is_idle:
             self.seen.update(batch["numbers"])
         self.gathered += [int(number) for number in gather_samples(batch["numbers"], info)]
@@ -317,6 +317,36 @@ def test_lightning_evaluates_each_sample_once(tmp_path: Path, world_size: int) -
         check(list(runs))
 
 
+class Ones(Judged):
+    """Its mean is 1, whatever the weights, of which it keeps the sum."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        info = get_step_info(self, batch_idx, dataloader_idx)
+        weight = float(info.local_supervised)
+        self.log("mean", info.scale(torch.ones((), dtype=torch.float64)), batch_size=weight, sync_dist=True)
+        self.log("sum", weight, reduce_fx="sum", sync_dist=True)
+
+
+def evaluate_ones(rank: int, folder: Path) -> Any:
+    be_quiet()
+    trainer, found = make_lightning(folder, 2, callbacks=[]), []
+    for left_out in range(6):
+        numbers = ALL[left_out:]
+        with EvaluationLoader(Samples(numbers), **nested(**READ)) as loader:
+            # The name of the only one of several loaders is not a part of the metrics' names.
+            (metrics,) = trainer.validate(Ones(), {"one": loader}, verbose=False)
+            found.append((metrics["mean"], metrics["sum"]))
+    return found
+
+
+@pytest.mark.slow
+def test_lightning_weighs_by_totals_that_ranks_do_not_divide(tmp_path: Path) -> None:
+    """Lightning takes the mean of weights over the ranks, rounded if they are integers. And loaders have names."""
+    for value in get_values(run_ranks(2, evaluate_ones, tmp_path)):
+        assert {total % 2 for _, total in value} == {0, 1}
+        assert [mean for mean, _ in value] == pytest.approx([1] * 6, rel=1e-12)
+
+
 class Careless(Judged):
     """Asks nobody what belongs to a batch."""
 
@@ -365,6 +395,25 @@ def test_lightning_evaluates_on_an_evaluation_loader_that_is_asked_and_on_nothin
             }[kind]
             assert wanted in said, (case, said)
         assert len(value) == 12
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_evaluation_of_one_step_that_asks_nobody_is_noticed_by_the_next(tmp_path: Path) -> None:
+    trainer = make_lightning(tmp_path, 1, callbacks=[], strategy="auto")
+    with EvaluationLoader(Samples([0]), **nested(**READ)) as loader:
+        trainer.validate(Careless(), loader, verbose=False)
+        with pytest.raises(UsageError, match="is called for none"):
+            trainer.validate(Careless(), loader, verbose=False)
+        for _ in range(2):
+            trainer.validate(Judged(), loader, verbose=False)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_loader_of_training_does_not_evaluate(tmp_path: Path) -> None:
+    with LightningLoader(Samples(ALL), **nested(**READ)) as loader:
+        trainer = make_lightning(tmp_path, 1, callbacks=[loader.callback], strategy="auto")
+        with pytest.raises(UsageError, match="read to evaluate: EvaluationLoader"):
+            trainer.fit(Judged(), loader, loader)
 
 
 def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:

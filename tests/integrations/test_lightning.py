@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,12 +282,13 @@ def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> Non
     assert "callbacks=[loader.callback]" in unfollowed
     assert "not a LightningLoader" in plain
     assert "must return scale_loss(self, loss)" in forgotten
-    assert "told of no step: pass Trainer(callbacks=[loader.callback])" in unknown
+    assert "read by Trainer(callbacks=[loader.callback]) alone" in unknown
     assert "its loss was scaled before" in twice
 
 
 def test_an_epoch_begun_again_before_training_is_the_same() -> None:
     with make_loader(None, 1, shuffle=True) as loader:
+        loader.trainer = SimpleNamespace(callbacks=[loader.callback], training=True)
         first = next(iter(loader))["numbers"].tolist()
         assert next(iter(loader))["numbers"].tolist() == first
         loader.begin_step(0, 0, lambda: True)

@@ -16,9 +16,16 @@ require("lightning")
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
+from lightning.pytorch.tuner import Tuner
 
 from odb_ref.integrations.lightning import LightningLoader, scale_loss
+from odb_ref.integrations.progress import Intervals
 from odb_ref.torch import UsageError
 from tests.integrations.common import run_ranks
 from tests.integrations.test_lightning import be_quiet, make_trainer
@@ -197,29 +204,178 @@ def test_a_checkpoint_inside_an_update_of_the_free_mode_is_warned_of(tmp_path: P
     get_values(run_ranks(1, break_off_inside, tmp_path))
 
 
+class Halved(Failing):
+    """Its rate changes with every second update."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step", "frequency": 2}}
+
+
+class Repeating(Failing):
+    """Has an optimizer that computes the loss of a batch several times."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters())
+
+
+FREE = {"update_samples": None}
+MISUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
+    ("accumulate_grad_batches", {"accumulate_grad_batches": 2}, {}, Failing),
+    ("limit_train_batches", {"limit_train_batches": 1}, {}, Failing),
+    ("limit_train_batches", {"limit_train_batches": 1}, FREE, Failing),
+    ("overfit_batches", {"overfit_batches": 2}, FREE, Failing),
+    ("val_check_interval", {"val_check_interval": 2}, {}, Failing),
+    ("frequency=2", {}, {}, Halved),
+    ("frequency=2", {"accumulate_grad_batches": 2}, {**FREE, "accumulation_steps": 2}, Halved),
+    ("LBFGS", {}, {}, Repeating),
+]
+
+
 def misuse(rank: int, folder: Path) -> list[str]:
     be_quiet()
     said = []
-    for settings in (
-        {"accumulate_grad_batches": 2},
-        {"callbacks": [GradientAccumulationScheduler({1: 4})]},
-        {"limit_train_batches": 1},
-        {"val_check_interval": 2},
-    ):
-        with make_loader() as loader, pytest.raises(UsageError) as caught:
-            module = Module(False)
-            callbacks = [loader.callback, *settings.pop("callbacks", [])]
-            make_trainer(folder, 1, callbacks=callbacks, max_epochs=2, **settings).fit(module, loader)
-        said.append(str(caught.value))
-    return said
+    scheduled = [
+        ("GradientAccumulationScheduler", {"callbacks": [GradientAccumulationScheduler({1: 4})]}, mode, Failing)
+        for mode in ({}, FREE)
+    ]
+    stopping = {"callbacks": [EarlyStopping("loss")]}
+    late = ("stand before it", stopping, {"intervals": Intervals(evaluate_samples=16)}, Failing)
+    for wanted, settings, options, kind in [*MISUSED, *scheduled, late]:
+        with make_loader(**options) as loader, pytest.raises(UsageError) as caught:
+            callbacks = [*settings.get("callbacks", []), loader.callback]
+            make_trainer(folder, 1, **{"max_epochs": 2} | settings | {"callbacks": callbacks}).fit(kind(), loader)
+        said.append((wanted, str(caught.value)))
+    with make_loader() as loader, pytest.raises(UsageError) as caught:
+        module: Any = Failing()
+        module.lr = 0.1
+        Tuner(make_trainer(folder, 1, callbacks=[loader.callback], max_epochs=2)).lr_find(module, loader)
+    return [*said, ("Tuner", str(caught.value))]
 
 
 def test_what_counts_micro_batches_is_refused(tmp_path: Path) -> None:
+    """And what else would train otherwise than it says."""
     (value,) = get_values(run_ranks(1, misuse, tmp_path))
-    for text, name in zip(
-        value, [*["accumulate_grad_batches"] * 2, "limit_train_batches", "val_check_interval"], strict=True
+    for wanted, said in value:
+        assert wanted in said
+
+
+def allow(rank: int, folder: Path) -> None:
+    be_quiet()
+    for settings, options in (
+        ({"callbacks": [GradientAccumulationScheduler({0: 1})]}, {}),
+        ({"val_check_interval": {"minutes": 5}}, {}),
+        ({}, {**FREE, "kind": Halved}),
+        ({"fast_dev_run": 3}, FREE),
     ):
-        assert name in text
+        module = dict(options).pop("kind", Failing)()
+        with make_loader(**{key: value for key, value in options.items() if key != "kind"}) as loader:
+            callbacks = [loader.callback, *settings.get("callbacks", [])]
+            trainer = make_trainer(folder, 1, **{"max_epochs": 2} | settings | {"callbacks": callbacks})
+            trainer.fit(module, loader)
+        assert trainer.global_step > 0
+
+
+def test_what_changes_nothing_is_allowed(tmp_path: Path) -> None:
+    get_values(run_ranks(1, allow, tmp_path))
+
+
+class Hooked(Failing):
+    """Counts the zeroing of gradients; evaluates, and notes after which updates it did."""
+
+    def __init__(self, at: int = -1) -> None:
+        super().__init__(at)
+        self.zeroed = 0
+        self.evaluated: list[int] = []
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        assert self.zeroed == self.trainer.global_step
+        self.zeroed += 1
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.evaluated.append(self.trainer.global_step)
+        self.log("value", 1.0)
+
+
+def fit_often(rank: int, folder: Path) -> None:
+    """In one Trainer and in several, with evaluations of a checkpoint between."""
+    be_quiet()
+    seen = [(epoch, number) for epoch in range(4) for number in range(SAMPLES)]
+
+    def note(module: Failing, start: int = 0) -> list[tuple[int, int]]:
+        return sorted((epoch, number) for epoch, numbers in module.seen[start:] for number in numbers)
+
+    module, other = Hooked(), torch.utils.data.DataLoader([0])
+    saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    with make_loader(shuffle=True) as loader:
+        trainer = make_trainer(folder, 1, callbacks=[loader.callback, saving], max_epochs=1)
+        trainer.fit(module, loader)
+        assert module.zeroed == trainer.global_step == len(module.updates) == 3
+        trainer.validate(module, other, ckpt_path=str(folder / "step=1.ckpt"), verbose=False)
+        trainer.fit_loop.max_epochs = 2
+        trainer.fit(module, loader)
+        assert note(module) == seen[: 2 * SAMPLES]
+        # The loader in another Trainer, and another loader in the Trainer.
+        again = Failing()
+        make_trainer(folder, 1, callbacks=[loader.callback], max_epochs=1).fit(again, loader)
+        assert note(again) == seen[2 * SAMPLES : 3 * SAMPLES]
+    with make_loader(shuffle=True) as fresh:
+        trainer.callbacks[trainer.callbacks.index(loader.callback)] = fresh.callback
+        trainer.fit_loop.max_epochs, read = 3, len(module.seen)
+        trainer.fit(module, fresh)
+        assert note(module, read) == seen[2 * SAMPLES : 3 * SAMPLES]
+    with make_loader() as broken:
+        trainer = make_trainer(folder, 1, callbacks=[broken.callback], max_epochs=1)
+        with pytest.raises(ValueError, match="this batch"):
+            trainer.fit(Failing(1), broken)
+        assert trainer.accumulate_grad_batches == broken.accumulation_steps == 1
+
+
+def test_one_trainer_fits_often(tmp_path: Path) -> None:
+    """Checks: ONCE, COVER. Each epoch once, and gradients are zeroed once an update."""
+    get_values(run_ranks(1, fit_often, tmp_path))
+
+
+def go_on_from_plain(rank: int, folder: Path) -> None:
+    be_quiet()
+    plain = torch.utils.data.DataLoader(Numbers(0, SAMPLES), batch_size=UPDATE, collate_fn=collate)
+    ends = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    inside = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    make_trainer(folder, 1, callbacks=[ends, inside], max_epochs=2).fit(Module(is_plain=True), plain)
+    for name, epochs, is_warned in (("epoch=0", {1}, False), ("step=2", {0, 1}, True)):
+        module = Failing()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run_alone(folder, module, [], str(folder / f"{name}.ckpt"), shuffle=True)
+        assert {epoch for epoch, _ in module.seen} == epochs
+        assert any("begins that epoch anew" in str(warning.message) for warning in caught) == is_warned
+
+
+def test_a_checkpoint_of_plain_lightning_goes_on_in_its_epoch(tmp_path: Path) -> None:
+    get_values(run_ranks(1, go_on_from_plain, tmp_path))
+
+
+def monitor(rank: int, folder: Path) -> None:
+    be_quiet()
+    with make_loader(intervals=Intervals(evaluate_samples=UPDATE)) as loader:
+        module, evaluation = Hooked(), torch.utils.data.DataLoader([0])
+        saving = ModelCheckpoint(folder, filename="{step}", monitor="value", save_top_k=-1)
+        stopping = EarlyStopping("value", patience=3)  # the value never changes
+        callbacks, settings = [loader.callback, stopping, saving], {"max_epochs": 3, "num_sanity_val_steps": 0}
+        trainer = make_trainer(folder, 1, callbacks=callbacks, **settings)
+        trainer.fit(module, loader, evaluation)
+    assert module.evaluated == [1, 2, 3, 4]
+    assert len(list(folder.glob("*.ckpt"))) == trainer.global_step == 4
+    assert trainer.val_check_interval == 1.0
+    check_same(
+        module.updates[3:] + run_alone(folder, Failing(), [], str(folder / "step=4.ckpt")),
+        run_alone(folder, Failing(), [])[3:],
+    )
+
+
+def test_callbacks_that_monitor_act_after_each_evaluation(tmp_path: Path) -> None:
+    get_values(run_ranks(1, monitor, tmp_path))
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):
