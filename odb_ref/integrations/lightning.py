@@ -342,7 +342,7 @@ class LoaderCallback(Callback):  # type: ignore[misc]
             )
 
     def _evaluate_by_intervals(self, trainer: Trainer) -> None:
-        """Has callbacks that monitor a metric act after each evaluation: by 1.0 they would at an epoch's end only."""
+        """Lets callbacks that monitor a metric act after each evaluation: by 1.0 they would at an epoch's end only."""
         for callback in trainer.callbacks[: trainer.callbacks.index(self)]:
             if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
                 raise UsageError(

@@ -214,7 +214,7 @@ class Halved(Failing):
 
 
 class Repeating(Failing):
-    """Has an optimizer that computes the loss of a batch several times."""
+    """Its optimizer computes the loss of a batch several times."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.LBFGS(self.parameters())
