@@ -23,7 +23,7 @@ of an epoch is not known before its end, Lightning reads one batch ahead, and ``
 The callback keeps the loader's place in each checkpoint: that after the last update, of all ranks, so that another number of
 ranks can go on from it; an update that was under way is made anew, whole. Lightning's own support for loaders with a state is
 not used: it keeps rank 0's state only, and loads none from a checkpoint made at the end of an epoch. In the free mode the place
-is that after the last batch, since Lightning goes on with its count of batches: a checkpoint in the middle of an update loses
+is that after the last batch, since Lightning continues with its count of batches: a checkpoint in the middle of an update loses
 the update's gradient, as Lightning's do, which is warned of.
 
 The callback also logs ``train_coverage``, the share of the epoch's samples trained on, and has the progress bar count towards
@@ -146,7 +146,7 @@ class LightningLoader:
                 self.loader.load_state_dict(self._loaded)
         self._begun = self.loader.epoch
         self._read_ahead.clear()
-        self._info = None  # an update that was broken off before is not gone on with
+        self._info = None  # an update that was broken off before is not continued with
         if self._place is None:
             self._place = self.loader.state_dict()  # now: a batch is read ahead of the first step
         return self._read()
