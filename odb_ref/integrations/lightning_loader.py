@@ -1,0 +1,252 @@
+"""The loader that a Lightning Trainer trains on, and its place in a checkpoint: see `odb_ref.integrations.lightning`."""
+
+from __future__ import annotations
+
+from odb_ref.extras import require
+
+require(__name__, "lightning", extra="lightning")
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, Self, Unpack
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from odb_ref.integrations.progress import Intervals, Progress
+from odb_ref.integrations.steps import read_updates
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from odb_ref.torch.gathering import gather_objects
+from odb_ref.torch.settings import LoaderArguments, Loss, check_spelling, spread
+
+_RANKS: Final = "ranks"
+_PROGRESS: Final = "progress"
+
+
+class FollowedLoader:
+    """A `LightningLoader` but for its callback: an `ODBDataLoader`, and which of its batches Lightning has trained on."""
+
+    callback: Callback
+    """Follows training, and keeps the loader's place in checkpoints."""
+
+    def __init__(
+        self,
+        dataset: Dataset[object],
+        *,
+        token_budget: int,
+        intervals: Intervals | None = None,
+        **options: Unpack[LoaderArguments],
+    ) -> None:
+        check_spelling(options)
+        loss = options.get("loss", Loss())
+        if loss.is_divided_by_trainer:
+            raise UsageError("LightningLoader: is_divided_by_trainer is not to be given: Lightning always divides")
+        if "on_idle" in spread(options):
+            raise UsageError("LightningLoader: Lightning needs a batch in every step, so on_idle must be 'replay'")
+        options["loss"] = replace(loss, is_divided_by_trainer=options.get("update_samples") is None)
+        self.loader = ODBDataLoader(dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]
+        self.accumulation_steps = loss.accumulation_steps
+        """Into so many parts Lightning divides the loss of a batch; with ``update_samples`` chosen for each."""
+        self.intervals = Intervals() if intervals is None else intervals
+        self.progress = Progress(math.inf)
+        """How far training has come."""
+        self._info: StepInfo | None = None
+        """What belongs to the batch that is being trained on, or was last."""
+        self.trainer: Trainer | None = None
+        """The Trainer that fits by it now."""
+        self._read_ahead: deque[tuple[StepInfo, Mapping[str, object]]] = deque()
+        self._place: Mapping[str, object] | None = None
+        """The loader's state that a checkpoint keeps: after what was trained on; at first that of the beginning."""
+        self._after: Mapping[str, object] | None = None
+        """What follows it when training on the present batch is done; None where nothing does, inside an update."""
+        self._is_trained_on: Callable[[], bool] = bool
+        """Whether training on that batch is done, the optimizer's step included."""
+        self._is_scaled = False
+        self._begun: int | None = None
+        """The epoch that was begun, and of which no batch was trained on yet."""
+        self._loaded: list[Mapping[str, object]] = []
+
+    def __iter__(self) -> Iterator[object]:
+        """Begins an epoch.
+
+        Raises: UsageError when this is not the training of a Trainer with its callback: losses would not be weighed.
+        """
+        if self.trainer is None or self.callback not in self.trainer.callbacks:
+            raise UsageError(
+                "a LightningLoader is read by Trainer(callbacks=[loader.callback]) alone (EvaluationLoader is for what is not "
+                "training). A Tuner and LearningRateFinder take callbacks away: find the rate with a plain DataLoader, whose "
+                "updates are those of update_samples="
+            )
+        if not self.trainer.training:
+            raise UsageError("the train loader is read to evaluate: EvaluationLoader is for what is not training")
+        if self._begun is not None and self._read_ahead:
+            # Lightning has read ahead in an epoch and begins it again.
+            self.loader.set_epoch(self._begun)
+            if self._loaded:
+                self.loader.load_state_dict(self._loaded)
+        self._begun = self.loader.epoch
+        self._read_ahead.clear()
+        self._info = None  # an update that was broken off before is not continued with
+        if self._place is None:
+            self._place = self.loader.state_dict()  # now: a batch is read ahead of the first step
+        return self._read()
+
+    def _read(self) -> Iterator[object]:
+        for batch, info in read_updates(self.loader, self._counted_steps):
+            self._read_ahead.append((info, self.loader.state_dict()))
+            yield batch
+
+    def follow(self, epoch: int) -> None:
+        """Begins with Lightning's epoch where that is a later one."""
+        if epoch > self.loader.epoch:
+            self.loader.set_epoch(epoch)
+
+    def begin_step(self, batch_idx: int, epoch: int, is_trained_on: Callable[[], bool]) -> None:
+        """Notes that Lightning trains on the next batch, the one of ``batch_idx`` in its own count of its own ``epoch``, and
+        how to ask whether that is done.
+
+        Raises: UsageError when it counts the micro-steps of an update otherwise than the loader.
+        """
+        self._settle()
+        self._info, place = self._read_ahead.popleft()
+        # With update_samples Lightning's count of batches does not matter, so an update can be made anew from its start.
+        self._after = place if self.loader.update_samples is None or self._info.is_update_end else None
+        self._is_trained_on = is_trained_on
+        if self._loaded and self._info.epoch != epoch:
+            warnings.warn(
+                f"Lightning continues with its epoch {epoch}, and the loader with the rest of epoch {self._info.epoch}, where "
+                "it was saved: Lightning counts an epoch in which max_steps was reached as whole",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if self._loaded and self._info.step % self._counted_steps:
+            warnings.warn(
+                "the checkpoint was made inside an update, and the gradient of that update's first batches is not in it: make "
+                "checkpoints where updates end, as by every_n_train_steps",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._is_scaled = False
+        self._begun, self._loaded = None, []
+        if (batch_idx - self._info.step) % self._counted_steps:
+            raise UsageError(
+                f"Lightning's batch {batch_idx} and the loader's step {self._info.step} are at different places of an "
+                f"update of {self._counted_steps} batches: go on from a checkpoint made at the end of one"
+            )
+
+    def _settle(self) -> None:
+        """Follows the place when the batch is trained on: asked when it matters, since other callbacks save in any hook."""
+        if self._after is not None and self._is_trained_on():
+            self._place, self._after = self._after, None
+
+    @property
+    def _counted_steps(self) -> int:
+        """By how many batches an update is counted: with ``update_samples`` it has any number, and its end is told."""
+        return self.accumulation_steps if self.loader.update_samples is None else 1
+
+    @property
+    def has_micro_batches(self) -> bool:
+        """True when an update may hold several batches."""
+        return self.loader.update_samples is not None or self.accumulation_steps > 1
+
+    @property
+    def is_inside_update(self) -> bool:
+        """True when the batch trained on last has not ended its update."""
+        return self._info is not None and not self._info.is_update_end
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Returns the loss of the batch being trained on, weighed; once for each batch.
+
+        Raises: UsageError when there is no such batch, or its loss was scaled before.
+        """
+        if self._info is None or self._is_scaled:
+            raise UsageError(
+                "scale_loss: no batch is being trained on, or its loss was scaled before: it would count twice (as with an "
+                "optimizer that computes a loss several times in a step, LBFGS say, which is not supported)"
+            )
+        self._is_scaled = True
+        scaled = self._info.scale(loss)
+        return scaled if self.loader.update_samples is None else scaled * self.accumulation_steps
+
+    def choose_accumulation(self, batches: int) -> int:
+        """Returns what ``accumulate_grad_batches`` must be for Lightning to step after this batch, number ``batches`` of the
+        epoch from 1, or not. It steps where that divides ``batches``, and zeroes gradients where it divides the number before.
+        """
+        if self.loader.update_samples is not None and self._info is not None:
+            self.accumulation_steps = batches if self._info.is_update_end else 2 * batches
+        return self.accumulation_steps
+
+    def end_step(self) -> None:
+        """Notes that Lightning has trained on the batch.
+
+        Raises: UsageError when its loss was not scaled.
+        """
+        if not self._is_scaled or self._info is None:
+            raise UsageError(
+                "a batch was trained on without its weight: training_step must return scale_loss(self, loss)"
+            )
+        self.progress.note_step(self._info)
+
+    def estimate_epoch(self) -> None:
+        """Estimates the length of an epoch from some samples' lengths, where that is not known yet; a collective."""
+        if self.loader.has_updates_per_epoch:
+            self.progress.updates_per_epoch = self.loader.updates_per_epoch
+        elif math.isinf(self.progress.updates_per_epoch):
+            try:
+                self.progress.updates_per_epoch = self.loader.estimate_steps() / self.accumulation_steps
+            except UsageError:
+                return  # a stream, say: known when the first epoch is over
+
+    def count_updates(self, epochs: int) -> float:
+        """Returns how many optimizer steps so many epochs take, in the free mode about, infinite where nobody knows; a
+        collective.
+        """
+        self.estimate_epoch()
+        updates = self.progress.updates_per_epoch * epochs
+        return updates if math.isinf(updates) else math.ceil(updates)
+
+    def compute_batches(self) -> int | None:
+        """Returns about how many batches the present epoch has, exactly at its end; None while nobody knows."""
+        info, updates = self._info, self.progress.updates_per_epoch
+        if self.loader.update_samples is not None:
+            return None if info is None or not info.is_last else info.step + 1
+        if info is None or math.isinf(updates):
+            return None if math.isinf(updates) else round(updates * self.accumulation_steps)
+        is_over = info.is_last and info.is_update_end
+        return info.step + 1 if is_over else max(round(updates * self.accumulation_steps), info.step + 2)
+
+    def gather_state(self) -> dict[str, object]:
+        """Returns all ranks' places after what was trained on; every rank calls it. Spec: R10."""
+        self._settle()
+        gathered = gather_objects(self._place or self.loader.state_dict(), None)
+        # Ranks that share their batches, by a device mesh, have equal states.
+        by_rank = {int(str(state["rank"])): state for state in gathered}
+        return {_RANKS: [by_rank[rank] for rank in sorted(by_rank)], _PROGRESS: self.progress.state_dict()}
+
+    def load_gathered_state(self, state: Mapping[str, object]) -> None:
+        """Goes on from a saved state with the next iteration, on the ranks there are now.
+
+        Raises: UsageError when this is no such state.
+        """
+        states, progress = state.get(_RANKS), state.get(_PROGRESS)
+        if not isinstance(states, Sequence) or not isinstance(progress, Mapping):
+            raise UsageError("this is not a state of a LightningLoader")
+        self.progress.load_state_dict(progress)
+        self.loader.load_state_dict(states)
+        self._loaded = list(states)
+        self._place = self._after = self._begun = None
+
+    def close(self) -> None:
+        """Ends the loader: see `ODBDataLoader.close`."""
+        self.loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,227 @@
+"""What a Lightning Trainer and a `LightningLoader` tell each other, and what of a Trainer does not go with such a loader."""
+
+from __future__ import annotations
+
+from odb_ref.extras import require
+
+require(__name__, "lightning", extra="lightning")
+
+import math
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Final
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    RichProgressBar,
+    TQDMProgressBar,
+)
+
+from odb_ref.integrations.lightning_loader import FollowedLoader
+from odb_ref.torch import UsageError
+
+_ENDING: Final = {"overfit_batches": 0.0, "limit_train_batches": 1.0}
+"""What of a Trainer ends an epoch by counting batches, and what it is where nobody has said it."""
+_COUNTED: Final = {**_ENDING, "val_check_interval": 1.0}
+"""What counts batches at all."""
+_NEVER: Final = sys.maxsize
+"""The ``val_check_interval`` by which Lightning evaluates at no batch."""
+
+
+_Loops = Mapping[str, Mapping[str, Mapping[str, int]]]
+
+
+class LoaderCallback(Callback):  # type: ignore[misc]
+    """Tells a `LightningLoader` what Lightning does, and Lightning what to save of it. Not made by hand."""
+
+    def __init__(self, loader: FollowedLoader) -> None:
+        self.loader = loader
+
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Before optimizers and schedules are made, which may ask the trainer how many steps there will be.
+
+        Raises: UsageError when the Trainer is to do what does not go with this loader.
+        """
+        kind = type(trainer)
+        if not issubclass(kind, _CountingTrainer):
+            trainer.__class__ = type(f"ODB{kind.__name__}", (_CountingTrainer, kind), {})
+        if stage != "fit":
+            return
+        loader = self.loader
+        check_counts(trainer, is_free=loader.loader.update_samples is None)
+        self._check_division(trainer)
+        if loader.intervals.evaluates and not trainer.fast_dev_run:
+            self._evaluate_by_intervals(trainer)
+        loader.trainer = trainer
+        loader.follow(trainer.fit_loop.epoch_progress.current.processed)
+
+    def _check_division(self, trainer: Trainer) -> None:
+        if trainer.accumulate_grad_batches != self.loader.accumulation_steps:
+            raise UsageError(
+                f"Lightning divides losses by accumulate_grad_batches={trainer.accumulate_grad_batches}, the loader's weights "
+                f"are for accumulation_steps={self.loader.accumulation_steps}: unequal, they would normalise wrongly"
+            )
+
+    def _evaluate_by_intervals(self, trainer: Trainer) -> None:
+        """Lets callbacks that monitor a metric act after each evaluation: by 1.0 they would at an epoch's end only."""
+        for callback in trainer.callbacks[: trainer.callbacks.index(self)]:
+            if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
+                raise UsageError(
+                    "EarlyStopping has chosen to act at an epoch's end: with intervals= to evaluate by, let loader.callback "
+                    "stand before it in Trainer(callbacks=), or say EarlyStopping(check_on_train_epoch_end=False)"
+                )
+        if getattr(trainer, "val_check_interval", None) == 1.0:
+            trainer.val_check_interval = _NEVER
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """The Trainer is as it was, for another loader, and the loader for another Trainer."""
+        loader = self.loader
+        if loader.trainer is None or loader.trainer is not trainer:
+            return
+        loader.trainer = None
+        if loader.loader.update_samples is not None:
+            trainer.accumulate_grad_batches = loader.accumulation_steps = 1
+        if getattr(trainer, "val_check_interval", None) == _NEVER:
+            trainer.val_check_interval = 1.0
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        """Lightning does not come to `teardown`."""
+        self.teardown(trainer, module, "fit")
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Nothing is read for an estimate where no bar would show it.
+
+        Raises: UsageError when the module is to do what does not go with this loader.
+        """
+        if trainer.train_dataloader is not self.loader:
+            raise UsageError("this callback's LightningLoader is not the train loader")
+        if not module.automatic_optimization:
+            raise UsageError("a LightningLoader needs a module with automatic optimization")
+        if self.loader.has_micro_batches:
+            check_frequency(trainer)
+        if self.loader.intervals.evaluates:
+            trainer.val_check_batch = math.inf
+        if trainer.progress_bar_callback is not None:
+            self.loader.estimate_epoch()
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int) -> None:
+        """Which batch is being trained on.
+
+        Raises: UsageError when Lightning would normalise its loss otherwise than the loader expects.
+        """
+        if self.loader.loader.update_samples is None:
+            self._check_division(trainer)
+        is_begun = self.loader.is_inside_update
+        counts = trainer.fit_loop.epoch_loop.batch_progress
+        done = counts.total.processed + 1
+        self.loader.begin_step(batch_idx, trainer.current_epoch, lambda: counts.total.processed >= done)
+        trainer.accumulate_grad_batches = self.loader.choose_accumulation(counts.current.ready)
+        # An epoch's first update Lightning begins by itself.
+        if batch_idx and not is_begun and self.loader.loader.update_samples is not None:
+            for optimizer in trainer.optimizers:
+                for callback in trainer.callbacks:
+                    callback.on_before_zero_grad(trainer, module, optimizer)
+                module.on_before_zero_grad(optimizer)
+                module.optimizer_zero_grad(trainer.current_epoch, batch_idx, optimizer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """The batch has been trained on."""
+        loader = self.loader
+        loader.end_step()
+        if loader.progress.is_exact:
+            module.log("train_coverage", loader.progress.coverage, on_step=True, on_epoch=False, batch_size=1)
+        if loader.intervals.evaluates:
+            # What Lightning asks next: after every batch, or after none but an epoch's last.
+            trainer.val_check_batch = 1 if loader.intervals.is_evaluation_due(loader.progress) else math.inf
+        show_total(trainer, loader.compute_batches())
+
+    def state_dict(self) -> dict[str, object]:
+        """Returns the state for Lightning's checkpoint."""
+        return self.loader.gather_state()
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Takes the state from Lightning's checkpoint, but where that is one to evaluate, between two times of training."""
+        if self.loader.trainer is not None:
+            self.loader.load_gathered_state(state_dict)
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, module: LightningModule, checkpoint: Mapping[str, Mapping[str, _Loops]]
+    ) -> None:
+        """Begins with the epoch of a checkpoint in which there is nothing of this loader: one of a plain run, say."""
+        if self.loader.trainer is None or self.state_key in checkpoint["callbacks"]:
+            return
+        epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+        self.loader.follow(epochs["processed"])
+        if epochs["ready"] != epochs["processed"]:
+            warnings.warn(
+                f"the checkpoint was made inside epoch {epochs['processed']}, and has no state of the LightningLoader, which "
+                "begins that epoch anew",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+class _CountingTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer that knows how many steps a `LightningLoader` gives it: Lightning says -1 where a loader has no length."""
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """The optimizer steps of training, in the free mode about so many.
+
+        Raises: UsageError when nobody knows.
+        """
+        found: int | float = super().estimated_stepping_batches
+        own = next((item.loader for item in self.callbacks if isinstance(item, LoaderCallback)), None)
+        if own is None or own is not self.train_dataloader or self.max_epochs in (None, -1):
+            return found
+        updates = own.count_updates(max(1, self.max_epochs))
+        if self.max_steps != -1:
+            return min(updates, int(self.max_steps))
+        if math.isinf(updates):
+            raise UsageError("how many updates an epoch of a stream takes is not known: say Trainer(max_steps=)")
+        return updates
+
+
+def check_counts(trainer: Trainer, *, is_free: bool) -> None:
+    """Looks for what counts batches; in the free mode for what ends an epoch by that.
+
+    Raises: UsageError that says what to set instead.
+    """
+    for name, default in () if trainer.fast_dev_run else (_ENDING if is_free else _COUNTED).items():
+        value = getattr(trainer, name, default)  # where it is a time, there is none
+        if value != default or (isinstance(value, int) and value):  # 1 is a batch, and 1.0 is all
+            raise UsageError(
+                f"Trainer({name}={value}) counts batches, of which an update or an epoch holds any number: say max_steps=, or "
+                "LightningLoader(intervals=Intervals(...)) to evaluate by samples"
+            )
+    for callback in trainer.callbacks:
+        if isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
+            raise UsageError("GradientAccumulationScheduler does not go with a LightningLoader: say update_samples=")
+
+
+def check_frequency(trainer: Trainer) -> None:
+    """Looks for schedules that go by batches where an update may hold several.
+
+    Raises: UsageError that says what to set instead.
+    """
+    for schedule in trainer.lr_scheduler_configs:
+        if schedule.interval == "step" and schedule.frequency > 1:
+            raise UsageError(
+                f"lr_scheduler: by frequency={schedule.frequency} Lightning counts micro-batches, not updates: leave "
+                f"it at 1, and let the schedule count, as by LambdaLR with step // {schedule.frequency}"
+            )
+
+
+def show_total(trainer: Trainer, total: int | None) -> None:
+    """Sets the batches that Lightning's bars count towards: it asks for a length only once an epoch, and there is none then."""
+    match trainer.progress_bar_callback:
+        case TQDMProgressBar() as bar if bar.is_enabled:
+            bar.train_progress_bar.total = total
+        case RichProgressBar() as bar if bar.progress is not None and bar.train_progress_bar_id is not None:
+            bar.progress.update(bar.train_progress_bar_id, total=total)
