@@ -40,19 +40,16 @@ from odb_ref.extras import require
 
 require(__name__, "lightning", extra="lightning")
 
+from functools import cached_property
 from pathlib import Path
-from typing import Unpack
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from odb_ref.integrations.lightning_loader import FollowedLoader
 from odb_ref.integrations.lightning_trainer import LoaderCallback
-from odb_ref.integrations.progress import Intervals
 from odb_ref.torch import UsageError
-from odb_ref.torch.settings import LoaderArguments
 
 
 class LightningLoader(FollowedLoader):
@@ -65,16 +62,10 @@ class LightningLoader(FollowedLoader):
     Raises: UsageError as `ODBDataLoader`, and when an option is not the caller's to choose.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[object],
-        *,
-        token_budget: int,
-        intervals: Intervals | None = None,
-        **options: Unpack[LoaderArguments],
-    ) -> None:
-        super().__init__(dataset, token_budget=token_budget, intervals=intervals, **options)
-        self.callback = LoaderCallback(self)
+    @cached_property
+    def callback(self) -> LoaderCallback:
+        """Follows training, and keeps the loader's place in checkpoints."""
+        return LoaderCallback(self)
 
 
 class IntervalCheckpoint(Checkpoint):  # type: ignore[misc]

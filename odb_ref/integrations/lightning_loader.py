@@ -8,6 +8,7 @@ require(__name__, "lightning", extra="lightning")
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,11 +29,8 @@ _RANKS: Final = "ranks"
 _PROGRESS: Final = "progress"
 
 
-class FollowedLoader:
+class FollowedLoader(ABC):
     """A `LightningLoader` but for its callback: an `ODBDataLoader`, and which of its batches Lightning has trained on."""
-
-    callback: Callback
-    """Follows training, and keeps the loader's place in checkpoints."""
 
     def __init__(
         self,
@@ -70,6 +68,11 @@ class FollowedLoader:
         self._begun: int | None = None
         """The epoch that was begun, and of which no batch was trained on yet."""
         self._loaded: list[Mapping[str, object]] = []
+
+    @property
+    @abstractmethod
+    def callback(self) -> Callback:
+        """Follows training, and keeps the loader's place in checkpoints."""
 
     def __iter__(self) -> Iterator[object]:
         """Begins an epoch.

@@ -288,14 +288,16 @@ class UpdateGuard(Generic[Batch]):
         total = sum(counts)  # what a caller counts need not be what the loader has counted
         is_share = self._reduction is LossReduction.MEAN and total
         first = (info.local_samples + 1) // 2
-        halves: list[Piece[Batch]] = []
-        for half, samples, supervised in zip(batches, (first, info.local_samples - first), counts, strict=True):
+        samples = first, info.local_samples - first
+        ids = info.sample_ids[:first], info.sample_ids[first:]
+        halves = []
+        for half, held, supervised, sample_ids in zip(batches, samples, counts, ids, strict=True):
             of_half = replace(
                 info,
-                local_samples=samples,
+                local_samples=held,
                 local_supervised=supervised,
-                sample_ids=info.sample_ids[:first] if not halves else info.sample_ids[first:],
-                padded_tokens=info.padded_tokens * samples // info.local_samples,
+                sample_ids=sample_ids,
+                padded_tokens=info.padded_tokens * held // info.local_samples,
                 loss_scale=info.loss_scale * supervised / total if is_share else info.loss_scale,
             )
             halves.append((half, of_half))
