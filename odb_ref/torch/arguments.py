@@ -111,8 +111,7 @@ def check_transport(name: str) -> str:
 
 def _can_pin() -> bool:
     """Returns False, with the warning that a DataLoader gives, where there is no device to pin memory for."""
-    has_device = torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
-    if not has_device or torch.backends.mps.is_available():
+    if not torch.accelerator.is_available() or torch.backends.mps.is_available():
         warnings.warn("pin_memory=True, but there is no accelerator to pin memory for: it is not pinned", stacklevel=4)
         return False
     return True

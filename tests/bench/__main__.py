@@ -10,6 +10,7 @@
     python -m tests.bench --only core     # grouping, alignment and state machine of one rank, checks on
     python -m tests.bench --only training # packed rows beside padded and fixed batches and the peer, two ranks, real text
     python -m tests.bench --only plan     # known lengths: steps, waiting, speed; beside verl and TRL where they are
+    python -m tests.bench --only gpu      # a plan beside the training that it plans, on one GPU
     python -m tests.bench --only updates  # how evenly updates are dealt, and what they cost beside the free mode
     python -m tests.bench --full          # more repetitions, and window 1,024
     python -m tests.bench.scale           # the simulator's time and memory by ranks
@@ -34,7 +35,7 @@ from typing import Any
 import torch
 from odb_sim.inputs.lengths import list_bundled_names
 
-from tests.bench import cases, core, edges, failures, model, plan, process, quality, speed, training, updates
+from tests.bench import cases, core, edges, failures, gpu, model, plan, process, quality, speed, training, updates
 
 PARTS = ("loader", "exchange")
 """What is measured unless something else is asked for."""
@@ -51,7 +52,19 @@ def main() -> int:
     )
     parser.add_argument(
         "--only",
-        choices=[*PARTS, "core", "edges", "process", "failures", "model", "plan", "quality", "training", "updates"],
+        choices=[
+            *PARTS,
+            "core",
+            "edges",
+            "process",
+            "failures",
+            "gpu",
+            "model",
+            "plan",
+            "quality",
+            "training",
+            "updates",
+        ],
         action="append",
         help="(repeatable)",
     )
@@ -156,6 +169,10 @@ def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         failures.print_failures(findings)
         figures["failures"] = {name: asdict(finding) for name, finding in findings.items()}
         status |= int(not all(finding.is_right for finding in findings.values()))
+    if "gpu" in parts:
+        figures["gpu"] = gpu.measure_gpu(repetitions, speed.say)
+        speed.say("")
+        status |= int(not gpu.print_gpu(figures["gpu"]))
     if "model" in parts:
         compared = model.compare_with_model(model.list_cases(), repetitions, speed.say)
         speed.say("")

@@ -134,10 +134,9 @@ def train(rank: int, folder: Path, odb: ODBOptions | None, resume: str, settings
         "learning_rate": 0.01,
         "max_grad_norm": 0.5,
         "log_level": "info",
+        "use_cpu": True,
     }
-    args = TrainingArguments(
-        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **(defaults | settings)
-    )
+    args = TrainingArguments(output_dir=str(folder), report_to=[], disable_tqdm=True, **(defaults | settings))
     watch, banner = Watch(), Banner()
     trainer: Any = kind(model=make_model(), args=args, train_dataset=data, data_collator=collator, callbacks=[watch])
     for name, value in config.items():

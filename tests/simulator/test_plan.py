@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from odb_sim.cli.main import main
-from odb_sim.inputs.cost_files import load_costs
-from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.cost_files import load_costs, write_costs
+from odb_sim.inputs.costs import Costs, GpuCost
 
 from odb_ref.core.batching.updates import PADDING_SHARE
 from tests.helpers.commands import refuse
@@ -160,3 +160,13 @@ def test_what_makes_no_sense_is_refused(
     given: str, said: str, lengths: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in refuse(capsys, ["plan", str(lengths), *f"{SMALL} {given}".split()])
+
+
+def test_what_was_timed_was_timed_as_the_run_is(lengths: Path, tmp_path: Path) -> None:
+    """Measured costs do not say what computing activations again costs: else it would look free, and its budgets the faster."""
+    costs = tmp_path / "costs.json"
+    write_costs(costs, Costs(gpu=GpuCost(fixed_s=1.0, per_token_s=1e-5)))
+    for options, recomputes in (("", False), ("--recompute yes", True)):
+        asked = f"{SMALL} --global-batch 256 {options} --cost-model {costs} --json {tmp_path / 'p.json'}"
+        assert main(["plan", str(lengths), *asked.split()]) == 0
+        assert json.loads((tmp_path / "p.json").read_text())["recomputes"] is recomputes

@@ -1,15 +1,21 @@
-"""The training program on a GPU, and the same one on a CPU, so that a machine without a GPU checks the program at least."""
+"""On a GPU: gradients, memory that runs out, a budget from memory, the Trainer. The first also on a CPU, so that a machine
+without a GPU checks the program at least.
+"""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from odb_ref.torch import ODBDataLoader
+from odb_ref.torch import Batching, ODBDataLoader
+from odb_ref.torch.loop import StepGuard, fit_token_budget, rehearse
 from tests.helpers.options import nested
+from tests.integrations import require
 from tests.torch.data import Numbers, collate
 from tests.torch.models import check_gradient, compute_loss, compute_union_gradient, get_gradient, make_model
 from tests.torch.ranks import get_values, run_ranks
@@ -17,8 +23,17 @@ from tests.torch.ranks import get_values, run_ranks
 # Counting devices leaves the driver alone where it can: what this process starts by fork could not use a GPU afterwards.
 HAS_GPU = torch.cuda.device_count() > 0
 ON_GPU = (pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine"))
+
+
+def on_gpu(test: Any) -> Any:
+    for mark in ON_GPU:
+        test = mark(test)
+    return test
+
+
 HAS_NCCL = torch.distributed.is_nccl_available()
 EPOCHS = 2
+MIB = 2**20
 
 
 def train(rank: int, sizes: list[int], device: str, num_workers: int) -> Any:
@@ -66,3 +81,82 @@ def test_the_gradient_is_that_of_the_union(device: str, backend: str, sizes: lis
             expected = compute_union_gradient([number for numbers, _ in step for number in numbers])
             for _, gradient in step:
                 check_gradient(gradient, expected)
+
+
+def train_with_too_little(rank: int, limit_mib: int, sample_mib: int) -> Any:
+    """Samples, gradients and failures where each sample of a batch takes so much, and the process may have so much."""
+    torch.cuda.set_device(0)
+    torch.cuda.set_per_process_memory_fraction(limit_mib * MIB / torch.cuda.mem_get_info()[1])
+    model = make_model().cuda()
+
+    def compute(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        there = {key: batch[key].cuda(non_blocking=True) for key in ("input_ids", "labels")}
+        taken = torch.zeros(len(batch["numbers"]), sample_mib * MIB, dtype=torch.uint8, device="cuda")
+        return compute_loss(model, there, "mean") + taken[:, 0].sum()
+
+    guard = StepGuard(model, compute)
+    updates = []
+    options: dict[str, Any] = {"token_budget": 90, "window": 12, "pin_memory": True, "num_workers": 1, "timeout_s": 60}
+    with ODBDataLoader(Numbers(0, 40), **nested(collate_fn=collate, **options)) as loader:
+        for batch, info in loader.steps():
+            guard.backward(batch, info)
+            updates.append((batch["numbers"], get_gradient(model)))
+    return updates, guard.failures, torch.cuda.max_memory_reserved()
+
+
+@on_gpu
+def test_a_batch_that_does_not_fit_goes_in_halves() -> None:
+    """Checks: WEIGHT, COVER. Memory that is really not there: the gradient is that of the samples of the step."""
+    ((updates, failures, most),) = get_values(
+        run_ranks(1, train_with_too_little, 400, 150, timeout_s=200, method="spawn")
+    )
+    assert sorted(number for numbers, _ in updates for number in numbers) == list(range(40))
+    for numbers, gradient in updates:
+        check_gradient(gradient, compute_union_gradient(numbers))
+    assert failures >= sum(len(numbers) > 2 for numbers, _ in updates) > 3
+    assert most <= 400 * MIB
+
+
+def fit_budget(rank: int, limit_mib: int) -> Any:
+    """A budget, and what its hardest batches and a whole epoch take at most."""
+    torch.cuda.set_device(0)
+    torch.cuda.set_per_process_memory_fraction(limit_mib * MIB / torch.cuda.mem_get_info()[1])
+    lengths = [20 + 37 * i % 200 for i in range(80)]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(32, 64), torch.nn.Linear(64, 2048)).cuda()
+    step = partial(_step, model)
+    fit = fit_token_budget(step, lengths)
+    torch.cuda.reset_peak_memory_stats()
+    rehearse(step, lengths, fit.token_budget, count=3)
+    with ODBDataLoader(lengths, token_budget=fit.token_budget, collate_fn=list, batching=Batching(length_fn=int)) as loader:
+        for batch, _ in loader.steps():
+            step(len(batch), max(batch))
+    return fit.token_budget, fit.limit_bytes, torch.cuda.max_memory_allocated()
+
+
+def _step(model: torch.nn.Module, samples: int, length: int) -> None:
+    ids = torch.ones(samples, length, dtype=torch.int64, device="cuda")
+    torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    model.zero_grad()
+
+
+@on_gpu
+def test_a_budget_that_was_fitted_holds_for_an_epoch() -> None:
+    """The limit is what the process may have; what follows keeps to the share of it that was asked for."""
+    ((budget, limit, most),) = get_values(run_ranks(1, fit_budget, 256, timeout_s=200, method="spawn"))
+    assert budget > 1000
+    assert 0.9 * 256 * MIB < limit <= 256 * MIB
+    assert 0.5 * limit < most <= 0.92 * limit
+
+
+@on_gpu
+@pytest.mark.parametrize("survives", [False, True])
+def test_the_trainer_is_the_plain_one(tmp_path: Path, survives: bool) -> None:
+    """Checks: UPDATE, WEIGHT. Logs, rates and weights."""
+    require("transformers")
+    require("accelerate")
+    from odb_ref.integrations.hf import ODBOptions
+    from tests.integrations.test_hf_updates import compare
+
+    odb = ODBOptions(token_budget=160, survives_out_of_memory=survives)
+    compare(tmp_path, 1, odb=odb, use_cpu=False, failing=survives, dataloader_num_workers=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from odb_ref.core.errors import JobError, UsageError
 from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.loop import MemoryFit, fit_token_budget, rehearse, scaled_learning_rate
-from odb_ref.torch.loop.memory import is_out_of_memory, measure_peak
+from odb_ref.torch.loop.memory import get_available_bytes, is_out_of_memory, measure_peak, release_memory
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import get_values, run_each, run_ranks
@@ -100,6 +101,32 @@ def test_fake_tensors_are_measured_without_allocating() -> None:
         assert abs(measure_peak(lambda: step(8, 50)) - expected) <= 4096
         fit = fit_token_budget(step, [4096], limit_bytes=2**35)  # 32 GiB
     assert fit.token_budget > 2**24
+
+
+def test_an_accelerator_is_asked_for_what_every_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.accelerator` has known of memory only since torch 2.9; the module of a device always has."""
+    calls: list[str] = []
+    answers = {
+        "max_memory_allocated": 7,
+        "mem_get_info": (300, 1000),
+        "memory_reserved": 200,
+        "get_per_process_memory_fraction": 0.4,
+    }
+
+    class Device:
+        def __getattr__(self, name: str) -> Any:
+            assert hasattr(torch.cuda, name)
+            return lambda: calls.append(name) or answers.get(name)
+
+    monkeypatch.setattr(torch, "accelerator", SimpleNamespace(is_available=lambda: True))
+    monkeypatch.setattr(torch, "get_device_module", Device)
+    assert measure_peak(lambda: calls.append("run")) == 7
+    assert calls == ["synchronize", "reset_peak_memory_stats", "run", "synchronize", "max_memory_allocated"]
+    assert get_available_bytes() == 400, "no more than the process's share"
+    answers["get_per_process_memory_fraction"] = 1.0
+    assert get_available_bytes() == 500
+    release_memory()
+    assert calls[-1] == "empty_cache"
 
 
 class Pretended:

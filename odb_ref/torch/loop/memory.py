@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from types import ModuleType
 from typing import Final, Protocol
 
 import torch
@@ -32,11 +33,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
 
 
+def _find_device() -> ModuleType | None:
+    """Returns ``torch.cuda``, or what stands for another accelerator; None without one.
+
+    ``torch.accelerator`` itself has known of memory only since torch 2.9.
+    """
+    return torch.get_device_module() if torch.accelerator.is_available() else None
+
+
 def release_memory() -> None:
     """Gives back what a failed attempt may still hold: cycles of its frames, and blocks that the allocator keeps."""
     gc.collect()
-    if torch.accelerator.is_available():
-        torch.accelerator.empty_cache()
+    if (device := _find_device()) is not None:
+        device.empty_cache()
 
 
 def reserve_memory(size: int, device: torch.device) -> None:
@@ -53,12 +62,12 @@ def measure_peak(run: Run) -> int:
     On an accelerator as its allocator counts; elsewhere, and for fake tensors, as the tensors' storages say.
     """
     is_fake = type(torch.empty(0)) is not torch.Tensor
-    if torch.accelerator.is_available() and not is_fake:
-        torch.accelerator.synchronize()
-        torch.accelerator.reset_peak_memory_stats()
+    if (device := _find_device()) is not None and not is_fake:
+        device.synchronize()
+        device.reset_peak_memory_stats()
         run()
-        torch.accelerator.synchronize()
-        return int(torch.accelerator.max_memory_allocated())
+        device.synchronize()
+        return int(device.max_memory_allocated())
     tracker = _StorageTracker()
     with tracker:
         run()
@@ -66,13 +75,14 @@ def measure_peak(run: Run) -> int:
 
 
 def get_available_bytes() -> int | None:
-    """Returns what this process may hold of the accelerator's memory: what is free, and what it holds already; None without
-    one.
+    """Returns what this process may hold of the accelerator's memory: what is free, and what it holds already, but no more
+    than ``set_per_process_memory_fraction`` leaves it; None without an accelerator.
     """
-    if not torch.accelerator.is_available():
+    if (device := _find_device()) is None:
         return None
-    free, _ = torch.accelerator.get_memory_info()
-    return int(free + torch.accelerator.memory_reserved())
+    free, total = device.mem_get_info()
+    share = device.get_per_process_memory_fraction() if hasattr(device, "get_per_process_memory_fraction") else 1.0
+    return int(min(free + device.memory_reserved(), share * total))
 
 
 class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
