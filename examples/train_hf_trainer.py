@@ -81,7 +81,7 @@ def main() -> None:
         print(f"{trainer.state.global_step} updates, {trainer.state.epoch} epochs")
         print(f"the last epoch trained on {round(trainer.progress.coverage * SAMPLES)} of {SAMPLES} samples")
         print(f"the same weights on every rank: {len(set(checksums)) == 1}")
-    trainer.end()
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -31,9 +31,11 @@ from tests.bench.report import Spread, compute_ratios, print_table
 MODEL: Final = "qwen2.5-0.5b"
 TRACE: Final = "mm_mix_real"
 UPDATE_SAMPLES: Final = 64
+UPDATES: Final = 24
 WORKERS: Final = 4
 SHAPES: Final = ((2, 256), (4, 512), (4, 1024), (5, 2048), (8, 1024), (8, 2048), (16, 512), (32, 256), (64, 256))
 """Rows and longest of the batches that are timed for `odb-ref calibrate`."""
+LENGTHS: Final = "lengths.csv"
 FIXED: Final = "fixed batches"
 WAYS: Final = {"online batches": "padded", FIXED: "padded", "online, packed rows": "packed"}
 """As the plan names them, and the layout."""
@@ -156,8 +158,8 @@ def find_gpu() -> str:
 def make_plan(gpu: str, folder: Path) -> dict[str, Way]:
     """Returns what `odb-ref plan` says of each way."""
     out = folder / "plan.json"
-    asked = f"plan {TRACE} --model {MODEL} --gpu {gpu} --gpus 1 --strategy ddp --global-batch {UPDATE_SAMPLES} --processes 1"
-    run(f"{asked} --json {out}")
+    asked = f"plan {folder / LENGTHS} --model {MODEL} --gpu {gpu} --gpus 1 --strategy ddp --processes 1"
+    run(f"{asked} --global-batch {UPDATE_SAMPLES} --json {out}")
     ways = {}
     for way in json.loads(out.read_text())["ways"]:
         size = way["summary"]["batch_size"]
@@ -173,8 +175,8 @@ def predict(name: str, way: Way, costs: Path) -> Time:
     """Returns what `odb-ref simulate` says of a way under measured costs."""
     out = costs.with_name("run.json")
     policy = f"--policy standard --batch-size {way.batch_size}" if name == FIXED else f"--layout {WAYS[name]}"
-    asked = f"simulate {TRACE} --ranks 1 --token-budget {way.token_budget} --global-batch {UPDATE_SAMPLES} {policy}"
-    run(f"{asked} --cost-model {costs} --bands --json {out}")
+    asked = f"simulate {costs.with_name(LENGTHS)} --ranks 1 --token-budget {way.token_budget} {policy}"
+    run(f"{asked} --global-batch {UPDATE_SAMPLES} --cost-model {costs} --bands --json {out}")
     found = json.loads(out.read_text())
     return Time(found["sim_time_s"], **found["band"]["sim_time_s"])
 
@@ -261,21 +263,23 @@ def measure_gpu(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Returns by way what is planned, what is predicted from steps that were timed, and each epoch."""
     gpu = find_gpu()
     trainer = Trainer()
-    data = Ids([int(tokens) for tokens in load_lengths(TRACE).tokens], trainer.model.config.vocab_size)
+    lengths = random.Random(0).sample([int(tokens) for tokens in load_lengths(TRACE).tokens], UPDATES * UPDATE_SAMPLES)
+    data = Ids(lengths, trainer.model.config.vocab_size)
     say("steps of a few sizes")
     steps = time_steps(trainer, max(3, repetitions))
-    with tempfile.TemporaryDirectory() as folder:
-        ways = make_plan(gpu, Path(folder))
-        costs = calibrate(steps, Path(folder))
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        (folder / LENGTHS).write_text("\n".join(["total_tokens", *map(str, lengths)]) + "\n")
+        ways = make_plan(gpu, folder)
+        costs = calibrate(steps, folder)
         timed = {name: predict(name, way, costs) for name, way in ways.items()}
     epochs: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
-    few = Ids(data.lengths[: 4 * UPDATE_SAMPLES], data.vocabulary)
-    for name, way in ways.items():
-        train_epoch(trainer, few, name, way, 0)  # memory is taken, kernels are loaded
-    for repetition in range(repetitions):
+    for repetition in range(repetitions + 1):
         for name, way in ways.items():
-            say(f"an epoch of {name}, {repetition + 1} of {repetitions}")
-            epochs[name].append(train_epoch(trainer, data, name, way, repetition))
+            say(f"an epoch of {name}, {repetition} of {repetitions}")
+            epoch = train_epoch(trainer, data, name, way, repetition)
+            if repetition:  # in the first one kernels are loaded, and memory is taken for every shape
+                epochs[name].append(epoch)
     found = {"gpu": gpu, "samples": len(data), "steps": steps, "epochs": epochs}
     return found | {"ways": {name: asdict(way) | {"timed": asdict(timed[name])} for name, way in ways.items()}}
 

@@ -1,21 +1,18 @@
-"""On a GPU: gradients, memory that runs out, a budget from memory, the Trainer. The first also on a CPU, so that a machine
-without a GPU checks the program at least.
+"""The training program on a GPU, also where memory runs out; and on a CPU, so that a machine without a GPU checks the program
+at least.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from odb_ref.torch import Batching, ODBDataLoader
-from odb_ref.torch.loop import StepGuard, fit_token_budget, rehearse
+from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.loop import StepGuard
 from tests.helpers.options import nested
-from tests.integrations import require
 from tests.torch.data import Numbers, collate
 from tests.torch.models import check_gradient, compute_loss, compute_union_gradient, get_gradient, make_model
 from tests.torch.ranks import get_values, run_ranks
@@ -115,48 +112,3 @@ def test_a_batch_that_does_not_fit_goes_in_halves() -> None:
         check_gradient(gradient, compute_union_gradient(numbers))
     assert failures >= sum(len(numbers) > 2 for numbers, _ in updates) > 3
     assert most <= 400 * MIB
-
-
-def fit_budget(rank: int, limit_mib: int) -> Any:
-    """A budget, and what its hardest batches and a whole epoch take at most."""
-    torch.cuda.set_device(0)
-    torch.cuda.set_per_process_memory_fraction(limit_mib * MIB / torch.cuda.mem_get_info()[1])
-    lengths = [20 + 37 * i % 200 for i in range(80)]
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Embedding(32, 64), torch.nn.Linear(64, 2048)).cuda()
-    step = partial(_step, model)
-    fit = fit_token_budget(step, lengths)
-    torch.cuda.reset_peak_memory_stats()
-    rehearse(step, lengths, fit.token_budget, count=3)
-    with ODBDataLoader(lengths, token_budget=fit.token_budget, collate_fn=list, batching=Batching(length_fn=int)) as loader:
-        for batch, _ in loader.steps():
-            step(len(batch), max(batch))
-    return fit.token_budget, fit.limit_bytes, torch.cuda.max_memory_allocated()
-
-
-def _step(model: torch.nn.Module, samples: int, length: int) -> None:
-    ids = torch.ones(samples, length, dtype=torch.int64, device="cuda")
-    torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
-    model.zero_grad()
-
-
-@on_gpu
-def test_a_budget_that_was_fitted_holds_for_an_epoch() -> None:
-    """The limit is what the process may have; what follows keeps to the share of it that was asked for."""
-    ((budget, limit, most),) = get_values(run_ranks(1, fit_budget, 256, timeout_s=200, method="spawn"))
-    assert budget > 1000
-    assert 0.9 * 256 * MIB < limit <= 256 * MIB
-    assert 0.5 * limit < most <= 0.92 * limit
-
-
-@on_gpu
-@pytest.mark.parametrize("survives", [False, True])
-def test_the_trainer_is_the_plain_one(tmp_path: Path, survives: bool) -> None:
-    """Checks: UPDATE, WEIGHT. Logs, rates and weights."""
-    require("transformers")
-    require("accelerate")
-    from odb_ref.integrations.hf import ODBOptions
-    from tests.integrations.test_hf_updates import compare
-
-    odb = ODBOptions(token_budget=160, survives_out_of_memory=survives)
-    compare(tmp_path, 1, odb=odb, use_cpu=False, failing=survives, dataloader_num_workers=2)
