@@ -115,7 +115,8 @@ class RankPlan:
     """The indices of each one's samples, rising; as many on every rank. An idle one has none."""
     totals: Totals
     spare: int | None
-    """The shortest sample at hand, for an idle micro-batch to run again with weight 0; none, where there is no sample."""
+    """The shortest sample at hand that has supervised tokens, if any has, for an idle micro-batch to run again with weight 0;
+    none, where there is no sample."""
     report: PlanReport
     samples: Samples
     """What ``micro_batches`` has indices of."""

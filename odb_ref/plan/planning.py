@@ -55,11 +55,11 @@ def plan_all(
     own.check_count(len(rows[0]), [sum(map(len, row)) for row in rows])
     totals, sums = compute_totals(samples, size), samples.sum_by_key()
     report = _make_report(shares, rows, own, (totals, least, compute_least_wait(units, own, len(rows[0]), size)))
-    shortest = find_shortest(samples, range(len(samples.lengths)))
+    shortest = find_spare(samples, range(len(samples.lengths)))
     plans = []
     for share, row in zip(shares, rows, strict=True):
         batches = list_indices(share, row, own.order)
-        spare = find_shortest(samples, chain.from_iterable(batches))
+        spare = find_spare(samples, chain.from_iterable(batches))
         plans.append(
             RankPlan(
                 micro_batches=batches,
@@ -137,16 +137,18 @@ def make_rank_plan(
     return RankPlan(
         micro_batches=micro_batches,
         totals=totals,
-        spare=find_shortest(samples, range(len(samples.lengths))),
+        spare=find_spare(samples, range(len(samples.lengths))),
         report=report,
         samples=samples,
         group_supervised=sums,
     )
 
 
-def find_shortest(samples: Samples, indices: Iterable[int]) -> int | None:
-    """Returns the first of the shortest, None where there are none."""
-    return min(indices, key=samples.lengths.__getitem__, default=None)
+def find_spare(samples: Samples, indices: Iterable[int]) -> int | None:
+    """Returns the first of the shortest, None where there are none; one of which tokens carry loss, where there is one: the
+    mean over none is NaN, and so is its product with a weight of 0.
+    """
+    return min(indices, key=lambda index: (not samples.supervised[index], samples.lengths[index]), default=None)
 
 
 def list_indices(units: Units, row: Sequence[Batch], order: BatchOrder) -> tuple[Indices, ...]:

@@ -98,11 +98,20 @@ def test_outputs_of_idle_micro_batches_are_left_out_wherever_they_stand() -> Non
 @given(problems())
 def test_what_is_idle_has_something_to_run(problem: Problem) -> None:
     for rank, plan in enumerate(try_plan(problem).ranks):
-        lengths = get_columns(problem, None if problem.is_dealt else rank)["lengths"]
+        columns = get_columns(problem, None if problem.is_dealt else rank)
+        lengths, supervised = columns["lengths"], columns.get("supervised") or columns["lengths"]
         assert (plan.spare is None) == (not lengths)
         if plan.spare is not None:
             held = [index for batch in plan.micro_batches for index in batch] or range(len(lengths))
+            held = [index for index in held if supervised[index]] or held
+            assert plan.spare in held
             assert lengths[plan.spare] == min(lengths[index] for index in held)
+
+
+def test_what_an_idle_micro_batch_runs_has_a_loss_where_any_sample_has() -> None:
+    """The mean over no token is NaN, and so is its product with a weight of 0."""
+    plan = plan_ranks([[50, 50, 50], [3, 20, 10]], budget=50, supervised=[[49] * 3, [0, 19, 9]])
+    assert plan.ranks[1].spare == 2
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
