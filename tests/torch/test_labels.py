@@ -199,6 +199,10 @@ def stack(samples: list[dict[str, Any]]) -> list[Any]:
         ({"input_ids": [1, 2, 3], "labels": [0.5, -100.0, -100.0]}, "float labels of which some are -100"),
         ({"input_ids": [1, 2, 3], "labels": torch.tensor([0.5, -100.0])}, "float labels of which some are -100"),
         (
+            {"input_ids": [1, 2, 3], "labels": torch.tensor([0.5, float("nan")])},
+            "float labels of which some are -100 or NaN",
+        ),
+        (
             {"labels": [[1, 2, 3]], "loss_mask": [0, 1, 1], "input_ids": [[1, 2, 3]]},
             "the loss_mask of a sample leaves out",
         ),

@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler, RandomSampler
 from odb_ref.torch import ODBDataLoader, UsageError
 from odb_ref.torch.reading.source import CHUNK_SAMPLES
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate
+from tests.torch.data import Numbers, collate, make_sample
 from tests.torch.models import compute_loss, make_model
 from tests.torch.ranks import CAN_SHARD, get_values, run_each, run_ranks
 
@@ -82,6 +82,31 @@ def read_dropping(rank: int, shard: str) -> tuple[int, list[dict[int, list[int]]
         count = len(loader)
         assert loader.updates_per_epoch == count
     return count, read(rank, {"shard": shard, "drop_last": True})
+
+
+def add_two_means(rank: int) -> list[tuple[float, float]]:
+    """By update of three of samples of 4, what this rank's part of a mean over tokens and of one over samples adds up to."""
+    sums = [[0.0, 0.0] for _ in range(3)]
+    with ODBDataLoader(Numbers(0, 10), **nested(token_budget=40, collate_fn=collate, update_samples=4)) as loader:
+        for batch, info in loader.steps():
+            numbers = torch.tensor(batch["numbers"], dtype=torch.float64)
+            tokens = (batch["labels"][:, 1:] != -100).sum(1)
+            mean = (numbers * tokens).sum() / tokens.sum().clamp(min=1)
+            sums[info.update][0] += float(info.scale(mean)) / info.world_size
+            sums[info.update][1] += float(numbers.mean() * info.local_samples / info.update_samples)
+    return [(token, sample) for token, sample in sums]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_mean_over_tokens_and_one_over_samples_can_be_added(world_size: int) -> None:
+    """Checks: WEIGHT. As docs/howto/frameworks/plain.md says, also in the last update, which is smaller."""
+    found = get_values(run_ranks(world_size, add_two_means))
+    tokens = [int((collate([make_sample(i)])["labels"][:, 1:] != -100).sum()) for i in range(10)]
+    for update, parts in enumerate(zip(*found, strict=True)):
+        places = range(4 * update, min(10, 4 * update + 4))
+        by_token = sum(i * tokens[i] for i in places) / sum(tokens[i] for i in places)
+        expected = (by_token, sum(places) / len(places))
+        assert tuple(map(sum, zip(*parts, strict=True))) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_last_update_may_be_dropped() -> None:

@@ -157,6 +157,7 @@ class Delivery:
             global_supervised=counts.supervised,
             global_costs=counts.costs,
             update_supervised=update_counts.supervised,
+            update_samples=update_counts.samples,
             emitted_samples=emitted,
             progress=emitted / total if total else None,
             world_size=config.world_size,

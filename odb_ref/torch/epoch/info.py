@@ -47,6 +47,8 @@ class StepInfo:
     global_supervised: int
     update_supervised: int
     """Supervised tokens of the whole update, on all ranks."""
+    update_samples: int
+    """Samples of the whole update, on all ranks."""
     emitted_samples: int
     """Samples of this epoch up to this step, on all ranks."""
     progress: float | None

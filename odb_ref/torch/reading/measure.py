@@ -100,11 +100,12 @@ class SupervisedCounter:
             length = get_length(sample) if has_ids else self.length_fn(sample)
             return max(0, length - int(self.is_shifted))
         if is_one_label(labels):
-            ignored = to_array(labels) == IGNORE_INDEX
-            if self.is_checked and ignored.ndim and ignored.any():
+            values = to_array(labels)
+            ignored = values == IGNORE_INDEX
+            if self.is_checked and ignored.ndim and (ignored | np.isnan(values)).any():
                 raise SampleError(
-                    "a sample has float labels of which some are -100, as if each token had one: pass Loss(supervised_fn=) to "
-                    "count what carries loss, or Loss(scaling='samples')"
+                    "a sample has float labels of which some are -100 or NaN, as if each token had one: pass "
+                    "Loss(supervised_fn=) to count what carries loss, or Loss(scaling='samples')"
                 )
             return int(ignored.ndim > 0 or not ignored)
         count, width = _count_labels(labels, self.is_shifted), get_width(labels)
@@ -127,11 +128,12 @@ class SupervisedCounter:
         if width == 1:
             raise SampleError(
                 f"a sample has 1 label for {tokens} tokens, in a row: if it is that of the sample, make it a number "
-                "(labels=3, not [3])"
+                "(labels=3, not [3]); if it is a text of one token, pass Loss(causal_shift=False) or Loss(scaling='samples')"
             )
         raise SampleError(
             f"a sample has {width} labels for {tokens} {'tokens' if ids is None else 'input_ids'}, as for an encoder and a "
-            "decoder: pass Loss(causal_shift=False), or Loss(supervised_fn=)"
+            "decoder: pass Loss(causal_shift=False), or Loss(supervised_fn=); for a mean over samples, as with CTC, "
+            "Loss(scaling='samples')"
         )
 
 
@@ -256,7 +258,13 @@ class Measure:
 
     def _measure(self, sample: object) -> tuple[int, int]:
         length = check_measure(self.length_fn(sample), "the length of a sample", 1)
-        return length, check_measure(self.supervised_fn(sample), "the supervised tokens of a sample", 0, length)
+        supervised = check_measure(self.supervised_fn(sample), "the supervised tokens of a sample", 0)
+        if supervised > length:
+            raise SampleError(
+                f"a sample has {supervised} supervised tokens and a length of {length}: count both in one unit (length_fn=, "
+                "supervised_fn=), or pass Loss(scaling='samples') for a mean over samples"
+            )
+        return length, supervised
 
     def _finish(self, length: int, supervised: int, sample: object) -> Measured:
         nbytes = count_bytes(sample) if self.is_weighing else 0

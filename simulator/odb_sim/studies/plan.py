@@ -232,8 +232,8 @@ def _choose_global_batch(wanted: Wanted, policy: str, ways: Sequence[Way]) -> Gl
 def choose(wanted: Sequence[Wanted]) -> Wanted:
     """Returns the fastest of several jobs that want the same, each at its largest budget.
 
-    One whose memory does not hold the longest sample is taken only where none does. Of jobs with one measured cost the first
-    that holds it is taken: what was timed was one of them, and the others would have their larger budgets for nothing.
+    One whose memory does not hold the longest sample is taken only where none does. Where costs were measured
+    the first that holds it is taken: one of them was timed, and the others would have their larger budgets for nothing.
     """
     holding = [one for one in wanted if one.budget_tokens >= int(one.lengths.tokens.max())] or list(wanted[-1:])
     if len(holding) == 1 or holding[0].cost_model is not None:

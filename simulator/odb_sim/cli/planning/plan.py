@@ -50,7 +50,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     text = "how the model is held (fsdp)"
     parser.add_argument("--strategy", choices=list_names("strategy"), default="fsdp", help=text)
     parser.add_argument("--precision", choices=list_names("precision"), default="bf16", help="number format (bf16)")
-    text = "compute activations again in the backward pass; auto: where that is faster, with --cost-model only where the "
+    text = (
+        "compute activations again in the backward pass; auto: where that is faster, with --cost-model only where the "
+    )
     text += "longest sample needs it: say yes if the steps were timed so (auto)"
     parser.add_argument("--recompute", choices=("auto", "yes", "no"), default="auto", help=text)
     add_number(parser, "--global-batch", "N", "samples of an optimizer update (else: of a step)")
