@@ -271,6 +271,19 @@ def test_a_wrapper_that_hides_what_averages_is_refused() -> None:
         assert "DistributedDataParallel stands inside a Sequential" in result.value, result
 
 
+def test_a_parameter_outside_the_model_is_refused() -> None:
+    """Preserves: WEIGHT. Nobody would clear its gradient."""
+    model, scale = make_model(), nn.Parameter(torch.ones((), dtype=torch.float64))
+    with ODBDataLoader(Numbers(0, 4), **nested(**OPTIONS)) as loader:
+        batch, info = next(iter(loader.steps()))
+        with pytest.raises(UsageError, match="put all that is trained into one module"):
+            StepGuard(model, lambda model, batch: compute_loss(model, batch) * scale).backward(batch, info)
+        assert scale.grad is None
+        whole = nn.ModuleList([model, nn.ParameterList([scale])])
+        StepGuard(whole, lambda _, batch: compute_loss(model, batch) * scale).backward(batch, info)
+        assert scale.grad is not None
+
+
 # What does not fit alone, and what is not a lack of memory -------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Generic, TypedDict, Unpack
 
@@ -349,10 +349,16 @@ class StepGuard(UpdateGuard[Batch]):
         backward: Callable[[torch.Tensor], object] = torch.Tensor.backward,
         **options: Unpack[GuardOptions[Batch]],
     ) -> None:
+        is_first = True
+
         def run_pass(model: nn.Module, batch: Batch, info: StepInfo) -> torch.Tensor:
+            nonlocal is_first
             # What a compute_loss takes out must be there when the pass is repeated.
             own = copy.copy(batch) if isinstance(batch, Mapping | list) else batch
             scaled = info.scale(compute_loss(model, own))
+            if is_first and not self._is_sharded:  # FSDP trains on others than the parameters it shows
+                check_parameters(scaled, self._parameters)
+                is_first = False
             backward(scaled)
             return scaled.detach()
 
@@ -362,6 +368,24 @@ class StepGuard(UpdateGuard[Batch]):
 def follows(last: StepInfo, info: StepInfo) -> bool:
     """Returns whether a step lies in the update of the one before it, and comes next."""
     return not last.is_update_end and (info.epoch, info.step) == (last.epoch, last.step + 1)
+
+
+def check_parameters(loss: torch.Tensor, known: Iterable[nn.Parameter]) -> None:
+    """Raises: UsageError when a loss trains parameters that are not among those: nobody would clear or average theirs."""
+    ids = {id(parameter) for parameter in known}
+    seen, ahead = set(), [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        ahead += [before for before, _ in node.next_functions]
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in ids:
+            raise UsageError(
+                f"the loss trains a parameter of shape {[*leaf.shape]} that is not in the guard's model, whose gradients alone "
+                "are cleared and averaged: put all that is trained into one module (such as an nn.ModuleList) for the guard"
+            )
 
 
 def is_sharded(model: nn.Module) -> bool:
