@@ -26,6 +26,7 @@ from tests.helpers.options import nested
 from tests.torch.data import Numbers, Prompts, collate
 from tests.torch.models import (
     Update,
+    check_gradient,
     check_updates,
     compute_loss,
     get_gradient,
@@ -109,9 +110,7 @@ def train(
     wrapped = DistributedDataParallel(model) if kind == "ddp" and dist.is_initialized() else model
     reduction = options.get("loss_reduction", "mean")
     faults = Faults(seed + rank, chance)
-    guard = StepGuard(
-        wrapped, lambda model, batch: faults.compute_loss(model, batch, reduction), loss_reduction=reduction
-    )
+    guard = StepGuard(wrapped, lambda model, batch: faults.compute_loss(model, batch, reduction))
     data = Numbers(sum(SIZES[:rank]), SIZES[rank])
     with ODBDataLoader(data, **nested(**(OPTIONS | options))) as loader:
         updates = [list_updates(loader, guard.backward, partial(get_gradient, wrapped)) for _ in range(epochs)]
@@ -189,9 +188,7 @@ def train_uneven(rank: int) -> Any:
     model = Uneven()
     wrapped = DistributedDataParallel(model)
     budgets: list[int] = []
-    guard = StepGuard(
-        wrapped, lambda model, batch: fail_once(model(batch)), loss_reduction="sum", lower_budget=budgets.append
-    )
+    guard = StepGuard(wrapped, lambda model, batch: fail_once(model(batch)), lower_budget=budgets.append)
     is_new = True
 
     def fail_once(loss: torch.Tensor) -> torch.Tensor:
@@ -425,6 +422,7 @@ def run_once(batch: dict[str, Any], **options: Any) -> list[float]:
 def test_a_class_of_a_sample_is_not_predicted_from_the_one_before() -> None:
     """Checks: WEIGHT. The first of the second half counts."""
     count = find_count({"labels": torch.tensor([-100, 1, 2, 0])}, 3)
+    assert count is not None
     assert [count({"labels": torch.tensor(half)}) for half in ([-100, 1], [2, 0])] == [1, 2]
 
 
@@ -458,3 +456,51 @@ def test_labels_that_do_not_show_what_carries_loss_need_a_count() -> None:
         options = OPTIONS | {"token_budget": 1000, "ramp_rounds": 0, "supervised_fn": lambda sample: 1}
         with ODBDataLoader(Numbers(0, 4), **nested(**options)) as loader:
             guard.backward(*next(iter(loader.steps())))
+
+
+def test_a_mean_over_samples_goes_in_halves_by_samples() -> None:
+    """Checks: WEIGHT. Spec: R4.5. Samples of several lengths, which count alike."""
+
+    def compute(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        logits, labels = model(batch["input_ids"])[:, :-1], batch["labels"][:, 1:]
+        losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+        return (losses.sum(1) / (labels != -100).sum(1).clamp(min=1)).mean()
+
+    def run(most: int) -> list[float]:
+        model = make_model()
+
+        def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+            if len(batch["numbers"]) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory: injected")
+            return compute(model, batch)
+
+        options = OPTIONS | {"token_budget": 1000, "ramp_rounds": 0, "loss_scaling": "samples"}
+        with ODBDataLoader(Numbers(0, 4), **nested(**options)) as loader:
+            StepGuard(model, step).backward(*next(iter(loader.steps())))
+        return get_gradient(model)
+
+    check_gradient(run(1), torch.tensor(run(4), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scaling", ["exact", "samples"])
+def test_where_each_sample_counts_once_halves_need_no_labels(scaling: str) -> None:
+    """Checks: WEIGHT. A mean over samples, of batches whose labels have another name."""
+    model = nn.Linear(1, 1).double()
+
+    def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        if len(batch["numbers"]) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        return model(torch.tensor(batch["numbers"]).double()[:, None]).mean()
+
+    guard = StepGuard(model, step)
+    options = OPTIONS | {
+        "token_budget": 1000,
+        "ramp_rounds": 0,
+        "loss_scaling": scaling,
+        "supervised_fn": lambda sample: 1,
+    }
+    with ODBDataLoader(Numbers(0, 3), **nested(**options)) as loader:
+        batch, info = next(iter(loader.steps()))
+        guard.backward({"numbers": batch["numbers"]}, info)
+    assert guard.failures == 2
+    assert get_gradient(model) == pytest.approx([1.0, 1.0])

@@ -199,7 +199,6 @@ class SteppingTrainer(EvaluatingTrainer):
         return UpdateGuard(
             model,
             self._run_pass,
-            loss_reduction=str(self.odb.settings.get("reduction", "mean")),
             split=self.odb.split or split_batch,
             count=self.odb.count,
             memory=self.odb.memory,

@@ -29,8 +29,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from odb_ref.core.batching.weighting import LossReduction
-from odb_ref.core.errors import JobError, UsageError, choose
+from odb_ref.core.batching.weighting import LossReduction, LossScaling
+from odb_ref.core.errors import JobError, UsageError
 from odb_ref.torch import StepInfo
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.gathering import name_rank
@@ -38,6 +38,7 @@ from odb_ref.torch.loop.budget import MemoryFit
 from odb_ref.torch.loop.memory import is_out_of_memory, release_memory, reserve_memory
 from odb_ref.torch.loop.ranks import average, reduce
 from odb_ref.torch.loop.splitting import find_count, split_batch
+from odb_ref.torch.reading.tasks import get_labels
 
 _LOG: Final = logging.getLogger("odb_ref")
 
@@ -52,7 +53,6 @@ tokens of the part, and has its weight."""
 class GuardOptions(TypedDict, Generic[Batch], total=False):
     """What a guard may be told: see `StepGuard`."""
 
-    loss_reduction: str
     split: Callable[[Batch, int], tuple[Batch, Batch]]
     count: Callable[[Batch], int] | None
     memory: MemoryFit | None
@@ -74,7 +74,6 @@ class UpdateGuard(Generic[Batch]):
         model: nn.Module,
         run_pass: Callable[[nn.Module, Batch, StepInfo], torch.Tensor],
         *,
-        loss_reduction: str = "mean",
         split: Callable[[Batch, int], tuple[Batch, Batch]] = split_batch,
         count: Callable[[Batch], int] | None = None,
         memory: MemoryFit | None = None,
@@ -113,7 +112,6 @@ class UpdateGuard(Generic[Batch]):
         """A parameter of the kind and on the device that losses are of."""
         self._is_sharded = is_sharded(model)
         self._run = run_pass
-        self._reduction = choose(LossReduction, loss_reduction, "loss_reduction")
         self._split = split
         self._count = count
         self._memory = memory
@@ -281,27 +279,45 @@ class UpdateGuard(Generic[Batch]):
     def _cut(self, piece: Piece[Batch]) -> tuple[Piece[Batch], Piece[Batch]]:
         batch, info = piece
         batches = self._split(batch, info.local_samples)
-        counts = (info.local_supervised, 0)
-        if self._reduction is LossReduction.MEAN:
-            count = self._count or find_count(batch, info.local_supervised)
-            counts = count(batches[0]), count(batches[1])
-        total = sum(counts)  # what a caller counts need not be what the loader has counted
-        is_share = self._reduction is LossReduction.MEAN and total
         first = (info.local_samples + 1) // 2
         samples = first, info.local_samples - first
         ids = info.sample_ids[:first], info.sample_ids[first:]
+        is_mean = info.weighting.reduction is LossReduction.MEAN
+        counts = self._count_halves(batch, batches, samples, info) if is_mean else (info.local_supervised, 0)
+        is_by_samples = info.weighting.scaling is LossScaling.SAMPLES and self._count is None
+        weights = samples if is_by_samples else counts
+        total = sum(weights)  # what a caller counts need not be what the loader has counted
         halves = []
-        for half, held, supervised, sample_ids in zip(batches, samples, counts, ids, strict=True):
+        for half, held, supervised, weight, sample_ids in zip(batches, samples, counts, weights, ids, strict=True):
             of_half = replace(
                 info,
                 local_samples=held,
                 local_supervised=supervised,
                 sample_ids=sample_ids,
                 padded_tokens=info.padded_tokens * held // info.local_samples,
-                loss_scale=info.loss_scale * supervised / total if is_share else info.loss_scale,
+                loss_scale=info.loss_scale * weight / total if is_mean and total else info.loss_scale,
             )
             halves.append((half, of_half))
         return halves[0], halves[1]
+
+    def _count_halves(
+        self, batch: Batch, halves: tuple[Batch, Batch], samples: tuple[int, int], info: StepInfo
+    ) -> tuple[int, int]:
+        """Returns what carries loss in each half.
+
+        Raises: UsageError when that is not clear.
+        """
+        count = self._count or find_count(batch, info.local_supervised)
+        if count is not None:
+            return count(halves[0]), count(halves[1])
+        is_each = get_labels(batch) is None and info.local_supervised == info.local_samples
+        if not is_each and info.weighting.scaling is not LossScaling.SAMPLES:
+            raise UsageError(
+                f"by the loader's count a batch's loss is a mean over {info.local_supervised}, which its labels do not show, "
+                "so its halves cannot be weighed: pass count=, a function that says what the loss of a batch is a mean over"
+            )
+        first, second = (-(-info.local_supervised * held // info.local_samples) for held in samples)
+        return first, second
 
     def _exchange(self, own: list[int], *, has_failed: bool) -> list[int]:
         """Returns the largest of each value over all ranks.
@@ -333,9 +349,9 @@ class StepGuard(UpdateGuard[Batch]):
                 optimizer.step()                        # gradients are averaged over ranks, and begin anew by themselves
 
     ``model`` is whole on each rank, in `DistributedDataParallel` or not, or sharded by FSDP; then pass ``memory``, a
-    `MemoryFit`. ``loss_reduction`` is that of ``compute_loss`` and of the loader. ``split(batch, samples)`` halves a batch
-    (default: by the first dimension), ``count(batch)`` says what its loss is a mean over (default: its tokens that carry loss,
-    by its labels); preference pairs: `split_pairs` and `count_pairs`. Both are tried on the first batch. A layer that mixes the
+    `MemoryFit`. ``split(batch, samples)`` halves a batch (default: by the first dimension), ``count(batch)`` says what its
+    loss is a mean over (default: its tokens that carry loss, by its labels; with ``Loss(scaling="samples")`` its samples);
+    preference pairs: `split_pairs` and `count_pairs`. Both are tried on the first batch. A layer that mixes the
     samples of a batch, as batch normalisation does, sees smaller ones; dropout draws anew. ``lower_budget`` is told of each new
     `token_budget`: ``loader.accept_budget`` makes it that of all ranks (R15).
     ``backward`` is for a framework that has its own, as Accelerate has.

@@ -106,20 +106,16 @@ def _cut_value(value: object, *, part: Part, samples: int, most_rows: int, name:
     return [entry for start in starts for entry in value[start : start + samples][part]]
 
 
-def find_count(batch: Batch, expected: int) -> Callable[[Batch], int]:
-    """Returns what counts the tokens of a batch that carry loss by its ``labels``, as it must to find ``expected`` in this one.
-
-    Raises: UsageError when they do not show it.
+def find_count(batch: Batch, expected: int) -> Callable[[Batch], int] | None:
+    """Returns what counts the tokens of a batch that carry loss by its ``labels``, as it must to find ``expected`` in this one;
+    None when they do not show it.
     """
     is_each = getattr(get_labels(batch), "ndim", None) == 1  # a label for each sample: none is predicted from another
     for is_shifted in (False,) if is_each else (True, False):
         count = partial(_count_labels, is_shifted=is_shifted)
         if count(batch) == expected:
             return count
-    raise UsageError(
-        f"{expected} tokens of a batch carry loss, which its labels do not show, so its halves cannot be weighed: pass count=, "
-        "which says how many of a batch do, or use reduction='sum', which needs none"
-    )
+    return None
 
 
 def _count_labels(batch: object, *, is_shifted: bool) -> int:
