@@ -102,6 +102,23 @@ def test_an_update_that_was_broken_off_adds_nothing_to_the_next(number: int) -> 
         assert get_gradients_after(guard, model, loader) == expected
 
 
+def test_gradients_from_before_the_first_update_are_refused() -> None:
+    """Preserves: WEIGHT. Those of a checkpoint inside an update, or of another guard, would be lost."""
+    model = make_model()
+    with ODBDataLoader(Numbers(0, 40), **nested(**OPTIONS | {"num_workers": 0, "accumulation_steps": 3})) as loader:
+        for batch, info in loader.steps():
+            if info.step == 0:
+                StepGuard(model, compute_loss).backward(batch, info)
+                expected = get_gradient(model)
+            else:
+                break
+        with pytest.raises(UsageError, match="save where info"):
+            StepGuard(model, compute_loss).backward(batch, info)
+        assert get_gradient(model) == expected
+        model.zero_grad()
+        StepGuard(model, compute_loss).backward(batch, info)
+
+
 def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
     """Two epochs, by the same guard: in the first, the second update fails on rank 1."""
     model = make_model()

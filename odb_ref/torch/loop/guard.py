@@ -117,6 +117,8 @@ class UpdateGuard(Generic[Batch]):
         self._memory = memory
         self._lower_budget = lower_budget
         self._group = group
+        self._is_new = True
+        """Whether no update has begun."""
         self._pieces: list[Piece[Batch]] = []
         self._failure: Exception | None = None
         """What went wrong in this update: raised at its end, with all ranks. Until then a rank asks for its batches, since the
@@ -137,6 +139,13 @@ class UpdateGuard(Generic[Batch]):
         alone; JobError on the other ranks.
         """
         if not (self._pieces and follows(self._pieces[-1][1], info)):
+            if self._is_new and any(parameter.grad is not None for parameter in self._parameters):
+                raise UsageError(
+                    "the model has gradients before the guard's first update, which would be lost. If they are of a checkpoint "
+                    "inside an update: save where info.is_update_end is true. If they are of another guard or loader: make all "
+                    "parts of an update with one guard, from one loader. Else call optimizer.zero_grad() before"
+                )
+            self._is_new = False
             self._pieces, self._losses, self._failure = [], [], None  # what is left of one that was broken off
             self._clear()
         if self._is_sharded:
