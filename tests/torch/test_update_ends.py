@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from odb_ref.torch.loop import StepGuard
@@ -181,3 +183,24 @@ def test_gradients_that_cannot_be_averaged_are_refused() -> None:
     model = nn.Sequential(nn.Embedding(32, 6, sparse=True), nn.Linear(6, 32))
     with pytest.raises(UsageError, match="use sparse=False"):
         StepGuard(model, compute_loss)
+
+
+def test_an_optimizer_in_the_backward_pass_is_refused() -> None:
+    """It would step before gradients are averaged, and again when a pass is repeated."""
+    model = make_model()
+    model[2].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(UsageError, match="changed in the backward pass"):
+        StepGuard(model, compute_loss)
+
+
+def guard_parts(rank: int) -> str:
+    mesh = init_device_mesh("cpu", (2,))
+    model = parallelize_module(make_model(), mesh, {"2": ColwiseParallel()})
+    with pytest.raises(UsageError) as caught:
+        StepGuard(model, compute_loss)
+    return str(caught.value)
+
+
+def test_a_tensor_parallel_model_is_refused() -> None:
+    for result in run_ranks(2, guard_parts):
+        assert "the model is tensor parallel" in result.value, result

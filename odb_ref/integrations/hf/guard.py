@@ -29,7 +29,8 @@ from odb_ref.integrations.hf.updates import TrainerUpdates, UpdateBatch, cut_row
 from odb_ref.integrations.hf.versions import compute_predicted_share
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import StepInfo, UsageError
-from odb_ref.torch.loop.guard import UpdateGuard, is_sharded
+from odb_ref.torch.loop.checks import is_sharded
+from odb_ref.torch.loop.guard import UpdateGuard
 from odb_ref.torch.loop.splitting import split_batch
 
 LossAndOutputs = Tensor | tuple[Tensor, object]

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, Generic, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.core.batching.weighting import LossReduction, LossScaling
@@ -35,6 +34,7 @@ from odb_ref.torch import StepInfo
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.gathering import name_rank
 from odb_ref.torch.loop.budget import MemoryFit
+from odb_ref.torch.loop.checks import check_model, check_parameters, is_sharded
 from odb_ref.torch.loop.memory import is_out_of_memory, release_memory, reserve_memory
 from odb_ref.torch.loop.ranks import average, reduce
 from odb_ref.torch.loop.splitting import find_count, split_batch
@@ -86,28 +86,11 @@ class UpdateGuard(Generic[Batch]):
         """How often any rank has, up to the end of the last update."""
         self.token_budget: int | None = None
         """A budget that would have avoided what has failed here so far; None while nothing has."""
-        if type(model).__module__.startswith("deepspeed."):
-            raise UsageError(
-                "DeepSpeed's engine has collectives of its own in the backward pass and in the step, and nobody can help a "
-                "rank that fails between two of them"
-            )
+        check_model(model)
         # Under DDP's own forward pass its backward pass would average as it goes.
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
-        if any(isinstance(item, DistributedDataParallel) for item in self._model.modules()):
-            raise UsageError(
-                f"DistributedDataParallel stands inside a {type(self._model).__name__}, and would average gradients where a "
-                "rank that runs out of memory cannot take part: it must be the outermost (compile the model before)"
-            )
-        if any(isinstance(item, nn.Embedding | nn.EmbeddingBag) and item.sparse for item in model.modules()):
-            raise UsageError(
-                "an Embedding with sparse=True has gradients that cannot be averaged here: use sparse=False"
-            )
         # Those that do not train now may do so later.
         self._parameters = list(model.parameters())
-        if not any(parameter.requires_grad for parameter in self._parameters):
-            raise UsageError(
-                "the model has no parameter to train: call requires_grad_ on some before the guard is made"
-            )
         self._example = next(parameter for parameter in self._parameters if parameter.requires_grad)
         """A parameter of the kind and on the device that losses are of."""
         self._is_sharded = is_sharded(model)
@@ -393,26 +376,3 @@ class StepGuard(UpdateGuard[Batch]):
 def follows(last: StepInfo, info: StepInfo) -> bool:
     """Returns whether a step lies in the update of the one before it, and comes next."""
     return not last.is_update_end and (info.epoch, info.step) == (last.epoch, last.step + 1)
-
-
-def check_parameters(loss: torch.Tensor, known: Iterable[nn.Parameter]) -> None:
-    """Raises: UsageError when a loss trains parameters that are not among those: nobody would clear or average theirs."""
-    ids = {id(parameter) for parameter in known}
-    seen, ahead = set(), [loss.grad_fn]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        ahead += [before for before, _ in node.next_functions]
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter) and id(leaf) not in ids:
-            raise UsageError(
-                f"the loss trains a parameter of shape {[*leaf.shape]} that is not in the guard's model, whose gradients alone "
-                "are cleared and averaged: put all that is trained into one module (such as an nn.ModuleList) for the guard"
-            )
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Returns whether FSDP shards the model, or a part of it."""
-    return any(isinstance(item, FSDPModule | FullyShardedDataParallel) for item in model.modules())
