@@ -6,7 +6,7 @@ import pickle
 import struct
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar, cast
 
 import torch
@@ -131,19 +131,37 @@ def own_memory(output: Output) -> Output:
     return cast(Output, output.clone()) if output.untyped_storage().nbytes() > output.nbytes else output
 
 
+def check_outputs(outputs: object) -> None:
+    """Raises: UsageError when outputs are fields of a batch and not one entry for each of its samples."""
+    is_fields = isinstance(outputs, tuple) and any(isinstance(item, torch.Tensor) for item in outputs)
+    if is_fields or isinstance(outputs, Mapping):
+        raise UsageError(
+            f"a {type(outputs).__name__} of outputs has fields, where a list has an entry for each sample: give one tensor of "
+            "it, whose rows are the samples', or a list"
+        )
+
+
 def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.ProcessGroup | None = None) -> list[Output]:
     """Returns one entry for each sample of the step ``info`` belongs to: rank by rank, the same on every rank; a collective.
 
     ``outputs`` has an entry for each sample of this rank's batch: a tensor's are its rows, which are brought to the CPU and
     may be of other sizes on other ranks. Those of an idle step, which a batch is replayed in, are left out, so over an epoch
-    each sample is there once. ``group`` is the loader's process group, if it has one. Spec: R1.3. Preserves: ONCE.
+    each sample is there once. ``group`` is that of the ranks that the loader shares samples among; where that is no single
+    group, there is `ODBDataLoader.gather`. Spec: R1.3. Preserves: ONCE.
 
-    Raises: UsageError, on every rank, when a rank has not one entry for each of its samples.
+    Raises: UsageError, on every rank, when a rank has not one entry for each of its samples, or the group is of other ranks.
     """
+    check_outputs(outputs)
     if isinstance(outputs, torch.Tensor):
         outputs = outputs.detach().cpu()
     own = [] if info.is_idle else list(map(own_memory, outputs))
     parts = gather_objects((info.local_samples, own), group)
+    if len(parts) != info.world_size or sum(samples for samples, _ in parts) != info.global_samples:
+        raise UsageError(
+            f"gather_samples: these {len(parts)} ranks are not the {info.world_size} that the loader shares samples among, so "
+            "samples would be missing or there twice: call loader.gather([] if info.is_idle else [*outputs]), which knows the "
+            "loader's mesh and returns a list for each rank"
+        )
     for rank, (samples, part) in enumerate(parts):
         if len(part) != samples:
             name = name_rank(rank, group)

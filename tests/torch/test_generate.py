@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from odb_ref.core.errors import UsageError
+from odb_ref.torch import ODBDataLoader, gather_samples
 from odb_ref.torch.loop import generate
 from tests.torch.data import Numbers, collate, make_sample
 from tests.torch.ranks import run_ranks
@@ -33,7 +34,7 @@ class Run:
             self.failures += 1
             raise torch.OutOfMemoryError("CUDA out of memory")
         self.sizes.append(len(batch["numbers"]))
-        assert torch.is_inference_mode_enabled()
+        assert not torch.is_grad_enabled()
         return batch["input_ids"].sum(1)
 
 
@@ -83,3 +84,30 @@ def test_a_sample_that_does_not_fit_fails_on_every_rank() -> None:
 def test_a_run_that_gives_another_number_of_outputs_is_refused() -> None:
     with pytest.raises(UsageError, match="1 outputs for a batch of"):
         generate(lambda batch: [0], Numbers(0, 9), token_budget=200, length_fn=measure, collate_fn=collate)
+
+
+@pytest.mark.parametrize(
+    "outputs", [{"scores": torch.ones(9), "tokens": torch.ones(9)}, (torch.ones(9), torch.ones(9))]
+)
+def test_fields_of_a_batch_are_not_taken_for_samples(outputs: Any) -> None:
+    """Two fields, in batches of two samples."""
+    with pytest.raises(UsageError, match="of outputs has fields"):
+        generate(lambda batch: outputs, Numbers(0, 2), token_budget=1000, length_fn=measure, collate_fn=collate)
+    with ODBDataLoader(Numbers(0, 2), token_budget=1000, collate_fn=collate) as loader:
+        _, info = next(loader.steps())
+        with pytest.raises(UsageError, match="of outputs has fields"):
+            gather_samples(outputs, info)
+
+
+def test_outputs_can_be_trained_on() -> None:
+    """A teacher's, or a reward model's."""
+    (output,) = generate(
+        lambda batch: torch.ones(len(batch["numbers"])),
+        Numbers(0, 1),
+        token_budget=1000,
+        length_fn=measure,
+        collate_fn=collate,
+    )
+    weight = torch.nn.Parameter(torch.ones(()))
+    (weight * output).backward()
+    assert weight.grad == 1.0

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from odb_ref.torch import ODBDataLoader, UsageError
+from odb_ref.torch import ODBDataLoader, UsageError, gather_samples
 from odb_ref.torch.checkpoint import JobState
 from odb_ref.trace.check import check_traces
 from tests.helpers.options import nested
@@ -359,3 +359,22 @@ def check_traces_of_peers(folder: Path) -> None:
     verdict = check_traces(paths, is_replayed=True)
     assert not verdict.violations
     assert len(verdict.jobs) == 2
+
+
+def gather_on_a_mesh(rank: int) -> tuple[str, list[int]]:
+    text, found = "", []
+    with make_loader(make_mesh((1, 2))) as loader:
+        for batch, info in loader.steps():
+            with pytest.raises(UsageError) as caught:
+                gather_samples(batch["numbers"], info)
+            text = str(caught.value)
+            found += gather_samples(batch["numbers"], info, loader.process_group)
+            assert found[-info.local_samples :] == [*chain(*loader.gather(batch["numbers"]))]
+    return text, found
+
+
+def test_a_group_of_peers_does_not_gather_samples_twice() -> None:
+    """Checks: ONCE."""
+    for text, found in get_values(run_ranks(2, gather_on_a_mesh)):
+        assert "these 2 ranks are not the 1 that the loader shares samples among" in text
+        assert sorted(found) == list(range(COUNT))

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from odb_ref.core.errors import JobError, UsageError
 from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.batches import Batch
-from odb_ref.torch.gathering import name_rank, own_memory
+from odb_ref.torch.gathering import check_outputs, name_rank, own_memory
 from odb_ref.torch.loop.memory import is_out_of_memory, release_memory
 from odb_ref.torch.loop.ranks import gather
 from odb_ref.torch.settings import Batching, Loss, Protocol
@@ -58,7 +58,7 @@ def generate(
             loss=Loss(scaling="none", supervised_fn=_count_nothing),
             protocol=Protocol(process_group=group, is_apart=group is not None),
         )
-        with loader, torch.inference_mode():
+        with loader, torch.no_grad():  # tensors of inference mode could not be trained on
             for samples, info in loader.steps():
                 if not info.is_idle:
                     found |= _run(run, collate_fn, samples)
@@ -136,6 +136,7 @@ def _try(
     """Returns the outputs; or None and why, when memory runs out: no frame that held tensors is left then."""
     try:
         outputs = run(collate_fn(samples))
+        check_outputs(outputs)
         return [*map(own_memory, outputs.cpu() if isinstance(outputs, torch.Tensor) else outputs)], ""
     except Exception as error:
         if not is_out_of_memory(error):
