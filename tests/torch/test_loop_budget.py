@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from examples import toy
 from odb_ref.core.errors import JobError, UsageError
 from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.loop import MemoryFit, fit_token_budget, rehearse, scaled_learning_rate
@@ -303,3 +307,13 @@ def test_the_number_of_samples_has_a_limit_where_one_is_wanted() -> None:
 def test_a_fit_is_a_value() -> None:
     fit = MemoryFit(points=(), base_bytes=10, bytes_per_token=2, limit_bytes=100, threshold=0.5, token_budget=20)
     assert (fit.predict_bytes(20), fit.headroom_bytes) == (50, 50)
+
+
+def test_the_page_fits_a_budget_without_training_the_model() -> None:
+    """The first two blocks of docs/howto/memory.md: what they run are real steps, on made-up batches."""
+    page = Path(__file__).parents[2] / "docs" / "howto" / "memory.md"
+    fit, hardest, *_ = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    before = copy.deepcopy(toy.model.state_dict())
+    exec(compile(fit + hardest, str(page), "exec"), {})
+    assert not toy.optimizer.state
+    torch.testing.assert_close(toy.model.state_dict(), before, rtol=0, atol=0)
