@@ -91,7 +91,7 @@ def fit_token_budget(
 ) -> MemoryFit:
     """Returns the largest budget whose steps take at most ``threshold`` of ``limit_bytes``, alike on all ranks; a collective.
 
-    ``step(samples, length)`` runs what a training step runs, backward included, on a made-up batch, and of a copy of the
+    ``step(samples, length)`` runs what a training step runs, backward included, on a made-up batch and a copy of the
     model: what it changes stays changed. ``lengths`` are those of some samples, the longest among them. ``limit_bytes`` is by
     default what the accelerator has for this process; without one it must be given, and memory is counted by tensors, under a
     ``FakeTensorMode`` too, in which nothing is allocated. Each probe has at most ``growth`` times the samples of the one
