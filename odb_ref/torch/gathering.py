@@ -146,8 +146,8 @@ def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.Proces
 
     ``outputs`` has an entry for each sample of this rank's batch: a tensor's are its rows, which are brought to the CPU and
     may be of other sizes on other ranks. Those of an idle step, which a batch is replayed in, are left out, so over an epoch
-    each sample is there once. ``group`` is that of the ranks that the loader shares samples among; where that is no single
-    group, there is `ODBDataLoader.gather`. Spec: R1.3. Preserves: ONCE.
+    each sample is there once. ``group`` is that of the ranks that the loader shares samples among; `ODBDataLoader.gather`
+    knows them on any mesh. Spec: R1.3. Preserves: ONCE.
 
     Raises: UsageError, on every rank, when a rank has not one entry for each of its samples, or the group is of other ranks.
     """
