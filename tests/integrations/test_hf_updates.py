@@ -283,6 +283,18 @@ def test_a_loader_of_the_trainers_own_and_a_stream_have_its_updates(
     compare(tmp_path, world_size, **settings)
 
 
+def test_a_stream_goes_on_in_the_epoch_in_which_it_was_saved(tmp_path: Path) -> None:
+    """Checks: RESUME, COVER. Inside the first epoch of seven updates, at its end, and inside the next: a stream began again."""
+    odb = ODBOptions(token_budget=80)
+    settings = {"data": Shuffled(), "max_steps": 12, "lr_scheduler_type": "constant"}
+    first = settings | {"save_strategy": "steps", "save_steps": 1}
+    cases = [(tmp_path, odb, "", first), *((tmp_path, odb, f"checkpoint-{at}", settings) for at in (4, 7, 10))]
+    whole, *resumed = [get_values(results)[0] for results in run_each(1, train, cases)]
+    for run in resumed:
+        assert run["weights"] == whole["weights"]
+        assert [entry["epoch"] for entry in run["log"]] == [entry["epoch"] for entry in whole["log"]]
+
+
 class Drawing(Trainer):  # type: ignore[misc]
     """Its sampler draws from torch's own generator, some samples twice."""
 

@@ -42,7 +42,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Sets how far training is, and whether it is to evaluate, to save or to end."""
         progress, updates = self._trainer.progress, self._trainer.trainer_updates
-        if updates is not None and (epoch := updates.compute_epoch()) is not None:
+        if updates is not None and (epoch := updates.compute_epoch(args.max_steps)) is not None:
             state.epoch = epoch
         if progress is not None:
             if updates is None:

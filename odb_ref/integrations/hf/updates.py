@@ -56,6 +56,8 @@ class TrainerUpdates:
         """True in an epoch that goes on where it was saved."""
         self._accumulation_steps = accumulation_steps
         self._batches = batches
+        self._first_epoch = loader.epoch if batches is None else 0
+        """The epoch that the Trainer counts as 0: it does not know how many updates an epoch of a stream takes."""
 
     def __len__(self) -> int:
         """Returns how many batches a rank of a plain Trainer reads in an epoch."""
@@ -64,8 +66,8 @@ class TrainerUpdates:
         return self._batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch to read next, counted from the beginning of training."""
-        set_epoch(self.loader, epoch)
+        """Chooses the epoch to read next, counted from the beginning of training; of a stream, from where that goes on."""
+        set_epoch(self.loader, self._first_epoch + epoch)
 
     def __iter__(self) -> Iterator[UpdateBatch]:
         parts: list[Inputs] = []
@@ -89,9 +91,13 @@ class TrainerUpdates:
         """Returns how many batches the Trainer is to count for the next update, where it asks for so many."""
         return self._accumulation_steps if self.is_resumed else asked
 
-    def compute_epoch(self) -> float | None:
-        """Returns the Trainer's epoch after the update handed out last, a fraction; None where the Trainer knows it."""
-        if self.newest is None or self._batches is None:
+    def compute_epoch(self, max_steps: int) -> float | None:
+        """Returns the Trainer's epoch after the update handed out last, a fraction; None before the first.
+
+        An epoch of a stream has, to the Trainer, all updates of the training.
+        """
+        if self.newest is None:
             return None
-        done = min((self.newest.update + 1) * self._accumulation_steps, self._batches)
-        return self.newest.epoch + done / self._batches
+        batches = self._batches or max_steps * self._accumulation_steps
+        done = min((self.newest.update + 1) * self._accumulation_steps, batches)
+        return self.newest.epoch + done / batches
