@@ -52,6 +52,14 @@ def predicts_next_token(model: object, *, is_smoothed: bool = False) -> bool | N
     return None if loss is None else loss is ForCausalLMLoss
 
 
+def predicts_first_label(model: object) -> bool:
+    """Returns whether virtual tokens stand before each row and predict its first label too: PEFT's prompt and P-tuning."""
+    config: object = getattr(model, "active_peft_config", None)
+    kind: object = getattr(config, "peft_type", None)
+    # These have no virtual tokens in the row, or a loss of their own.
+    return bool(getattr(config, "is_prompt_learning", False)) and kind not in ("PREFIX_TUNING", "CARTRIDGE", "CPT")
+
+
 def make_counting_options(
     model: object, collator: object, *, is_packed: bool, is_smoothed: bool = False
 ) -> dict[str, object]:
@@ -59,7 +67,7 @@ def make_counting_options(
     options: dict[str, object] = {}
     is_shifted = predicts_next_token(model, is_smoothed=is_smoothed)
     if is_shifted is not None:
-        options["causal_shift"] = is_shifted
+        options["causal_shift"] = is_shifted and (is_packed or not predicts_first_label(model))
     multiple = getattr(collator, "pad_to_multiple_of", None)
     if multiple and not is_packed:
         options["length_fn"] = CollatedLength(multiple)

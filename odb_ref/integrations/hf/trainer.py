@@ -54,7 +54,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from odb_ref.integrations.accelerate import check_strategy, find_batch_sampler, find_prepared_order
 from odb_ref.integrations.hf.callback import TrainerHooks
-from odb_ref.integrations.hf.data import choose_layout, take_share, warn_of_shards
+from odb_ref.integrations.hf.data import choose_layout, predicts_first_label, take_share, warn_of_shards
 from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.guard import LossAndOutputs, SteppingTrainer
 from odb_ref.integrations.hf.saving import read_states
@@ -181,24 +181,33 @@ class ODBTrainer(SteppingTrainer):
         if compute_split(self) > 1:
             raise UsageError("ODBTrainer does not run with sequence, context or tensor parallelism")
         check_arguments(self.args, is_free=self.odb.update_samples is None)
-        micro_batches = self.args.gradient_accumulation_steps * self.args.world_size
-        is_counted = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
-        if self.odb.update_samples == PLAIN and micro_batches > 1 and not is_counted:
-            warnings.warn(
-                f"{type(self.model).__name__} takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the "
-                f"{micro_batches} micro-batches of an update alike; here each counts by what it is the mean of",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        if self.odb.update_samples == PLAIN and micro_batches > 1 and _has_router_loss(self.model):
-            warnings.warn(
-                f"output_router_logits: a plain Trainer adds the routers' loss for each of {micro_batches} micro-batches of an "
-                "update, and here it counts once for an update: raise router_aux_loss_coef to keep its weight",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+        if self.odb.update_samples == PLAIN:
+            self._warn_of_other_losses()
         if self.accelerator.distributed_type is DistributedType.DEEPSPEED:
             check_engine(self.accelerator.deepspeed_plugin.deepspeed_config, self.args, self.odb)
+
+    def _warn_of_other_losses(self) -> None:
+        """Warns of what makes losses of a plain Trainer others than those of the same updates here."""
+        micro_batches = self.args.gradient_accumulation_steps * self.args.world_size
+        is_counted = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        said = []
+        if micro_batches > 1 and not is_counted:
+            said.append(
+                f"{type(self.model).__name__} takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the "
+                f"{micro_batches} micro-batches of an update alike; here each counts by what it is the mean of"
+            )
+        if micro_batches > 1 and _has_router_loss(self.model):
+            said.append(
+                f"output_router_logits: a plain Trainer adds the routers' loss for each of {micro_batches} micro-batches of an "
+                "update, and here it counts once for an update: raise router_aux_loss_coef to keep its weight"
+            )
+        if is_counted and predicts_first_label(self.model) and not counts_first_labels(self):
+            said.append(
+                "virtual tokens predict the first label of each row too, and a plain Trainer leaves it out of the number by "
+                "which it divides: its loss and grad_norm are as much larger as there are more labels with it than without"
+            )
+        for text in said:
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps | TrainerUpdates, *batch: int

@@ -1,0 +1,85 @@
+"""Losses that are not a mean over the labels that are predicted from the token before: what is weighed, and what is said."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.integrations import require
+
+require("transformers")
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+
+from odb_ref.integrations.hf import ODBOptions, enable
+from odb_ref.integrations.hf.data import predicts_first_label
+from odb_ref.integrations.hf.versions import counts_first_labels
+from tests.integrations.test_hf_updates import Texts, collate, make_model
+
+COUNT = 12
+
+
+class Prompted(LlamaForCausalLM):  # type: ignore[misc]
+    """A model under PEFT's prompt tuning: two virtual tokens stand before each row."""
+
+    active_peft_config = SimpleNamespace(is_prompt_learning=True, peft_type="PROMPT_TUNING")
+    loss_type = "ForCausalLM"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.prompt = nn.Parameter(torch.ones(1, 2, config.hidden_size))
+
+    def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor, **kwargs: Any) -> Any:
+        rows = len(input_ids)
+        embeds = torch.cat((self.prompt.expand(rows, -1, -1), self.get_input_embeddings()(input_ids)), 1)
+        labels = torch.cat((labels.new_full((rows, 2), -100), labels), 1)
+        mask = torch.cat((attention_mask.new_ones(rows, 2), attention_mask), 1)
+        return super().forward(inputs_embeds=embeds, labels=labels, attention_mask=mask, **kwargs)
+
+
+def train(folder: Path, odb: ODBOptions | None, model: Any, kind: type = Trainer, **settings: Any) -> Any:
+    """Returns the Trainer after an update of all samples, and what was said."""
+    defaults = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_grad_norm": 0}
+    args = TrainingArguments(
+        str(folder), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", max_steps=1, logging_steps=1,
+        optim="sgd", learning_rate=0.5, lr_scheduler_type="constant", **(defaults | settings),
+    )  # fmt: skip
+    trainer: Any = kind(model, args, train_dataset=Texts(COUNT), data_collator=collate)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if odb is not None:
+            enable(trainer, odb)
+        trainer.train()
+    return trainer, " ".join(str(item.message) for item in caught)
+
+
+def test_the_label_that_virtual_tokens_predict_is_counted(tmp_path: Path) -> None:
+    """Checks: WEIGHT. Weights depended on the token budget; a plain Trainer divides by the other labels alone."""
+    torch.manual_seed(0)
+    start = Prompted(make_model().config).double().state_dict()
+    found = []
+    for odb in (None, ODBOptions(token_budget=50), ODBOptions(token_budget=1000)):
+        model = Prompted(make_model().config).double()
+        model.load_state_dict(start)
+        trainer, said = train(tmp_path, odb, model)
+        found.append((trainer.state.log_history[0]["loss"], model.prompt.detach().flatten(), said))
+    (plain, _, _), (loss, weights, said), (whole, expected, _) = found
+    assert torch.allclose(weights, expected, rtol=0, atol=1e-6)
+    assert loss == pytest.approx(whole, rel=1e-4)
+    labels = collate([Texts(COUNT)[number] for number in range(COUNT)])["labels"].ne(-100)
+    is_larger = not counts_first_labels(trainer)
+    ratio = labels.sum() / labels[:, 1:].sum() if is_larger else 1
+    assert plain == pytest.approx(whole * float(ratio), rel=1e-4)
+    assert ("virtual tokens predict the first label" in said) is is_larger
+
+
+def test_what_stands_in_no_row_predicts_no_label_in_it() -> None:
+    for kind in ("PREFIX_TUNING", "LORA"):
+        config = SimpleNamespace(is_prompt_learning=kind != "LORA", peft_type=kind)
+        assert not predicts_first_label(SimpleNamespace(active_peft_config=config))
