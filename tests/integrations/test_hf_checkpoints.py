@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.saving import read_states
+from odb_ref.torch import UsageError
 from tests.integrations.common import run_each, run_ranks
 from tests.integrations.test_hf_updates import Texts, collate, make_model
 from tests.torch.ranks import get_values
@@ -107,6 +108,15 @@ def test_a_checkpoint_saved_at_once_by_another_number_of_ranks_can_be_resumed(tm
     get_values(run_ranks(2, stop, tmp_path))
     (states,) = get_values(run_ranks(1, go_on_alone, tmp_path))
     assert len(states) == 1
+
+
+@pytest.mark.parametrize("changed", [{"gradient_accumulation_steps": 6}, {"per_device_train_batch_size": 4}])
+def test_an_epoch_does_not_go_on_with_other_updates(tmp_path: Path, changed: dict[str, int]) -> None:
+    """Checks: COVER. With updates of twice the samples the Trainer takes the 5th of 8 for one behind the epoch's last, and what
+    is left of it was trained on by nobody."""
+    make_trainer(tmp_path, "updates", save_strategy="steps", save_steps=5, max_steps=5).train()
+    with pytest.raises(UsageError, match="the updates of an epoch cannot change inside it"):
+        make_trainer(tmp_path, "updates", **changed).train(resume_from_checkpoint=True)
 
 
 def test_a_trial_keeps_its_checkpoints_by_itself(tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ class ODBTrainer(SteppingTrainer):
         )
         if self._states:
             loader.load_state_dict(self._states)
+            # Refused here if the updates are others: the Trainer might count to another epoch with them, and drop the state.
+            loader.state_dict()
         if update_samples is None:
             self._steps = TrainerSteps(loader, k)
         else:
