@@ -83,3 +83,20 @@ def test_what_stands_in_no_row_predicts_no_label_in_it() -> None:
     for kind in ("PREFIX_TUNING", "LORA"):
         config = SimpleNamespace(is_prompt_learning=kind != "LORA", peft_type=kind)
         assert not predicts_first_label(SimpleNamespace(active_peft_config=config))
+
+
+class OfTrl(Trainer):  # type: ignore[misc]
+    """A Trainer of TRL, which divides a routers' loss by the micro-batches of an update itself."""
+
+    __module__ = "trl.trainer.sft_trainer"
+
+
+@pytest.mark.parametrize(("kind", "steps", "is_less"), [(Trainer, 3, True), (Trainer, 1, False), (OfTrl, 3, False)])
+def test_a_routers_loss_is_said_to_depend_on_the_micro_batches(
+    tmp_path: Path, kind: type, steps: int, is_less: bool
+) -> None:
+    model = make_model()
+    model.config.output_router_logits = True
+    _, said = train(tmp_path, ODBOptions(token_budget=80), model, kind, gradient_accumulation_steps=steps)
+    assert "it depends on how an update is divided" in said
+    assert ("raise router_aux_loss_coef" in said) is is_less

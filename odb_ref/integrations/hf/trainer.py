@@ -188,6 +188,9 @@ class ODBTrainer(SteppingTrainer):
         if self.accelerator.distributed_type is DistributedType.DEEPSPEED:
             check_engine(self.accelerator.deepspeed_plugin.deepspeed_config, self.args, self.odb)
 
+    def _is_of_trl(self) -> bool:
+        return any(kind.__module__.startswith("trl.") for kind in type(self).__mro__)
+
     def _warn_of_other_losses(self) -> None:
         """Warns of what makes losses of a plain Trainer others than those of the same updates here."""
         micro_batches = self.args.gradient_accumulation_steps * self.args.world_size
@@ -198,11 +201,14 @@ class ODBTrainer(SteppingTrainer):
                 f"{type(self.model).__name__} takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the "
                 f"{micro_batches} micro-batches of an update alike; here each counts by what it is the mean of"
             )
-        if micro_batches > 1 and _has_router_loss(self.model):
-            said.append(
-                f"output_router_logits: a plain Trainer adds the routers' loss for each of {micro_batches} micro-batches of an "
-                "update, and here it counts once for an update: raise router_aux_loss_coef to keep its weight"
-            )
+        if _has_router_loss(self.model):
+            text = "output_router_logits: the routers' loss is made of each micro-batch, so it depends on how an update is divided"
+            if micro_batches > 1 and is_counted and not self._is_of_trl():  # else it is divided by their number
+                text += (
+                    f"; a plain Trainer adds it for each of {micro_batches}, and here it counts once for an update: raise "
+                    "router_aux_loss_coef to keep its weight"
+                )
+            said.append(text)
         if is_counted and predicts_first_label(self.model) and not counts_first_labels(self):
             said.append(
                 "virtual tokens predict the first label of each row too, and a plain Trainer leaves it out of the number by "
