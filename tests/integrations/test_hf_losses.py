@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 from odb_ref.integrations.hf import ODBOptions, enable
-from odb_ref.integrations.hf.data import predicts_first_label
+from odb_ref.integrations.hf.data import PAIRS, predicts_first_label
 from odb_ref.integrations.hf.versions import counts_first_labels
 from tests.integrations.test_hf_updates import Texts, collate, make_model
 
@@ -100,3 +100,14 @@ def test_a_routers_loss_is_said_to_depend_on_the_micro_batches(
     _, said = train(tmp_path, ODBOptions(token_budget=80), model, kind, gradient_accumulation_steps=steps)
     assert "it depends on how an update is divided" in said
     assert ("raise router_aux_loss_coef" in said) is is_less
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_loss_of_pairs_is_said_to_count_each_pair_alike(tmp_path: Path, steps: int) -> None:
+    """A plain Trainer weighs a last micro-batch of fewer pairs as any other, though its model counts labels."""
+    odb = ODBOptions(token_budget=80, **PAIRS)  # type: ignore[arg-type]
+    trainer, said = train(tmp_path, odb, make_model(), gradient_accumulation_steps=steps)
+    assert trainer.model_accepts_loss_kwargs
+    assert (
+        f"a loss of pairs takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the {steps}" in said
+    ) is (steps > 1)

@@ -64,6 +64,7 @@ from odb_ref.integrations.hf.versions import compute_split, counts_first_labels,
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.from_dataloader import lists_all
+from odb_ref.torch.loop import count_pairs
 from odb_ref.torch.settings import arrange
 
 _UNBOUNDED: Final = 2**40
@@ -194,15 +195,19 @@ class ODBTrainer(SteppingTrainer):
     def _warn_of_other_losses(self) -> None:
         """Warns of what makes losses of a plain Trainer others than those of the same updates here."""
         micro_batches = self.args.gradient_accumulation_steps * self.args.world_size
-        is_counted = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        has_pairs = self.odb.count is count_pairs
+        is_counted = not has_pairs and (self.model_accepts_loss_kwargs or self.compute_loss_func is not None)
         said = []
         if micro_batches > 1 and not is_counted:
+            loss = "a loss of pairs" if has_pairs else type(self.model).__name__
             said.append(
-                f"{type(self.model).__name__} takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the "
-                f"{micro_batches} micro-batches of an update alike; here each counts by what it is the mean of"
+                f"{loss} takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the {micro_batches} "
+                "micro-batches of an update alike; here each counts by what it is the mean of"
             )
         if _has_router_loss(self.model):
-            text = "output_router_logits: the routers' loss is made of each micro-batch, so it depends on how an update is divided"
+            text = (
+                "output_router_logits: the routers' loss is of micro-batches, so it depends on how an update is divided"
+            )
             if micro_batches > 1 and is_counted and not self._is_of_trl():  # else it is divided by their number
                 text += (
                     f"; a plain Trainer adds it for each of {micro_batches}, and here it counts once for an update: raise "
