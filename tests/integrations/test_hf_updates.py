@@ -295,6 +295,28 @@ def test_a_stream_goes_on_in_the_epoch_in_which_it_was_saved(tmp_path: Path) -> 
         assert [entry["epoch"] for entry in run["log"]] == [entry["epoch"] for entry in whole["log"]]
 
 
+class Short(Shuffled):
+    """A stream of seven whole updates and a few samples, for micro-batches of two, three of which are an update."""
+
+    def __init__(self, rest: int) -> None:
+        self.rest = rest
+
+    def __iter__(self) -> Any:
+        return iter([Texts(42 + self.rest)[index] for index in range(42 + self.rest)])
+
+
+def test_a_stream_whose_end_is_carried_over_by_the_plain_trainer_is_said(tmp_path: Path) -> None:
+    """With the third micro-batch, full or not, the plain Trainer makes an update too."""
+    settings = {"max_steps": 9, "lr_scheduler_type": "constant"}
+    odb = ODBOptions(token_budget=80)
+    runs = [{"data": Short(rest), **settings} for rest in (0, 3, 4, 5)]
+    runs += [{"data": Short(1), "gradient_accumulation_steps": 1, **settings}]
+    found = [get_values(results)[0] for results in run_each(1, train, [(tmp_path, odb, "", given) for given in runs])]
+    said = [[text for text in run["said"] if "the stream ends with" in text] for run in found]
+    assert ["ends with 3 samples" in " ".join(said[1]), "ends with 4 samples" in " ".join(said[2])] == [True, True]
+    assert [bool(texts) for texts in said] == [False, True, True, False, False]
+
+
 class Drawing(Trainer):  # type: ignore[misc]
     """Its sampler draws from torch's own generator, some samples twice."""
 

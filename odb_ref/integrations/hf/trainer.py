@@ -126,7 +126,7 @@ class ODBTrainer(SteppingTrainer):
             options["shuffle"] = get_sampling(self.args) == "random"
         options |= choose_layout(self.data_collator, self.odb.loader)
         k = self.args.gradient_accumulation_steps
-        update_samples, batches = self.odb.update_samples, None
+        update_samples, batches, carried = self.odb.update_samples, None, 0
         if update_samples == PLAIN:
             if self.accelerator.split_batches:
                 raise UsageError(
@@ -139,6 +139,7 @@ class ODBTrainer(SteppingTrainer):
                 options |= {"sampler": order, "shard": "shared", "shuffle": False}
                 batch, batches = order.batch, order.batches
             update_samples = batch * k
+            carried = batch * (k - 1) if is_iterable else 0
             # A plain Trainer before transformers 5.10 divides by first labels too, and its run is the one to keep.
             is_told = "causal_shift" in self.odb.settings
             is_padded = (options | self.odb.settings).get("layout", "padded") == "padded"
@@ -170,7 +171,7 @@ class ODBTrainer(SteppingTrainer):
         else:
             if batches is None and loader.has_updates_per_epoch:
                 batches = loader.updates_per_epoch * k
-            self._steps = TrainerUpdates(loader, source, k, batches)
+            self._steps = TrainerUpdates(loader, source, k, batches, carried)
         return self._steps
 
     def _check_settings(self) -> None:

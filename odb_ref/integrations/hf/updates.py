@@ -7,6 +7,7 @@ update: however many micro-batches it takes, steps, epochs, schedules, logs and 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, MutableMapping
 from typing import Final
 
@@ -46,7 +47,9 @@ def cut_rows(part: Inputs) -> Inputs:
 class TrainerUpdates:
     """The train loader as the Trainer iterates over it: an item an update."""
 
-    def __init__(self, loader: ODBDataLoader, dataset: object, accumulation_steps: int, batches: int | None) -> None:
+    def __init__(
+        self, loader: ODBDataLoader, dataset: object, accumulation_steps: int, batches: int | None, carried: int = 0
+    ) -> None:
         self.loader = loader
         self.dataset = dataset
         """What the Trainer counts for its banner."""
@@ -56,6 +59,8 @@ class TrainerUpdates:
         """True in an epoch that goes on where it was saved."""
         self._accumulation_steps = accumulation_steps
         self._batches = batches
+        self._carried = carried
+        """The most samples at an epoch's end of which a plain Trainer makes no update."""
         self._first_epoch = loader.epoch if batches is None else 0
         """The epoch that the Trainer counts as 0: it does not know how many updates an epoch of a stream takes."""
 
@@ -71,6 +76,7 @@ class TrainerUpdates:
 
     def __iter__(self) -> Iterator[UpdateBatch]:
         parts: list[Inputs] = []
+        samples = 0
         self.newest = None
         steps = self.loader.steps()
         for batch, info in steps:
@@ -80,12 +86,21 @@ class TrainerUpdates:
                 self.is_resumed = info.update > 0
             batch[STEP_INFO] = info
             parts.append(batch)
+            samples += info.global_samples
             if info.is_update_end:
                 self.newest = info
                 if info.is_last:
                     next(steps, None)  # concluded before it is handed out: who stops behind it does not leave early
+                    if samples <= self._carried:
+                        warnings.warn(
+                            f"the stream ends with {samples} samples, which are an update here; a plain Trainer reads them in "
+                            "fewer batches than gradient_accumulation_steps, and adds their gradient to the next epoch's first",
+                            RuntimeWarning,
+                            stacklevel=2,
+                        )
                 yield UpdateBatch(tuple(parts))
                 parts.clear()
+                samples = 0
 
     def count_batches(self, asked: int) -> int:
         """Returns how many batches the Trainer is to count for the next update, where it asks for so many."""
