@@ -312,8 +312,8 @@ def test_a_stream_whose_end_is_carried_over_by_the_plain_trainer_is_said(tmp_pat
     runs = [{"data": Short(rest), **settings} for rest in (0, 3, 4, 5)]
     runs += [{"data": Short(1), "gradient_accumulation_steps": 1, **settings}]
     found = [get_values(results)[0] for results in run_each(1, train, [(tmp_path, odb, "", given) for given in runs])]
-    said = [[text for text in run["said"] if "the stream ends with" in text] for run in found]
-    assert ["ends with 3 samples" in " ".join(said[1]), "ends with 4 samples" in " ".join(said[2])] == [True, True]
+    said = [[text for text in run["said"] if "at the end of the stream" in text] for run in found]
+    assert ["stream: 3." in " ".join(said[1]), "stream: 4." in " ".join(said[2])] == [True, True]
     assert [bool(texts) for texts in said] == [False, True, True, False, False]
 
 

@@ -93,8 +93,8 @@ class TrainerUpdates:
                     next(steps, None)  # concluded before it is handed out: who stops behind it does not leave early
                     if samples <= self._carried:
                         warnings.warn(
-                            f"the stream ends with {samples} samples, which are an update here; a plain Trainer reads them in "
-                            "fewer batches than gradient_accumulation_steps, and adds their gradient to the next epoch's first",
+                            f"samples at the end of the stream: {samples}. They are an update here; a plain Trainer reads them "
+                            "in fewer batches than gradient_accumulation_steps, and adds their gradient to the next epoch's",
                             RuntimeWarning,
                             stacklevel=2,
                         )
