@@ -51,8 +51,8 @@ def backward(engine: Engine, loss: Tensor, info: StepInfo, logits: Tensor | None
     steps, wanted = engine.gradient_accumulation_steps(), info.weighting.accumulation_steps
     if steps not in (1, wanted):
         raise UsageError(
-            f"DeepSpeed has gradient_accumulation_steps={steps}, and the loader accumulation_steps={wanted}: say the same "
-            "number in both"
+            f"DeepSpeed has gradient_accumulation_steps={steps}, and the loader accumulation_steps={wanted}: set "
+            "gradient_accumulation_steps to 1 in its configuration; how many batches make an update, the loader says"
         )
     if engine.dp_world_size != info.world_size:
         raise UsageError(

@@ -7,10 +7,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from odb_ref.integrations.deepspeed import backward
+from odb_ref.torch import Batching, Loss, ODBDataLoader, UsageError
 from tests.integrations.common import SIZES, STEPS, Model, check_coverage, check_weights, join, train_alone
 from tests.integrations.environments import resuming
 from tests.integrations.environments.run import run_script
@@ -76,6 +80,23 @@ def test_stages_1_and_2_read_each_others_checkpoints_and_stage_3_its_own(tmp_pat
             assert part["batches"], change
             assert part["batches"] == whole["batches"][-len(part["batches"]) :], change
             assert part["weights"] == pytest.approx(whole["weights"], abs=PRECISION), change
+
+
+def test_an_engine_that_counts_other_batches_to_an_update_is_to_count_none() -> None:
+    """With update_samples the loader takes no accumulation_steps, so the same number in both would be refused as well."""
+    engine: Any = SimpleNamespace(gradient_accumulation_steps=lambda: 4)
+    with (
+        ODBDataLoader(
+            [torch.ones(3)] * 8,
+            token_budget=30,
+            update_samples=8,
+            batching=Batching(length_fn=len),
+            loss=Loss(scaling="samples"),
+        ) as loader,
+        pytest.raises(UsageError, match="set gradient_accumulation_steps to 1 in its configuration"),
+    ):
+        for _, info in loader.steps():
+            backward(engine, torch.zeros(()), info)
 
 
 REFUSED = {

@@ -224,7 +224,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     },
     "lower ODBOptions.token_budget": {"auto_find_batch_size": True},
     "orders samples for fixed batches": GROUPED,
-    "holds no state": {"resume": "checkpoint-1"},
+    "there is no checkpoint": {"resume": "checkpoint-1"},
 }
 
 

@@ -119,6 +119,16 @@ def test_an_epoch_does_not_go_on_with_other_updates(tmp_path: Path, changed: dic
         make_trainer(tmp_path, "updates", **changed).train(resume_from_checkpoint=True)
 
 
+def test_a_checkpoint_that_is_not_there_is_told_from_one_without_a_loader(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "updates")
+    for folder, text in (
+        (tmp_path / "none", "there is no checkpoint"),
+        (tmp_path, "holds no state of an ODBTrainer's"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            trainer.train(resume_from_checkpoint=str(folder))
+
+
 def test_a_trial_keeps_its_checkpoints_by_itself(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "updates", save_strategy="steps", save_steps=4)
     trainer._get_output_dir = lambda trial: str(tmp_path / "run-0")

@@ -34,7 +34,12 @@ def _get_rank(path: Path) -> int:
 
 
 def read_states(folder: Path) -> list[SavedLoader]:
-    """Returns each rank's place, how far training had come, and the budgets it accepted."""
+    """Returns each rank's place, how far training had come, and the budgets it accepted.
+
+    Raises: UsageError when the folder holds none.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no checkpoint {folder}")
     paths = sorted(folder.glob(f"{STATE_STEM}*.json"), key=_get_rank)
     states: list[SavedLoader] = [json.loads(path.read_text()) for path in paths]
     if not states or any(set(state) != SavedLoader.__required_keys__ for state in states):
