@@ -30,7 +30,7 @@ require(__name__, "transformers", extra="trl")
 
 from typing import Final, Unpack
 
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from odb_ref.integrations.hf import ODBTrainer, enable
 from odb_ref.integrations.hf.data import PAIRS, CollatedLength, has_pairs
@@ -39,12 +39,6 @@ from odb_ref.torch import UsageError
 from odb_ref.torch.settings import check_spelling, spread
 
 _TRAINERS: Final = ("SFTTrainer", "DPOTrainer", "RewardTrainer")
-_UNPAIRED_LOSSES: Final = {
-    "sft": "a mean over tokens",
-    "aot": "made of the batch in sorted order",
-    "aot_unpaired": "made of the batch in sorted order",
-}
-"""The losses of a `DPOTrainer` that are not means over pairs, and what they are."""
 
 
 def configure_trainer(
@@ -78,8 +72,6 @@ def configure_trainer(
     if getattr(trainer, "padding_free", False):
         options["layout"] = "packed"
     elif is_paired:
-        if "scaling" not in told:
-            _check_loss(args)
         options |= PAIRS | {"length_fn": CollatedLength(multiple, max_length)}
     if token_budget is None:
         if max_length is None:
@@ -94,23 +86,7 @@ def _check_trainer(trainer: Trainer) -> None:
     if name is not None and name not in _TRAINERS:
         raise UsageError(
             f"{name} is not configured here ({', '.join(_TRAINERS)} are): what its loss is a mean over is not known. If it "
-            "is samples, or their tokens with a label: odb_ref.integrations.hf.enable(trainer, ODBOptions(...)). A Trainer "
-            "that generates what it trains on needs batches of its own making"
+            "is samples, or their tokens with a label, and each sample has input_ids: "
+            "odb_ref.integrations.hf.enable(trainer, ODBOptions(...)). A Trainer that generates what it trains on needs "
+            "batches of its own making, and so does one whose loss compares the samples of a batch (KTO)"
         )
-
-
-def _check_loss(args: TrainingArguments) -> None:
-    """Refuses a loss that weights by pairs do not make that of one process."""
-    kinds = getattr(args, "loss_type", "")
-    found = [(f"loss_type {kind!r}", _UNPAIRED_LOSSES[kind]) for kind in [*_UNPAIRED_LOSSES] if kind in _list(kinds)]
-    if getattr(args, "rpo_alpha", None) is not None:
-        found.append(("rpo_alpha", "a mean over tokens"))
-    for name, what in found:
-        raise UsageError(
-            f"{name}: this loss is {what}, and batches of any size do not add up to that of one process. If the mean of the "
-            "batches' losses, weighed by their pairs, will do, pass loss=Loss(scaling='samples')"
-        )
-
-
-def _list(kinds: object) -> list[object]:
-    return [*kinds] if isinstance(kinds, list | tuple) else [kinds]

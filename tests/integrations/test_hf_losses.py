@@ -15,11 +15,13 @@ require("transformers")
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.data import PAIRS, predicts_first_label
 from odb_ref.integrations.hf.versions import counts_first_labels
+from odb_ref.torch import Loss, UsageError
 from tests.integrations.test_hf_updates import Texts, collate, make_model
 
 COUNT = 12
@@ -111,3 +113,21 @@ def test_a_loss_of_pairs_is_said_to_count_each_pair_alike(tmp_path: Path, steps:
     assert (
         f"a loss of pairs takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the {steps}" in said
     ) is (steps > 1)
+
+
+class Preferences(Dataset[Any]):
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return {"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5]}
+
+
+def test_a_loss_of_pairs_that_is_no_mean_over_them_is_refused_by_enable_too(tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    args.loss_type = ["sigmoid", "sft"]
+    whole = ODBOptions(token_budget=80, loader={"loss": Loss(scaling="samples")})
+    enable(Trainer(make_model(), args, train_dataset=Preferences()), whole)
+    enable(Trainer(make_model(), args, train_dataset=Texts(COUNT)), ODBOptions(token_budget=80))
+    with pytest.raises(UsageError, match="loss_type 'sft': this loss is a mean over tokens"):
+        enable(Trainer(make_model(), args, train_dataset=Preferences()), ODBOptions(token_budget=80))

@@ -54,9 +54,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from odb_ref.integrations.accelerate import check_strategy, find_batch_sampler, find_prepared_order
 from odb_ref.integrations.hf.callback import TrainerHooks
-from odb_ref.integrations.hf.data import choose_layout, predicts_first_label, take_share, warn_of_shards
+from odb_ref.integrations.hf.data import choose_layout, take_share, warn_of_shards
 from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.guard import LossAndOutputs, SteppingTrainer
+from odb_ref.integrations.hf.losses import check_pair_loss, warn_of_other_losses
 from odb_ref.integrations.hf.saving import read_states
 from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions, TrainerSteps, check_arguments, check_engine
 from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
@@ -64,7 +65,6 @@ from odb_ref.integrations.hf.versions import compute_split, counts_first_labels,
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.from_dataloader import lists_all
-from odb_ref.torch.loop import count_pairs
 from odb_ref.torch.settings import arrange
 
 _UNBOUNDED: Final = 2**40
@@ -93,10 +93,12 @@ class ODBTrainer(SteppingTrainer):
     def set_odb(self, odb: ODBOptions) -> None:
         """Chooses how the batches of the next training are formed.
 
-        Raises: UsageError when these are not options.
+        Raises: UsageError when these are not options, or the loss of preference pairs is not a mean over them.
         """
         if not isinstance(odb, ODBOptions):
             raise UsageError(f"odb must be ODBOptions(token_budget=...), got {odb!r}")
+        if "scaling" not in odb.settings:
+            check_pair_loss(self.args, self.train_dataset)
         self.odb = odb
         self._info = self.progress = self._steps = self._guard = self._before = None
         self._accepted = {}
@@ -186,42 +188,9 @@ class ODBTrainer(SteppingTrainer):
             raise UsageError("ODBTrainer does not run with sequence, context or tensor parallelism")
         check_arguments(self.args, is_free=self.odb.update_samples is None)
         if self.odb.update_samples == PLAIN:
-            self._warn_of_other_losses()
+            warn_of_other_losses(self)
         if self.accelerator.distributed_type is DistributedType.DEEPSPEED:
             check_engine(self.accelerator.deepspeed_plugin.deepspeed_config, self.args, self.odb)
-
-    def _is_of_trl(self) -> bool:
-        return any(kind.__module__.startswith("trl.") for kind in type(self).__mro__)
-
-    def _warn_of_other_losses(self) -> None:
-        """Warns of what makes losses of a plain Trainer others than those of the same updates here."""
-        micro_batches = self.args.gradient_accumulation_steps * self.args.world_size
-        has_pairs = self.odb.count is count_pairs
-        is_counted = not has_pairs and (self.model_accepts_loss_kwargs or self.compute_loss_func is not None)
-        said = []
-        if micro_batches > 1 and not is_counted:
-            loss = "a loss of pairs" if has_pairs else type(self.model).__name__
-            said.append(
-                f"{loss} takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the {micro_batches} "
-                "micro-batches of an update alike; here each counts by what it is the mean of"
-            )
-        if _has_router_loss(self.model):
-            text = (
-                "output_router_logits: the routers' loss is of micro-batches, so it depends on how an update is divided"
-            )
-            if micro_batches > 1 and is_counted and not self._is_of_trl():  # else it is divided by their number
-                text += (
-                    f"; a plain Trainer adds it for each of {micro_batches}, and here it counts once for an update: raise "
-                    "router_aux_loss_coef to keep its weight"
-                )
-            said.append(text)
-        if is_counted and predicts_first_label(self.model) and not counts_first_labels(self):
-            said.append(
-                "virtual tokens predict the first label of each row too, and a plain Trainer leaves it out of the number by "
-                "which it divides: its loss and grad_norm are as much larger as there are more labels with it than without"
-            )
-        for text in said:
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps | TrainerUpdates, *batch: int
@@ -400,11 +369,6 @@ def is_shuffled(prepared: DataLoader[object]) -> bool:
             "ODBOptions(loader={'sampler': ...}), or {'shuffle': ...} to read each sample once"
         )
     return not isinstance(sampler, SequentialSampler)
-
-
-def _has_router_loss(model: nn.Module) -> bool:
-    config: object = getattr(model, "config", None)
-    return bool(getattr(config, "output_router_logits", False))
 
 
 def enable(trainer: Trainer, odb: ODBOptions) -> ODBTrainer:

@@ -1,0 +1,66 @@
+"""Losses that a plain Trainer weighs otherwise, and those that nobody can weigh."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Final
+
+from transformers import TrainingArguments
+
+from odb_ref.integrations.hf.data import has_pairs, predicts_first_label
+from odb_ref.integrations.hf.guard import SteppingTrainer
+from odb_ref.integrations.hf.versions import counts_first_labels
+from odb_ref.torch import UsageError
+from odb_ref.torch.loop import count_pairs
+
+_UNPAIRED_LOSSES: Final = {
+    "sft": "a mean over tokens",
+    "aot": "made of the batch in sorted order",
+    "aot_unpaired": "made of the batch in sorted order",
+}
+"""The losses of TRL's `DPOTrainer` that are not means over pairs, and what they are."""
+
+
+def check_pair_loss(args: TrainingArguments, dataset: object) -> None:
+    """Refuses a loss that weights by pairs do not make that of one process."""
+    kinds: object = getattr(args, "loss_type", "")
+    said = kinds if isinstance(kinds, list | tuple) else [kinds]
+    found = [(f"loss_type {kind!r}", what) for kind, what in _UNPAIRED_LOSSES.items() if kind in said]
+    if getattr(args, "rpo_alpha", None) is not None:
+        found.append(("rpo_alpha", "a mean over tokens"))
+    if found and has_pairs(dataset):
+        name, what = found[0]
+        raise UsageError(
+            f"{name}: this loss is {what}, and batches of any size do not add up to that of one process. If the mean of the "
+            "batches' losses, weighed by their pairs, will do, pass loss=Loss(scaling='samples') to the loader"
+        )
+
+
+def warn_of_other_losses(trainer: SteppingTrainer) -> None:
+    """Warns of what makes losses of a plain Trainer others than those of the same updates here."""
+    micro_batches = trainer.args.gradient_accumulation_steps * trainer.args.world_size
+    is_paired = trainer.odb.count is count_pairs
+    is_counted = not is_paired and (trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
+    said = []
+    if micro_batches > 1 and not is_counted:
+        loss = "a loss of pairs" if is_paired else type(trainer.model).__name__
+        said.append(
+            f"{loss} takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the {micro_batches} "
+            "micro-batches of an update alike; here each counts by what it is the mean of"
+        )
+    if getattr(getattr(trainer.model, "config", None), "output_router_logits", False):
+        text = "output_router_logits: the routers' loss is of micro-batches, so it depends on how an update is divided"
+        is_of_trl = any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__)
+        if micro_batches > 1 and is_counted and not is_of_trl:  # else it is divided by their number
+            text += (
+                f"; a plain Trainer adds it for each of {micro_batches}, and here it counts once for an update: raise "
+                "router_aux_loss_coef to keep its weight"
+            )
+        said.append(text)
+    if is_counted and predicts_first_label(trainer.model) and not counts_first_labels(trainer):
+        said.append(
+            "virtual tokens predict the first label of each row too, and a plain Trainer leaves it out of the number by "
+            "which it divides: its loss and grad_norm are as much larger as there are more labels with it than without"
+        )
+    for text in said:
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
