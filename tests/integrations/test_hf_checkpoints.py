@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.saving import read_states
+from odb_ref.integrations.hf.versions import HAS_TOKEN_COUNT
 from odb_ref.torch import UsageError
 from tests.integrations.common import run_each, run_ranks
 from tests.integrations.test_hf_updates import Texts, collate, make_model
@@ -114,6 +115,8 @@ def test_a_checkpoint_saved_at_once_by_another_number_of_ranks_can_be_resumed(tm
 def test_an_epoch_does_not_go_on_with_other_updates(tmp_path: Path, changed: dict[str, int]) -> None:
     """Checks: COVER. With updates of twice the samples the Trainer takes the 5th of 8 for one behind the epoch's last, and what
     is left of it was trained on by nobody."""
+    if "per_device_train_batch_size" in changed and not HAS_TOKEN_COUNT:
+        pytest.skip("an earlier Trainer keeps the batch size of the checkpoint")
     make_trainer(tmp_path, "updates", save_strategy="steps", save_steps=5, max_steps=5).train()
     with pytest.raises(UsageError, match="the updates of an epoch cannot change inside it"):
         make_trainer(tmp_path, "updates", **changed).train(resume_from_checkpoint=True)
