@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.inputs.cost_files import load_costs, write_costs
-from odb_sim.inputs.costs import Costs, GpuCost
+from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost
 
 from odb_ref.core.batching.updates import PADDING_SHARE
 from tests.helpers.commands import refuse
@@ -153,7 +153,7 @@ def test_a_run_of_tokens_and_steps_of_their_own(
         ("--model nothing", "--model nothing"),
         ("--memory-tokens 0", "--memory-tokens"),
         ("--epochs 2 --tokens 100", "leave one out"),
-        ("--memory-tokens 7", "and the shortest sample may not fit"),
+        ("--memory-tokens 7", "--memory-tokens 7: the shortest sample has 20"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -168,5 +168,56 @@ def test_what_was_timed_was_timed_as_the_run_is(lengths: Path, tmp_path: Path) -
     write_costs(costs, Costs(gpu=GpuCost(fixed_s=1.0, per_token_s=1e-5)))
     for options, recomputes in (("", False), ("--recompute yes", True)):
         asked = f"{SMALL} --global-batch 256 {options} --cost-model {costs} --json {tmp_path / 'p.json'}"
-        assert main(["plan", str(lengths), *asked.split()]) == 0
+        assert main(["plan", str(lengths), *asked.split(), "--html", str(tmp_path / "p.html")]) == 0
         assert json.loads((tmp_path / "p.json").read_text())["recomputes"] is recomputes
+    assert "Times are those of --cost-model: a micro-batch 1 s, a token 1e-05 s" in (tmp_path / "p.html").read_text()
+
+
+def test_sharded_ranks_meet_in_each_micro_batch_whatever_was_timed(lengths: Path, tmp_path: Path) -> None:
+    """A table of timed steps does not say so, and without it fixed batches would not be seen to wait for one another."""
+    costs = tmp_path / "costs.json"
+    write_costs(costs, Costs(gpu=GpuCost(fixed_s=0.01, per_token_s=1e-4), collective=NO_COLLECTIVE))
+    speedups = {}
+    for strategy in ("ddp", "fsdp"):
+        asked = f"--model qwen2.5-0.5b --gpu h100 --gpus 8 --strategy {strategy} --processes 1 --global-batch 64"
+        assert (
+            main(["plan", str(lengths), *asked.split(), "--cost-model", str(costs), "--json", str(tmp_path / "p.json")])
+            == 0
+        )
+        speedups[strategy] = json.loads((tmp_path / "p.json").read_text())["ways"][0]["speedup"]
+    assert speedups["fsdp"] > 1.05 * speedups["ddp"]
+
+
+def test_memory_that_is_known_gains_nothing_by_computing_again(
+    lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The faster is chosen also where it does not hold the longest sample."""
+    tokens = int(np.loadtxt(lengths, skiprows=1).max()) - 1
+    asked = f"{SMALL} --global-batch 32 --memory-tokens {tokens} --json {tmp_path / 'p.json'}"
+    assert main(["plan", str(lengths), *asked.split()]) == 0
+    assert not json.loads((tmp_path / "p.json").read_text())["recomputes"]
+    assert "that fit by --memory-tokens" in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", str(lengths), *asked.split(), "--recompute", "yes"]) == 0
+    assert "cut them. " in " ".join(capsys.readouterr().out.split()) + " "
+
+
+def test_nodes_are_filled_as_torchrun_fills_them(lengths: Path, tmp_path: Path) -> None:
+    """Thirteen GPUs are thirteen nodes of one, in the price too."""
+    seconds = []
+    for nodes in ("", "--node-gpus 1"):
+        asked = f"--model qwen2.5-0.5b --gpu h100 --gpus 13 --processes 1 --global-batch 64 {nodes}"
+        assert main(["plan", str(lengths), *asked.split(), "--json", str(tmp_path / "p.json")]) == 0
+        figures = json.loads((tmp_path / "p.json").read_text())
+        assert "torchrun --nnodes 13 --nproc-per-node 1 train.py" in figures["commands"]
+        seconds.append(figures["ways"][0]["seconds"])
+    assert seconds[0] == seconds[1]
+
+
+def test_a_cost_model_that_is_written_says_for_how_many_ranks(
+    made: tuple[dict[str, Any], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made[1]
+    assert load_costs(folder / "costs.json").fitted.ranks == 4
+    run = "--ranks 8 --token-budget 20000 --cost-model"
+    assert main(["simulate", "gsm8k", *run.split(), str(folder / "costs.json")]) == 0
+    assert "fitted to runs of 4 ranks, and 8 are simulated" in " ".join(capsys.readouterr().out.split())

@@ -112,7 +112,7 @@ def list_cautions(
             "extrapolated, and the collective of a step is taken to cost what it cost there (set `collective` in the file)"
         )
         found.append(Caution(About.COST_MODEL, text))
-    elif fitted.padded_tokens and largest > fitted.padded_tokens:
+    if fitted.padded_tokens and largest > fitted.padded_tokens:
         text = (
             f"the cost model was fitted to batches of at most {fitted.padded_tokens:,} padded tokens, and the largest here has "
             f"{largest:,}: its time is extrapolated"

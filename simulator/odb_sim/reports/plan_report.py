@@ -101,8 +101,6 @@ def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
     if reading:
         data, count = "lengths.csv", [f"odb-ref lengths {data} {reading} --out lengths.csv"]
     wanted, job, best = plan.wanted, plan.wanted.job, plan.ways[0].what
-    # torchrun starts the same number on each node.
-    own = max(count for count in range(1, job.node_gpus + 1) if job.gpus % count == 0)
     if wanted.global_batch is None:
         batching, options = f", batching=Batching(window={best.window_samples})", f" --window {best.window_samples}"
     else:
@@ -115,7 +113,7 @@ def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
     return [
         f"loader = ODBDataLoader(dataset, token_budget={best.budget_tokens}{batching}, "
         "collate_fn=collate, num_workers=4, shuffle=True)",
-        f"torchrun --nnodes {job.gpus // own} --nproc-per-node {own} train.py",
+        f"torchrun --nnodes {job.gpus // job.own_gpus} --nproc-per-node {job.own_gpus} train.py",
         *count,
         f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{options}"
         " --cost-model costs.json  # as --write-costs of this command writes it",
@@ -159,6 +157,12 @@ def write_plan_report(path: Path, plan: RunPlan, commands: Sequence[str], source
         )
     page.add_maps([(wanted.lengths.name, [draw_run(way.what, way.name) for way in (best, fixed)])])
     page.add_heading("What it rests on")
+    if wanted.cost_model is not None:
+        gpu = wanted.costs.gpu
+        page.add_text(
+            f"Times are those of --cost-model: a micro-batch {gpu.fixed_s:.4g} s, a token {gpu.per_token_s:.4g} s, a token "
+            f"squared {gpu.per_token2_s:.4g} s. What stands here is for memory and price."
+        )
     page.add_table(
         ["constant", "value", "from", "to", "source"],
         [

@@ -36,7 +36,10 @@ LARGEST_JUDGED: Final = 20_000
 LARGEST_UPDATES: Final = 6_000
 """Likewise for updates of the protocol, which only events can simulate."""
 _FEWEST_UPDATES: Final = 8
-_LEAST_SHARD: Final = 64
+_LEAST_SHARD: Final = 512
+"""Samples of a rank that the free mode is judged by: no window is larger."""
+_LEAST_OF_UPDATES: Final = 64
+"""The same where updates have so many samples."""
 _TOLERANCE: Final = 0.01
 _ROUND: Final = 64
 """Budgets are multiples of so many tokens."""
@@ -103,8 +106,11 @@ class Wanted:
 
     @property
     def costs(self) -> Costs:
-        """What things cost."""
-        return self.job.price(self.job.values) if self.cost_model is None else self.cost_model
+        """What things cost. Whether ranks meet after each micro-batch, which timed steps do not say, the strategy does."""
+        if (given := self.cost_model) is None:
+            return self.job.price(self.job.values)
+        each_step = given.collective.each_step or self.job.strategy.each > 0
+        return replace(given, collective=replace(given.collective, each_step=each_step))
 
     @property
     def judged_samples(self) -> int | None:
@@ -112,13 +118,13 @@ class Wanted:
         most, update = LARGEST_JUDGED, self.global_batch
         if update is not None:
             most = max(_FEWEST_UPDATES, LARGEST_UPDATES // update) * update
-        most = max(most, _LEAST_SHARD * self.job.gpus)
+        most = max(most, (_LEAST_SHARD if update is None else _LEAST_OF_UPDATES) * self.job.gpus)
         return most if len(self.lengths) > most else None
 
     def list_inputs(self) -> list[Uncertain]:
         """Returns what of the costs is not known exactly."""
         if self.cost_model is not None:
-            return list_uncertain(self.cost_model)
+            return list_uncertain(self.costs)
         job, values = self.job, self.job.values
         found = []
         for name, words in _WORDS.items():
@@ -191,6 +197,10 @@ def make_plan(
     Raises: UsageError when what is wanted makes no sense.
     """
     if wanted.budget_tokens < int(wanted.lengths.tokens.min()):
+        if wanted.memory_tokens is not None:
+            raise UsageError(
+                f"--memory-tokens {wanted.memory_tokens:,}: the shortest sample has {int(wanted.lengths.tokens.min()):,}"
+            )
         most = wanted.job.compute_token_range()[1]
         raise UsageError(
             f"{wanted.job.model.name} on {wanted.job.gpus:,} GPUs has room for {wanted.budget_tokens:,} to {most:,} tokens, "
@@ -232,10 +242,11 @@ def _choose_global_batch(wanted: Wanted, policy: str, ways: Sequence[Way]) -> Gl
 def choose(wanted: Sequence[Wanted]) -> Wanted:
     """Returns the fastest of several jobs that want the same, each at its largest budget.
 
-    One whose memory does not hold the longest sample is taken only where none does. Where costs were measured
-    the first that holds it is taken: one of them was timed, and the others would have their larger budgets for nothing.
+    One whose memory does not hold the longest sample is taken only where none does, then that of the largest. Where costs were
+    measured the first is taken: one of them was timed, and the others would have their larger budgets for nothing.
     """
-    holding = [one for one in wanted if one.budget_tokens >= int(one.lengths.tokens.max())] or list(wanted[-1:])
+    longest, largest = int(wanted[0].lengths.tokens.max()), max(one.budget_tokens for one in wanted)
+    holding = [one for one in wanted if one.budget_tokens >= min(longest, largest)]
     if len(holding) == 1 or holding[0].cost_model is not None:
         return holding[0]
     return min(holding, key=_measure)
@@ -312,8 +323,10 @@ def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]
     over = int((wanted.lengths.tokens > wanted.budget_tokens).sum())
     if over:
         said.append(
-            f"{over:,} samples are longer than the {wanted.budget_tokens:,} tokens that surely fit, the longest has "
-            f"{int(wanted.lengths.tokens.max()):,}: cut them, or compute activations again (--recompute yes)"
+            f"{over:,} samples are longer than the {wanted.budget_tokens:,} tokens that "
+            f"{'surely fit' if wanted.memory_tokens is None else 'fit by --memory-tokens'}, the longest has "
+            f"{int(wanted.lengths.tokens.max()):,}: cut them"
+            f"{'' if wanted.job.recomputes else ', or compute activations again (--recompute yes)'}"
         )
     if wanted.global_batch is not None and wanted.global_batch > len(wanted.lengths):
         said.append(

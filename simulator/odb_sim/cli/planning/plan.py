@@ -106,7 +106,9 @@ def run_command(options: argparse.Namespace) -> int:
     if options.json is not None:
         write_json(options.json, encode(plan, commands))
     if options.write_costs is not None:
-        write_costs(options.write_costs, replace(plan.wanted.costs, ranges=compute_ranges(plan.wanted)))
+        costs = replace(plan.wanted.costs, ranges=compute_ranges(plan.wanted))
+        ranks = costs.fitted.ranks or plan.wanted.job.gpus  # those of other clusters are told so
+        write_costs(options.write_costs, replace(costs, fitted=replace(costs.fitted, ranks=ranks)))
     if options.html is not None:
         write_plan_report(Path(options.html), plan, commands, build_source(options, [options.data]))
     print(describe_plan(plan))
