@@ -242,6 +242,29 @@ def test_a_sampler_set_to_another_epoch_is_noticed() -> None:
         assert read_in_order(other) == list_in(0)
 
 
+def test_loaders_of_either_mode_may_share_a_sampler_one_after_another() -> None:
+    """What one has left it at is not taken for what the user has set it to."""
+    sampler = make_sampler()
+    for options in ({"update_samples": 4}, {"update_samples": 4}, {"order": "sampler"}, {"update_samples": 4}):
+        with make_loader(sampler=sampler, **options) as loader:
+            assert sorted(read_in_order(loader)) == sorted(list_in(0))
+
+
+class Endless(Sampler[int]):
+    """As some lists of training samples are: without a length, for ever."""
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(20))
+
+
+def test_a_sampler_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("odb_ref.torch.plan.sampler.MOST_UNTOLD", 1000)
+    with make_loader(sampler=Endless()) as loader, pytest.raises(UsageError, match="does not end after 1,000 keys"):
+        iter(loader)
+    with pytest.raises(UsageError, match="sampler=5: expected a Sampler"):
+        make_loader(sampler=5)
+
+
 def test_a_sampler_set_before_its_first_loader_is_noticed() -> None:
     sampler = make_sampler()
     sampler.set_epoch(4)

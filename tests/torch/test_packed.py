@@ -113,6 +113,23 @@ def test_a_label_of_its_own_token_stays_and_samples_stay_as_they_were() -> None:
     assert all(torch.equal(sample["labels"], labels) for sample, labels in zip(SAMPLES, before, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ({"position_ids": [2, 3]}, "position_ids of a sample continue those of the one before"),
+        ({"completion_mask": [0, 1]}, "the completion_mask of a sample leaves out tokens, and it has no labels"),
+        ({"attention_mask": [1]}, "attention_mask of a sample has 1 values for 2 tokens"),
+    ],
+)
+def test_what_would_join_samples_or_train_on_prompts_is_refused(second: dict[str, list[int]], said: str) -> None:
+    """Checks: WEIGHT. Attention that goes by positions takes samples for one whose positions continue."""
+    (name,) = second
+    first = {"position_ids": [0, 1], "completion_mask": [1, 1], "attention_mask": [1, 1]}
+    samples = [{"input_ids": [1, 2], name: first[name]}, {"input_ids": [3, 4]} | second]
+    with pytest.raises(SampleError, match=said):
+        FlattenSamples()(samples)
+
+
 def test_further_fields_with_a_value_for_each_token_are_laid_end_to_end_too() -> None:
     samples = [
         {"input_ids": [1, 2], "token_type_ids": [0, 1], "attention_mask": [1, 1], "position_ids": [2, 3]},

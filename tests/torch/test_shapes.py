@@ -40,13 +40,15 @@ def test_rows_are_padded_within_the_budget_to_at_most_so_many_lengths() -> None:
 
 
 def test_the_padding_is_a_sample_of_its_own_without_labels() -> None:
-    samples = [{"input_ids": [5, 6, 7], "weights": [1, 2, 3]}, {"input_ids": [8, 9], "weights": [4, 5]}]
+    samples = [{"input_ids": [5, 6, 7], "weights": [1, 2, 3], "head_labels": [0, 1, 2]}]
+    samples += [{"input_ids": [8, 9], "weights": [4, 5], "head_labels": [3, 4]}]
     batch = BoundedShapes(token_budget=16, shapes=2, pad_token=3)(samples)
     assert {name: row.tolist() for name, row in batch.items()} == {
         "input_ids": [[5, 6, 7, 8, 9, 3, 3, 3]],
         "labels": [[-100, 6, 7, -100, 9, -100, -100, -100]],
         "position_ids": [[0, 1, 2, 0, 1, 0, 1, 2]],
         "weights": [[1, 2, 3, 4, 5, 0, 0, 0]],
+        "head_labels": [[0, 1, 2, 3, 4, -100, -100, -100]],
     }
 
 

@@ -179,6 +179,12 @@ def test_a_rank_that_was_killed_needs_no_finish_when_the_others_say_so(tmp_path:
     assert verdict.jobs[0].get_status(Property.COVER) is Status.NOT_APPLICABLE
 
 
+def test_a_folder_is_judged_with_its_compressed_traces(tmp_path: Path) -> None:
+    (path,) = run(tmp_path / "t.ndjson.gz")
+    path.write_bytes(path.read_bytes()[:-20])
+    assert {item.property for item in check_traces([tmp_path]).violations} == {Property.FREE}
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_file_that_ends_inside_a_line_is_cut_off(tmp_path: Path, suffix: str) -> None:
     (path,) = run(tmp_path / f"t{suffix}")

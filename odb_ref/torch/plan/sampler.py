@@ -13,6 +13,9 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from odb_ref.core.errors import UsageError, read_integer
 
+MOST_UNTOLD: Final = 2**26
+"""A sampler that does not say how many keys it has may never end."""
+
 _left: Final[dict[int, tuple[weakref.ref[object], Mapping[str, int]]]] = {}
 """By the identity of a sampler: the numbers it held when a loader was done with it."""
 
@@ -34,19 +37,19 @@ class AllReplicas(Sampler[object]):
     """
 
     def __init__(self, sampler: DistributedSampler[object]) -> None:
-        self._sampler = sampler
+        self.sampler = sampler
         self.samples = sampler.total_size
         self.least = self.samples if sampler.drop_last else len(sampler.dataset)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the sampler's."""
-        self._sampler.set_epoch(epoch)
+        self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
         return self.samples
 
     def __iter__(self) -> Iterator[object]:
-        whole = copy.copy(self._sampler)
+        whole = copy.copy(self.sampler)
         whole.rank, whole.num_replicas, whole.num_samples, whole.total_size = 0, 1, self.samples, self.samples
         return iter(whole)
 
@@ -65,25 +68,37 @@ def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:
 
 
 def _list(sampler: Iterable[object]) -> list[object]:
-    """Returns the keys of a sampler; of one that lists more than it says it has, which may never end, one more than that."""
-    return list(islice(sampler, len(sampler) + 1 if isinstance(sampler, Sized) else None))
+    """Returns the keys of a sampler; of one that lists more than it says it has, which may never end, one more than that.
+
+    Raises: UsageError when it does not say how many it has, and does not seem to end.
+    """
+    keys = list(islice(sampler, len(sampler) + 1 if isinstance(sampler, Sized) else MOST_UNTOLD))
+    if not isinstance(sampler, Sized) and len(keys) == MOST_UNTOLD:
+        raise UsageError(
+            f"the sampler has no __len__, and does not end after {MOST_UNTOLD:,} keys: it is listed whole at the beginning of "
+            "an epoch. Have it end, or make it an IterableDataset"
+        )
+    return keys
 
 
 def _list_for(sampler: Iterable[object], set_epoch: Callable[[int], object], epoch: int) -> list[object]:
     """Sets the sampler to the epoch, and leaves it at the next: so it shows when the user sets it back to this one."""
-    key, found = id(sampler), _read_numbers(sampler)
+    own = (
+        sampler.sampler if isinstance(sampler, AllReplicas) else sampler
+    )  # the user's, which another loader may have too
+    key, found = id(own), _read_numbers(own)
     _, left = _left.get(key, (None, None))
     if left is None:
         set_epoch(0)
-        left = _read_numbers(sampler)
+        left = _read_numbers(own)
     set_epoch(epoch)
-    wanted = _read_numbers(sampler)
+    wanted = _read_numbers(own)
     keys = _list(sampler)
     if (changed := _find_changed(found, wanted)) and _find_changed(found, left):
         # Whether it holds the epoch, or the sum of that and a seed.
         other = max(0, epoch + found[changed[0]] - wanted[changed[0]])
         set_epoch(other)
-        is_other = not _find_changed(found, _read_numbers(sampler))
+        is_other = not _find_changed(found, _read_numbers(own))
         if _list(sampler) != keys:
             set_epoch(other)  # listing may have moved it on
             which = f"epoch {other}" if is_other else f"another epoch ({changed[0]} is {found[changed[0]]})"
@@ -93,7 +108,7 @@ def _list_for(sampler: Iterable[object], set_epoch: Callable[[int], object], epo
             )
     set_epoch(epoch + 1)
     with contextlib.suppress(TypeError):  # nothing can watch it
-        _left[key] = weakref.ref(sampler, lambda _: _left.pop(key, None)), _read_numbers(sampler)
+        _left[key] = weakref.ref(own, lambda _: _left.pop(key, None)), _read_numbers(own)
     return keys
 
 

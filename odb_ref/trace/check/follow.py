@@ -76,7 +76,7 @@ class Follower:
 
     def _find(self) -> None:
         for folder in self._folders:
-            for path in list_traces(folder):
+            for path in [path for path in list_traces(folder) if path.suffix != ".gz"]:  # these are written at once
                 if path not in self._seen:
                     self._seen.add(path)
                     self._awaited.append(path)

@@ -59,7 +59,7 @@ def open_traces(path: Path) -> list[Stream]:
         return [Stream(path)]
     traces = list_traces(path)
     if not traces:
-        raise UsageError(f"{path}: a folder that holds no *.ndjson")
+        raise UsageError(f"{path}: a folder that holds no *.ndjson or *.ndjson.gz")
     return list(map(Stream, traces))
 
 

@@ -79,7 +79,7 @@ class Stream:
 
 def list_traces(folder: Path) -> list[Path]:
     """Returns the trace files of a folder, sorted by name."""
-    return sorted(folder.glob("*.ndjson"))
+    return sorted([*folder.glob("*.ndjson"), *folder.glob("*.ndjson.gz")])
 
 
 def group_into_jobs(streams: Sequence[Stream]) -> list[list[Stream]]:
