@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from odb_sim.cli.main import main
+from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions
 from odb_sim.inputs.cost_files import load_costs, write_costs
 from odb_sim.inputs.costs import (
@@ -348,3 +349,67 @@ def test_what_a_model_was_fitted_to_goes_with_it(tmp_path: Path, capsys: pytest.
     simulate = ["simulate", "gsm8k", "--ranks", "64", "--samples", "640", "--token-budget", "2000"]
     assert main([*simulate, "--cost-model", str(out)]) == 0
     assert "fitted to runs of 3 ranks, and 64 are simulated" in capsys.readouterr().out
+
+
+def record_updates(path: Path, costs: Costs, *, update_samples: int | None = 64, goal: int | None = None) -> Path:
+    tokens = np.clip(np.random.default_rng(5).lognormal(5, 0.7, 1500), 8, 1500).astype(np.int64)
+    what = Run(
+        workload=build_workload(Lengths("long", tokens, tokens), ranks=4, sharding=Sharding.EVEN),
+        policy="odb",
+        budget_tokens=2048,
+        window_samples=32,
+        update_samples=update_samples,
+        global_batch=GlobalBatch(samples=goal),
+        costs=costs,
+    )
+    with TraceWriter(path, what.build_config(), driver="simulator") as writer:
+        run(what, observer=writer.record)
+    return path
+
+
+@pytest.mark.parametrize("each_step", [False, True])
+@pytest.mark.parametrize("goal", [None, 64])
+def test_accumulated_steps_are_fitted_whether_or_not_ranks_meet_in_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], goal: int | None, *, each_step: bool
+) -> None:
+    costs = replace(COSTS, collective=replace(COSTS.collective, each_step=each_step))
+    trace = str(record_updates(tmp_path / "t.ndjson", costs, update_samples=None if goal else 64, goal=goal))
+    out, figures = tmp_path / "costs.json", tmp_path / "fit.json"
+    options = ["--global-batch", str(goal)] if goal else []
+    assert main(["calibrate", trace, *options, "--workers", "3", "--out", str(out), "--json", str(figures)]) == 0
+    found = load_costs(out)
+    assert found.gpu.per_token_s == pytest.approx(3e-4, rel=0.02)
+    assert found.gpu.fixed_s == pytest.approx(0.11, rel=0.02), (
+        "the collective ends an update, and is not part of a step"
+    )
+    assert found.collective.fixed_s == pytest.approx(0.04, rel=0.05)
+    assert found.collective.each_step == each_step
+    (entry,) = json.loads(figures.read_text())["replays"]
+    assert abs(entry["timing"]["total_error"]) < 0.03
+    assert f"ranks {'meet after every step' if each_step else 'do not meet'}" in capsys.readouterr().out.replace(
+        "\n", " "
+    )
+
+
+def test_the_error_of_a_cost_model_is_no_less_than_that_of_its_own_runs(tmp_path: Path) -> None:
+    # The median leaves slow first steps out of account, and the half that is held back has none.
+    trace = str(slow_first_steps(record_timed(tmp_path / "t.ndjson"), steps=2, extra_s=6.0))
+    out, figures = tmp_path / "costs.json", tmp_path / "fit.json"
+    for warm_up_steps, is_wide in ((0, True), (2, False)):
+        options = ["--workers", "3", "--warm-up", str(warm_up_steps), "--out", str(out), "--json", str(figures)]
+        assert main(["calibrate", trace, *options]) == 0
+        (entry,) = json.loads(figures.read_text())["replays"]
+        timing, (error,) = entry["timing"], [row for row in load_costs(out).ranges.rows if row[0] == "error"]
+        assert timing["total_error"] < -0.2
+        assert (error[2] - 1 >= abs(timing["total_error"])) == is_wide, "a warm-up that is left out has no part in it"
+        # The band that is printed beside the times is the wider one.
+        assert (timing["measured_s"] <= 1.01 * timing["high_s"]) == is_wide
+
+
+def test_one_rank_has_no_collective_to_speak_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("tokens,seconds\n1000,0.1\n2000,0.2\n")
+    assert main(["calibrate", str(path)]) == 0
+    assert "collective" not in capsys.readouterr().out
+    assert main(["calibrate", str(path), "--ranks", "2"]) == 0
+    assert "gpu.fixed_s holds the collective" in capsys.readouterr().out.replace("\n", " ")

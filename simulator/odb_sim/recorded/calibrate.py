@@ -6,7 +6,10 @@ cost if one number were 1 and the others 0. Those columns come from the models t
 ==========  ============================================================================================================
 `step`      from one step taken to the next, where no rank waited for data in either: the model's time for the costliest
             batch of the step. The collective that ends a step is the same for all and becomes part of ``gpu.fixed_s``.
-            Attention's quadratic part is kept only where it lowers the error by a twentieth.
+            Attention's quadratic part is kept only where it lowers the error by a twentieth. Where steps were accumulated,
+            those that do not end an update are fitted: to each rank's own batch, or to the costliest where ranks meet after
+            every step (FSDP). A trace does not say which: the one that errs less on what was held back is kept. By how
+            much longer the ends of updates take becomes ``collective.fixed_s``.
 `table`     likewise, as a table of padded tokens and median seconds, when it is asked for: for a device whose step time is
             no straight line. It stands beside the formula, and a simulation uses it.
 `read`      from one answer of the reader to the next, where it was waited for, by what the model of a loader says of the
@@ -36,45 +39,38 @@ import numpy as np
 
 from odb_ref.core.errors import UsageError
 from odb_sim.engine.loading import WindowReader
+from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.costs import (
     ERROR,
     INLINE_LOADER,
-    NO_COLLECTIVE,
     Costs,
     FittedTo,
-    GpuCost,
     LoaderCost,
     NetworkCost,
     PricedTransport,
     Ranges,
-    StepTable,
 )
-from odb_sim.recorded.fitting import (
-    Fit,
-    TimedSpans,
-    compute_run_error,
-    compute_scatter,
-    fit_apart_from_zero,
-    fit_component,
-    fit_table,
-    join_spans,
-    judge,
-)
+from odb_sim.recorded.fitting import Fit, TimedSpans, fit_apart_from_zero, fit_component, split_spans
 from odb_sim.recorded.runs import RankRecord, RecordedRun, Span
+from odb_sim.recorded.steps import (
+    NO_GPU,
+    READY_S,
+    READY_SHARE,
+    Meeting,
+    TimedRun,
+    find_ends,
+    fit_collective,
+    fit_step_table,
+    fit_steps,
+)
 
-_QUADRATIC_GAIN: Final = 0.95
-_READY_S: Final = 2e-3
-_READY_SHARE: Final = 0.05
-"""A step lay ready when it was delivered this long, and this share of the step before it, ahead of being taken."""
 _READ_FITS: Final = 3
-_PARTS: Final = 4
 _LEAST_ERROR: Final = 0.02
 """The least share of a run's time, however well those held back are met."""
 _SECTIONS: Final = {"step": "gpu", "read": "loader", "collate": "loader", "exchange": "network"}
 _FEW_READS: Final = "the others were read ahead, or the run is short"
 _INLINE: Final = "the thread that trains reads and collates, as part of a step"
 _SMALLEST_S: Final = 1e-6
-_NO_GPU: Final = GpuCost(fixed_s=0, per_token_s=0, per_token2_s=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +83,8 @@ class Calibration:
     """Which half was held back."""
     warm_up_steps: int = 0
     """Steps at the start of each run that were neither fitted nor judged."""
+    meeting: Meeting = Meeting.EVERY_UPDATE
+    """Which steps were fitted."""
 
     def to_json(self) -> dict[str, object]:
         """Returns what the cost-model file says of its numbers."""
@@ -101,11 +99,13 @@ def calibrate(
     transport: PricedTransport = PricedTransport.REDUCE,
     has_table: bool = False,
     warm_up_steps: int = 0,
+    global_batch: GlobalBatch = EVERY_STEP,
 ) -> Calibration:
     """Returns the cost models that fit ``runs`` best; with ``has_table`` a measured table of step times beside the formula.
 
     The first ``warm_up_steps`` steps of every run count for nothing, neither in the fit nor in its error: allocators and
-    kernels get ready in them.
+    kernels get ready in them. ``global_batch`` is that to which the job accumulated its steps, where the traces do not say it
+    (``update_samples``).
 
     ``workers`` is how many worker processes a rank had: with 1 the numbers describe the loader as a whole. With 0 the thread
     that trains read and collated when it asked for a step: that is part of the time of a step, and the spans of reading and
@@ -116,7 +116,8 @@ def calibrate(
     for run in runs:
         if not run.has_times:
             raise UsageError(f"{run.name}: the trace has no times, so there is nothing to fit a cost model to")
-    step = _fit_steps(runs, warm_up_steps)
+    timed = [TimedRun(run, find_ends(run, global_batch), warm_up_steps) for run in runs]
+    step, meeting = fit_steps(timed)
     if step.reason:
         raise UsageError(f"{runs[0].name}: the time of a step cannot be fitted: {step.reason}")
     loader = replace(INLINE_LOADER, workers=max(1, workers))
@@ -128,8 +129,8 @@ def calibrate(
     exchange = _fit("exchange", runs, lambda run: _gather_exchanges(run, network), "a run needs more rounds")
     default = NetworkCost()
     costs = Costs(
-        gpu=replace(_NO_GPU, **step.values),
-        collective=NO_COLLECTIVE,
+        gpu=replace(NO_GPU, **step.values),
+        collective=fit_collective(timed, replace(NO_GPU, **step.values), meeting),
         network=NetworkCost(
             alpha_s=exchange.values.get("alpha_s", default.alpha_s),
             beta_s=exchange.values.get("beta_s", default.beta_s),
@@ -144,11 +145,11 @@ def calibrate(
     fits = [step, read, collate, exchange]
     costs = replace(costs, ranges=list_ranges(fits))
     if has_table:
-        table, fit = _fit_table(runs, warm_up_steps)
+        table, fit = fit_step_table(timed, meeting)
         costs = replace(costs, step_table=table)
         fits.insert(1, fit)
     held_back = "every second run" if len(runs) > 1 else "the second half of the run"
-    return Calibration(costs, tuple(fits), held_back, warm_up_steps)
+    return Calibration(costs, tuple(fits), held_back, warm_up_steps, meeting)
 
 
 def list_ranges(fits: Sequence[Fit]) -> Ranges:
@@ -156,6 +157,16 @@ def list_ranges(fits: Sequence[Fit]) -> Ranges:
     rows = [(f"{_SECTIONS[fit.component]}.{item.name}", item.low, item.high) for fit in fits for item in fit.ranges]
     error = max(_LEAST_ERROR, *(fit.run_error for fit in fits))
     return Ranges(rows=(*rows, (ERROR, 1 / (1 + error), 1 + error)))
+
+
+def widen_error(costs: Costs, total_errors: Sequence[float]) -> Costs:
+    """Returns ``costs`` whose error is no less than ``total_errors``: predicted over measured of whole runs, less 1."""
+    found = [max(1 + error, 1 / (1 + error)) for error in total_errors if error > -1]
+    rows = tuple(
+        (name, min(low, 1 / max(high, *found)), max(high, *found)) if name == ERROR and found else (name, low, high)
+        for name, low, high in costs.ranges.rows
+    )
+    return replace(costs, ranges=Ranges(rows=rows))
 
 
 def _set_loader(workers: int, values: dict[str, float]) -> LoaderCost:
@@ -176,79 +187,9 @@ def is_held_back(number: int, runs: int) -> bool:
     return runs > 1 and number % 2 == 1
 
 
-def _split(parts: Sequence[TimedSpans]) -> tuple[TimedSpans, TimedSpans]:
-    """Returns the spans to fit and those held back, of the spans of each run."""
-    if len(parts) > 1:
-        return join_spans(parts[::2]), join_spans(parts[1::2])
-    (part,) = parts
-    middle = (len(part) + 1) // 2
-    return part.select(slice(0, middle, None)), part.select(slice(middle, len(part), None))
-
-
 def _fit(component: str, runs: Sequence[RecordedRun], gather: Callable[[RecordedRun], TimedSpans], why_few: str) -> Fit:
-    fitted, held = _split([gather(run) for run in runs])
+    fitted, held = split_spans([gather(run) for run in runs])
     return fit_apart_from_zero(component, fitted, held, why_few)
-
-
-# Steps -------------------------------------------------------------------------------------------------------------
-
-
-def _fit_steps(runs: Sequence[RecordedRun], warm_up_steps: int) -> Fit:
-    why_few = "the others waited for data, or the run is short"
-    by_token = replace(_NO_GPU, per_token_s=1)
-    linear_fitted, held = _split([_gather_steps(run, by_token, warm_up_steps) for run in runs])
-    linear = fit_component("step", linear_fitted, held, why_few)
-    if linear.reason:
-        return linear
-    # Which rank's batch is the costliest is known once the numbers are.
-    quadratic = linear
-    for _ in range(2):
-        gpu = replace(_NO_GPU, **quadratic.values)
-        parts = [_gather_steps(run, gpu, warm_up_steps, with_pairs=True) for run in runs]
-        fitted, held = _split(parts)
-        quadratic = fit_component("step", fitted, held, why_few)
-    error = np.abs(fitted.compute_errors(quadratic.values)).sum()
-    linear_error = np.abs(fitted.compute_errors(linear.values)).sum()
-    is_quadratic = error < linear_error * _QUADRATIC_GAIN
-    best = fit_apart_from_zero("step", fitted if is_quadratic else linear_fitted, held, why_few)
-    quarters = [held.select(part) for part in np.array_split(np.arange(len(held)), _PARTS)]
-    error = compute_run_error(best.values, parts[1::2] if len(parts) > 1 else quarters)
-    return replace(best, scatter=compute_scatter(join_spans(parts)), run_error=error)
-
-
-def _fit_table(runs: Sequence[RecordedRun], warm_up_steps: int) -> tuple[StepTable, Fit]:
-    fitted, held = _split([_gather_steps(run, replace(_NO_GPU, per_token_s=1), warm_up_steps) for run in runs])
-    at = fitted.names.index("per_token_s")
-    table = StepTable(rows=fit_table(fitted.columns[:, at], fitted.seconds))
-    predicted = np.array([table.compute_step_s(tokens) for tokens in held.columns[:, at].tolist()])
-    return table, judge("step table", {"rows": len(table.rows)}, fitted, held, predicted - held.seconds)
-
-
-def _gather_steps(run: RecordedRun, gpu: GpuCost, warm_up_steps: int, *, with_pairs: bool = False) -> TimedSpans:
-    """Returns the steps in which no rank waited for data; ``gpu`` says which rank's batch is the costliest."""
-    names = ("fixed_s", "per_token_s", "per_token2_s")[: 3 if with_pairs else 2]
-    sizes = np.array([rank.sizes[: run.steps] for rank in run.ranks], dtype=np.int64).reshape(len(run.ranks), -1, 2)
-    costliest = gpu.compute_steps_s(sizes[:, :, 0], sizes[:, :, 1]).argmax(axis=0)
-    rows: list[tuple[int, int]] = []
-    seconds: list[float] = []
-    for step in range(max(1, warm_up_steps), run.steps - 1):
-        if not all(_is_ready(rank, step) for rank in run.ranks):
-            continue
-        spans = [rank.taken_s[step + 1] - rank.taken_s[step] for rank in run.ranks if _is_ready(rank, step + 1)]
-        if spans:
-            tokens, pairs = sizes[costliest[step], step].tolist()
-            rows.append((tokens, pairs))
-            seconds.append(min(spans))
-    padded = np.array(rows, dtype=np.int64).reshape(-1, 2)
-    columns = [replace(_NO_GPU, **{name: 1}).compute_steps_s(padded[:, 0], padded[:, 1]) for name in names]
-    stacked = np.stack([np.broadcast_to(column, len(rows)) for column in columns], axis=1)
-    return TimedSpans(names, stacked.astype(np.float64), np.array(seconds))
-
-
-def _is_ready(rank: RankRecord, step: int) -> bool:
-    """Returns True when the step lay in the queue before the trainer asked for it."""
-    waited_s = rank.taken_s[step] - rank.delivered_s[step]
-    return waited_s > _READY_S and waited_s > _READY_SHARE * (rank.taken_s[step] - rank.taken_s[step - 1])
 
 
 # Loader and exchange -----------------------------------------------------------------------------------------------
@@ -271,7 +212,7 @@ def _fit_reads(runs: Sequence[RecordedRun], loader: LoaderCost) -> Fit:
     """
     about = replace(loader, sample_s=1.0)
     for _ in range(_READ_FITS):
-        fit = fit_component("read", *_split([_gather_reads(run, about) for run in runs]), _FEW_READS)
+        fit = fit_component("read", *split_spans([_gather_reads(run, about) for run in runs]), _FEW_READS)
         if fit.reason:
             break
         about = replace(loader, sample_s=fit.values["sample_s"], per_token_s=fit.values["per_token_s"])
@@ -300,7 +241,7 @@ def _list_reads(run: RecordedRun, rank: RankRecord, loader: LoaderCost) -> list[
         since = answers - before
         slopes = (since[1:] - since[0]) / step
         answered_s = read.asked_s + read.seconds
-        if read.seconds > _READY_S and read.seconds > _READY_SHARE * (answered_s - before_s) and slopes.min() > 0:
+        if read.seconds > READY_S and read.seconds > READY_SHARE * (answered_s - before_s) and slopes.min() > 0:
             fixed_s = since[0] - slopes[0] * loader.sample_s - slopes[1] * loader.per_token_s
             found.append((*slopes.tolist(), answered_s - before_s - fixed_s))
         before_s, before = answered_s, answers

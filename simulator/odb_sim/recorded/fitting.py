@@ -63,6 +63,15 @@ def join_spans(parts: Sequence[TimedSpans]) -> TimedSpans:
     )
 
 
+def split_spans(parts: Sequence[TimedSpans]) -> tuple[TimedSpans, TimedSpans]:
+    """Returns the spans to fit and those held back, of the spans of each run."""
+    if len(parts) > 1:
+        return join_spans(parts[::2]), join_spans(parts[1::2])
+    (part,) = parts
+    middle = (len(part) + 1) // 2
+    return part.select(slice(0, middle, None)), part.select(slice(middle, len(part), None))
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """Where nine of ten fits to other draws of the same spans put the number ``name``."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import add_choice, add_number
 from odb_sim.cli.recorded.replay import print_replays, replay_all
+from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.cost_files import write_costs
 from odb_sim.inputs.costs import PricedTransport
 from odb_sim.inputs.files import check_writable, write_json
-from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back
+from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back, widen_error
 from odb_sim.recorded.measured import ASSUMED_ERROR, calibrate_table
 from odb_sim.recorded.replay import Replay
 from odb_sim.recorded.runs import find_workers, load_runs
+from odb_sim.recorded.steps import Meeting
 from odb_sim.reports.terminal import print_cautions, print_table
 
 _POOR: Final = 0.5
@@ -51,6 +53,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_choice(parser, "--transport", PricedTransport, "how the ranks exchanged", PricedTransport.REDUCE)
     parser.add_argument("--table", action="store_true", help="a measured table of step times beside the formula")
     add_number(parser, "--depth", "D", "steps between loader and trainer (else: the most seen)")
+    text = "samples of an update to which the job accumulated its steps (else: of a step, or as recorded)"
+    add_number(parser, "--global-batch", "N", text)
     add_number(parser, "--warm-up", "N", "leave out the first N steps of every run, in fit and error", 0)
     parser.set_defaults(run=run_command)
 
@@ -69,10 +73,20 @@ def run_command(options: argparse.Namespace) -> int:
     runs = load_runs(options.traces, depth_steps=options.depth)
     transport = PricedTransport(options.transport)
     workers = find_workers(runs) if options.workers is None else options.workers
+    global_batch = GlobalBatch(samples=options.global_batch)
     calibration = calibrate(
-        runs, workers=workers, transport=transport, has_table=options.table, warm_up_steps=options.warm_up
+        runs,
+        workers=workers,
+        transport=transport,
+        has_table=options.table,
+        warm_up_steps=options.warm_up,
+        global_batch=global_batch,
     )
-    replays = replay_all(runs, calibration.costs, workers)
+    replays = replay_all(runs, calibration.costs, workers, global_batch)
+    costs = widen_error(calibration.costs, [error for item in replays for error in _list_errors(item, options.warm_up)])
+    if costs != calibration.costs:
+        calibration = replace(calibration, costs=costs)
+        replays = replay_all(runs, costs, workers, global_batch)  # the bands of the times are wider
     if options.out is not None:
         write_costs(options.out, calibration.costs, {"runs": [run.name for run in runs], **calibration.to_json()})
     if options.json is not None:
@@ -102,6 +116,12 @@ def _calibrate_table(options: argparse.Namespace) -> int:
         print(f"Nothing says, for so few sizes, how far off it is: {fit.run_error:.0%} is assumed.")
     print("Reading, collating and the exchange keep their defaults: only traces tell of them.")
     return 0
+
+
+def _list_errors(item: Replay, warm_up_steps: int) -> list[float]:
+    """Returns the error of a whole run but for its warm-up; nothing where its times cannot be compared."""
+    pairs = () if item.timing is None else item.timing.seconds[warm_up_steps:]
+    return [sum(predicted for _, predicted in pairs) / sum(measured for measured, _ in pairs) - 1] if pairs else []
 
 
 def _encode(calibration: Calibration, replays: list[Replay]) -> dict[str, object]:
@@ -162,8 +182,15 @@ def _print_numbers(calibration: Calibration) -> None:
     for fit in calibration.fits:
         for name in fit.dropped:
             print(f"{fit.component}: {name} cannot be told from 0 and is left out")
-    fitted = calibration.costs.fitted
+    fitted, collective = calibration.costs.fitted, calibration.costs.collective
+    said = "gpu.fixed_s holds the collective of that many ranks." if fitted.ranks > 1 else ""
+    if calibration.meeting is not Meeting.EVERY_UPDATE:
+        said = f"Steps were accumulated: what ends an update takes {collective.fixed_s:.4g} s more (collective.fixed_s)"
+        if fitted.ranks > 1:
+            said += ", and inside one ranks " + ("meet after every step." if collective.each_step else "do not meet.")
+        else:
+            said += "."
     print(
         f"Fitted to {fitted.ranks:,} ranks and batches of up to {fitted.padded_tokens:,} padded tokens; beyond them it is "
-        "extrapolated. gpu.fixed_s holds the collective of that many ranks."
+        f"extrapolated. {said}".rstrip()
     )
