@@ -145,8 +145,9 @@ def make_rank_plan(
 
 
 def find_spare(samples: Samples, indices: Iterable[int]) -> int | None:
-    """Returns the first of the shortest, None where there are none; one of which tokens carry loss, where there is one: the
-    mean over none is NaN, and so is its product with a weight of 0.
+    """Returns the first of the shortest samples with supervised tokens, or of all where none has any; None without samples.
+
+    The mean over no token is NaN, and so is its product with a weight of 0.
     """
     return min(indices, key=lambda index: (not samples.supervised[index], samples.lengths[index]), default=None)
 

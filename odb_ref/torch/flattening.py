@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Final
 
 import torch
 
 from odb_ref.core.errors import check_integer
-from odb_ref.torch.reading.tasks import IGNORE_INDEX, SampleError
+from odb_ref.torch.reading.tasks import CHOOSING, IGNORE_INDEX, SampleError
 
-_OWN: Final = ("input_ids", "labels", "attention_mask")
-_CHOOSING: Final = ("completion_mask", "assistant_masks")
-"""Fields of which a collate_fn makes labels."""
+_READ: Final = ("input_ids", "labels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +48,15 @@ class FlattenSamples:
             if self.is_shifted:
                 row["labels"] = row["labels"].clone()
                 row["labels"][:1] = IGNORE_INDEX
-        for before, row in pairwise(rows):
-            if row["position_ids"][0] == before["position_ids"][-1] + 1:
-                raise SampleError(
-                    "position_ids of a sample continue those of the one before it in the row, and attention that goes by them "
-                    "would take both for one sample: leave them out, so that they begin at 0, or pass collate_fn="
-                )
         sizes = [len(row["input_ids"]) for row in rows]
         ends = torch.tensor([0, *accumulate(sizes)], dtype=torch.int32)
-        batch: dict[str, object] = {name: torch.cat([row[name] for row in rows])[None] for name in names}
+        batch = {name: torch.cat([row[name] for row in rows])[None] for name in names}
+        positions, begins = batch["position_ids"][0], ends[1:-1]
+        if (positions[begins] == positions[begins - 1] + 1).any():
+            raise SampleError(
+                "position_ids of a sample continue those of the one before it in the row, and attention that goes by them "
+                "would take both for one sample: leave them out, so that they begin at 0, or pass collate_fn="
+            )
         return batch | {
             "cu_seq_lens_q": ends,
             "cu_seq_lens_k": ends,
@@ -118,28 +116,29 @@ def _read(sample: object) -> dict[str, torch.Tensor]:
     if not isinstance(sample, Mapping) or sample.get("input_ids") is None:
         raise SampleError(f"a sample ({type(sample).__name__}) has no input_ids to lay end to end; pass collate_fn=")
     ids = _flatten(sample["input_ids"], "input_ids")
-    mask = sample.get("attention_mask")
-    shown = torch.ones_like(ids) if mask is None else _flatten(mask, "attention_mask")
-    if not shown.all():
-        raise SampleError(
-            "a sample's attention_mask hides tokens, and a packed row has none: leave these out of the sample"
-        )
     given = sample.get("labels")
-    for name in _CHOOSING:
-        if given is None and sample.get(name) is not None and not _flatten(sample[name], name).all():
-            raise SampleError(
-                f"the {name} of a sample leaves out tokens, and it has no labels: give it labels, with {IGNORE_INDEX} for "
-                "these tokens, or pass collate_fn="
-            )
     labels = ids if given is None else _flatten(given, "labels")
     # Not every type of integers that ids may be has a -100.
     fields = {"input_ids": ids, "labels": labels if labels.is_floating_point() else labels.long()}
     fields["position_ids"] = torch.arange(len(ids))
-    fields |= {str(name): _flatten(value, str(name)) for name, value in sample.items() if name not in _OWN}
-    for name, field in (fields | {"attention_mask": shown}).items():
+    for name, value in sample.items():
+        if name not in _READ and not (name == "attention_mask" and value is None):
+            fields[str(name)] = _flatten(value, str(name))
+    for name, field in fields.items():
         if len(field) != len(ids):
             raise SampleError(
                 f"{name} of a sample has {len(field)} values for {len(ids)} tokens: pass collate_fn= to pack it"
+            )
+    mask = fields.pop("attention_mask", None)
+    if mask is not None and not mask.all():
+        raise SampleError(
+            "a sample's attention_mask hides tokens, and a packed row has none: leave these out of the sample"
+        )
+    for name in CHOOSING if given is None else ():
+        if name in fields and not fields[name].all():
+            raise SampleError(
+                f"the {name} of a sample leaves out tokens, and it has no labels: give it labels, with {IGNORE_INDEX} for "
+                "these tokens, or pass collate_fn="
             )
     return fields
 

@@ -125,15 +125,14 @@ class Trainer:
     def __init__(self) -> None:
         self.model = make_model()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.losses: list[torch.Tensor] = []
 
-    def compute_loss(self, batch: Batch, **more: Any) -> torch.Tensor:
+    def compute_loss(self, batch: Batch) -> torch.Tensor:
         there = {
             name: value.cuda(non_blocking=True) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
         }
         with torch.autocast("cuda", torch.bfloat16):
-            return self.model(**there, **more).loss
+            return self.model(**there).loss
 
     def update(self) -> None:
         self.optimizer.step()

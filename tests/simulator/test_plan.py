@@ -82,11 +82,17 @@ def test_each_node_starts_as_many_ranks(lengths: Path, tmp_path: Path) -> None:
     assert "--nnodes 2 --nproc-per-node 6 " in json.loads(out.read_text())["commands"][1]
 
 
+def plan(lengths: Path, folder: Path, options: str) -> dict[str, Any]:
+    """All figures of a plan."""
+    assert main(["plan", str(lengths), *options.split(), "--json", str(folder / "p.json")]) == 0
+    figures: dict[str, Any] = json.loads((folder / "p.json").read_text())
+    return figures
+
+
 def test_where_a_step_costs_much_a_group_may_hold_more_padding(lengths: Path, tmp_path: Path) -> None:
     """Spec: R16.3. Weights are gathered in every micro-step, so fewer and fuller ones are faster."""
     job = "--model qwen2.5-7b --gpu h100 --gpus 8 --strategy fsdp --global-batch 64 --processes 1"
-    assert main(["plan", str(lengths), *job.split(), "--json", str(tmp_path / "p.json")]) == 0
-    loader, _, simulate = json.loads((tmp_path / "p.json").read_text())["commands"]
+    loader, _, simulate = plan(lengths, tmp_path, job)["commands"]
     (share,) = re.findall(r"update_samples=64, batching=Batching\(padding_share=(\d+)\)", loader)
     assert int(share) < PADDING_SHARE
     assert f"--padding-share {share}" in simulate
@@ -130,12 +136,10 @@ def test_the_page_says_it_first(made: tuple[dict[str, Any], Path]) -> None:
 def test_a_run_of_tokens_and_steps_of_their_own(
     lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = f"--tokens 1000000 --memory-tokens 4000 --recompute no --price 0 --json {tmp_path / 'p.json'}"
-    assert main(["plan", str(lengths), *f"{SMALL} {options}".split()]) == 0
+    figures = plan(lengths, tmp_path, f"{SMALL} --tokens 1000000 --memory-tokens 4000 --recompute no --price 0")
     said = capsys.readouterr().out
     assert "1,000,000 tokens of lengths" in said
     assert "Caution: without --global-batch each step of online batches is an update" in " ".join(said.split())
-    figures = json.loads((tmp_path / "p.json").read_text())
     mean = np.loadtxt(lengths, skiprows=1).mean()
     assert figures["samples"] == pytest.approx(1_000_000 / mean)
     assert figures["ways"][0]["token_budget"] <= 4000
@@ -167,9 +171,8 @@ def test_what_was_timed_was_timed_as_the_run_is(lengths: Path, tmp_path: Path) -
     costs = tmp_path / "costs.json"
     write_costs(costs, Costs(gpu=GpuCost(fixed_s=1.0, per_token_s=1e-5)))
     for options, recomputes in (("", False), ("--recompute yes", True)):
-        asked = f"{SMALL} --global-batch 256 {options} --cost-model {costs} --json {tmp_path / 'p.json'}"
-        assert main(["plan", str(lengths), *asked.split(), "--html", str(tmp_path / "p.html")]) == 0
-        assert json.loads((tmp_path / "p.json").read_text())["recomputes"] is recomputes
+        asked = f"{SMALL} --global-batch 256 {options} --cost-model {costs} --html {tmp_path / 'p.html'}"
+        assert plan(lengths, tmp_path, asked)["recomputes"] is recomputes
     assert "Times are those of --cost-model: a micro-batch 1 s, a token 1e-05 s" in (tmp_path / "p.html").read_text()
 
 
@@ -180,11 +183,7 @@ def test_sharded_ranks_meet_in_each_micro_batch_whatever_was_timed(lengths: Path
     speedups = {}
     for strategy in ("ddp", "fsdp"):
         asked = f"--model qwen2.5-0.5b --gpu h100 --gpus 8 --strategy {strategy} --processes 1 --global-batch 64"
-        assert (
-            main(["plan", str(lengths), *asked.split(), "--cost-model", str(costs), "--json", str(tmp_path / "p.json")])
-            == 0
-        )
-        speedups[strategy] = json.loads((tmp_path / "p.json").read_text())["ways"][0]["speedup"]
+        speedups[strategy] = plan(lengths, tmp_path, f"{asked} --cost-model {costs}")["ways"][0]["speedup"]
     assert speedups["fsdp"] > 1.05 * speedups["ddp"]
 
 
@@ -193,11 +192,10 @@ def test_memory_that_is_known_gains_nothing_by_computing_again(
 ) -> None:
     """The faster is chosen also where it does not hold the longest sample."""
     tokens = int(np.loadtxt(lengths, skiprows=1).max()) - 1
-    asked = f"{SMALL} --global-batch 32 --memory-tokens {tokens} --json {tmp_path / 'p.json'}"
-    assert main(["plan", str(lengths), *asked.split()]) == 0
-    assert not json.loads((tmp_path / "p.json").read_text())["recomputes"]
+    asked = f"{SMALL} --global-batch 32 --memory-tokens {tokens}"
+    assert not plan(lengths, tmp_path, asked)["recomputes"]
     assert "that fit by --memory-tokens" in " ".join(capsys.readouterr().out.split())
-    assert main(["plan", str(lengths), *asked.split(), "--recompute", "yes"]) == 0
+    assert plan(lengths, tmp_path, f"{asked} --recompute yes")["recomputes"]
     assert "cut them. " in " ".join(capsys.readouterr().out.split()) + " "
 
 
@@ -206,8 +204,7 @@ def test_nodes_are_filled_as_torchrun_fills_them(lengths: Path, tmp_path: Path) 
     seconds = []
     for nodes in ("", "--node-gpus 1"):
         asked = f"--model qwen2.5-0.5b --gpu h100 --gpus 13 --processes 1 --global-batch 64 {nodes}"
-        assert main(["plan", str(lengths), *asked.split(), "--json", str(tmp_path / "p.json")]) == 0
-        figures = json.loads((tmp_path / "p.json").read_text())
+        figures = plan(lengths, tmp_path, asked)
         assert "torchrun --nnodes 13 --nproc-per-node 1 train.py" in figures["commands"]
         seconds.append(figures["ways"][0]["seconds"])
     assert seconds[0] == seconds[1]

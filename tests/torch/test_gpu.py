@@ -19,15 +19,8 @@ from tests.torch.ranks import get_values, run_ranks
 
 # Counting devices leaves the driver alone where it can: what this process starts by fork could not use a GPU afterwards.
 HAS_GPU = torch.cuda.device_count() > 0
-ON_GPU = (pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine"))
-
-
-def on_gpu(test: Any) -> Any:
-    for mark in ON_GPU:
-        test = mark(test)
-    return test
-
-
+NEEDS_GPU = pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
+ON_GPU = (pytest.mark.gpu, NEEDS_GPU)
 HAS_NCCL = torch.distributed.is_nccl_available()
 EPOCHS = 2
 MIB = 2**20
@@ -101,7 +94,8 @@ def train_with_too_little(rank: int, limit_mib: int, sample_mib: int) -> Any:
     return updates, guard.failures, torch.cuda.max_memory_reserved()
 
 
-@on_gpu
+@pytest.mark.gpu
+@NEEDS_GPU
 def test_a_batch_that_does_not_fit_goes_in_halves() -> None:
     """Checks: WEIGHT, COVER. Memory that is really not there: the gradient is that of the samples of the step."""
     ((updates, failures, most),) = get_values(

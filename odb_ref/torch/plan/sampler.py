@@ -83,9 +83,8 @@ def _list(sampler: Iterable[object]) -> list[object]:
 
 def _list_for(sampler: Iterable[object], set_epoch: Callable[[int], object], epoch: int) -> list[object]:
     """Sets the sampler to the epoch, and leaves it at the next: so it shows when the user sets it back to this one."""
-    own = (
-        sampler.sampler if isinstance(sampler, AllReplicas) else sampler
-    )  # the user's, which another loader may have too
+    # The user's, which another loader may have too.
+    own = sampler.sampler if isinstance(sampler, AllReplicas) else sampler
     key, found = id(own), _read_numbers(own)
     _, left = _left.get(key, (None, None))
     if left is None:

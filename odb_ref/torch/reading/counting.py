@@ -17,7 +17,16 @@ from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.costs import Resources
 from odb_ref.torch.reading.measure import LengthFn, Measure, SupervisedCounter
 from odb_ref.torch.reading.quarantine import MeasureFn
-from odb_ref.torch.reading.tasks import IGNORE_INDEX, get_field, get_labels, get_length, is_pair, is_whole, to_array
+from odb_ref.torch.reading.tasks import (
+    CHOOSING,
+    IGNORE_INDEX,
+    get_field,
+    get_labels,
+    get_length,
+    is_pair,
+    is_whole,
+    to_array,
+)
 
 _ADVICE = (
     "What masks labels or cuts samples belongs where samples are read; or pass Loss(supervised_fn=) to count what is left, "
@@ -34,8 +43,7 @@ _DROPPED = (
     "these labels"
 )
 
-_MASKS: Final = ("attention_mask", "completion_mask", "assistant_masks")
-"""Fields of which a collate_fn or a loop makes labels."""
+_MASKS: Final = ("attention_mask", *CHOOSING)
 
 
 class LabelError(OdbError, ValueError):

@@ -33,6 +33,9 @@ IGNORE_INDEX: Final = -100
 LABELS: Final = ("labels", "label", "label_ids", "start_positions")
 """Under what names samples carry labels, the last where an answer is a span of the text."""
 
+CHOOSING: Final = ("completion_mask", "assistant_masks")
+"""Fields of which a collate_fn or a loop makes labels."""
+
 _PAIRS: Final = (
     ("prompt_ids", "chosen_ids", "rejected_ids"),
     ("prompt_input_ids", "chosen_input_ids", "rejected_input_ids"),

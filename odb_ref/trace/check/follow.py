@@ -76,8 +76,8 @@ class Follower:
 
     def _find(self) -> None:
         for folder in self._folders:
-            for path in [path for path in list_traces(folder) if path.suffix != ".gz"]:  # these are written at once
-                if path not in self._seen:
+            for path in list_traces(folder):
+                if path not in self._seen and path.suffix != ".gz":  # what is compressed cannot be read as it grows
                     self._seen.add(path)
                     self._awaited.append(path)
 

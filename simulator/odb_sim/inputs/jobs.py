@@ -65,15 +65,15 @@ class TrainingJob:
         return {name: constant.value for name, constant in self.constants.items()}
 
     @property
-    def own_gpus(self) -> int:
-        """The ranks of a node. torchrun starts the same number on each: of 12 GPUs on nodes of 8 two nodes have 6."""
+    def node_ranks(self) -> int:
+        """The ranks of each node. torchrun starts the same number on all, so 12 GPUs on nodes of 8 are two nodes of 6."""
         return max(count for count in range(1, self.node_gpus + 1) if self.gpus % count == 0)
 
     def compute_bandwidth(self, values: Values) -> float:
         """Returns the bytes a second that a rank sends in a ring over all ranks: between nodes all GPUs of one send at once."""
         link, network = values["link_bytes_s"], values["network_bytes_s"]
-        if self.gpus > self.own_gpus:
-            link = min(link, self.own_gpus * network)
+        if self.gpus > self.node_ranks:
+            link = min(link, self.node_ranks * network)
         return values["link_share"] * link
 
     def price(self, values: Values) -> Costs:

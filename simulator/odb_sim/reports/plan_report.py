@@ -113,7 +113,7 @@ def list_commands(plan: RunPlan, data: str, reading: str) -> list[str]:
     return [
         f"loader = ODBDataLoader(dataset, token_budget={best.budget_tokens}{batching}, "
         "collate_fn=collate, num_workers=4, shuffle=True)",
-        f"torchrun --nnodes {job.gpus // job.own_gpus} --nproc-per-node {job.own_gpus} train.py",
+        f"torchrun --nnodes {job.gpus // job.node_ranks} --nproc-per-node {job.node_ranks} train.py",
         *count,
         f"odb-ref simulate {data} --ranks {job.gpus} --token-budget {best.budget_tokens}{options}"
         " --cost-model costs.json  # as --write-costs of this command writes it",

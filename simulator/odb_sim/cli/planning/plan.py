@@ -52,8 +52,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--precision", choices=list_names("precision"), default="bf16", help="number format (bf16)")
     text = (
         "compute activations again in the backward pass; auto: where that is faster, with --cost-model only where the "
+        "longest sample needs it: say yes if the steps were timed so (auto)"
     )
-    text += "longest sample needs it: say yes if the steps were timed so (auto)"
     parser.add_argument("--recompute", choices=("auto", "yes", "no"), default="auto", help=text)
     add_number(parser, "--global-batch", "N", "samples of an optimizer update (else: of a step)")
     add_number(parser, "--epochs", "E", "how long to train (1)", kind=float)
