@@ -20,10 +20,11 @@ from odb_ref.core.types import StepCounts
 from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply
 from odb_ref.torch.epoch.trace import compute_trace_path
 from odb_ref.torch.reading.collator import Collator, OnIdle
+from odb_ref.torch.reading.feed import KeyFeed
 from odb_ref.torch.reading.measure import Measure, Measured, SupervisedCounter
 from odb_ref.torch.reading.serialization import LARGE_BYTES, pack, unpack
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan
-from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK_HERE, KeyFeed, LoaderOptions, Source
+from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK_HERE, LoaderOptions, Source
 from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_whole
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, Stream, collate

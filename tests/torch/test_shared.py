@@ -15,9 +15,9 @@ from odb_ref.core.batching.shards import Draw
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.reading.feed import KeyFeed
 from odb_ref.torch.reading.quarantine import Places, Quarantine
 from odb_ref.torch.reading.service import ReadPlan
-from odb_ref.torch.reading.source import KeyFeed
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, Stream, collate
@@ -239,8 +239,7 @@ def test_a_feed_hands_out_nothing_while_nothing_is_drawn() -> None:
 
 def test_what_is_asked_for_does_not_wait_for_what_is_read_ahead() -> None:
     """Spec: R16.4. A chunk holds samples of one kind; those of a small draw are shared out among workers."""
-    feed = KeyFeed(ReadPlan(keys=(), is_drawn=True))
-    feed.readers = 2
+    feed = KeyFeed(ReadPlan(keys=(), is_drawn=True), readers=2)
     feed.add([(place, place) for place in range(9)], 3)
     feed.add([], 6)  # those read ahead
     feed.add([(9, 9), (10, 10)], 1)
@@ -251,3 +250,12 @@ def test_what_is_asked_for_does_not_wait_for_what_is_read_ahead() -> None:
     resumed = KeyFeed(ReadPlan(keys=(7, 8), places=(0, 1), is_drawn=True))
     resumed.add([(place, place) for place in range(2, 8)], 2)
     assert [len(chunk.keys) for _ in range(3) if (chunk := resumed.take(16))] == [2, 2, 4]
+
+
+@pytest.mark.parametrize(("readers", "sizes"), [(None, [16, 16, 8]), (1, [5, 12, 12, 11]), (2, [3, 2, 9, 9, 9, 8])])
+def test_readers_are_done_with_what_they_share_at_the_same_time(readers: int | None, sizes: list[int]) -> None:
+    """What an epoch begins with does not wait for a chunk of which it needs one sample, nor its end for one reader."""
+    feed = KeyFeed(ReadPlan(keys=range(40), places=range(40)), readers, first=5)
+    chunks = [chunk.keys for chunk in iter(lambda: feed.take(16), None) if chunk]
+    assert list(map(len, chunks)) == sizes
+    assert [place for chunk in chunks for place, _ in chunk] == list(range(40))

@@ -17,11 +17,12 @@ from odb_ref.torch.reading.collate_workers import CollateWorkers
 from odb_ref.torch.reading.collator import BatchMaker, CollateFn, Collator, Made, OnIdle, OwnMemory
 from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.feed import KeyFeed
 from odb_ref.torch.reading.quarantine import GuardedMeasure, MeasureFn, OnBadSample, find_good
 from odb_ref.torch.reading.seeding import isolate
 from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import END_S, BatchRequest, ReadPlan, SampleListener
-from odb_ref.torch.reading.source import DrawReader, KeyFeed, LoaderOptions, Reader, Room, Source
+from odb_ref.torch.reading.source import DrawReader, LoaderOptions, Reader, Room, Source
 
 IDLE_TRIES: Final = 100
 """Among so many samples a good one is looked for, where a rank has none of its own to replay."""
@@ -79,16 +80,17 @@ class ReadPipeline:
         if self._workers is not None and self._workers.has_lost_one:
             self._workers.close()
         self._collator = self._collator.renew(plan.seed)
-        read_ahead = 0 if self.is_inline else read_ahead
         most = self._spec.window_bytes
-        self._feed = KeyFeed(plan)
+        self._feed = KeyFeed(
+            plan, first=2 * read_ahead + 1
+        )  # what is asked for first, and one: see `Reader.count_work`
         reader = (DrawReader if plan.is_drawn else Reader)(
             self._source,
             self._collator,
             plan,
             listener,
             self._feed,
-            read_ahead=read_ahead,
+            read_ahead=0 if self.is_inline else read_ahead,
             read_ahead_bytes=None if most is None else most // 2,
         )
         maker = _Maker(self._collator, self._make, self._workers, listener, self._own)

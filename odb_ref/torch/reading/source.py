@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count, islice
+from itertools import accumulate, count
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final
@@ -32,6 +32,7 @@ from odb_ref.torch.reading.datasets import (
     WorkerInit,
     has_many,
 )
+from odb_ref.torch.reading.feed import KeyFeed
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import BadSample, MeasureFn
 from odb_ref.torch.reading.serialization import Packed
@@ -67,51 +68,6 @@ class LoaderOptions:
     is_pinned: bool = False
     silence_s: float = 60.0
     """How long a loader process may be silent and idle before it is taken for lost."""
-
-
-class KeyFeed:
-    """The keys of an epoch, in chunks: those known when it begins, then those drawn. One thread adds, another takes."""
-
-    def __init__(self, plan: ReadPlan) -> None:
-        self._seed = plan.seed
-        self._parts: deque[tuple[Iterator[tuple[int, object]], int]] = deque()
-        """What was added, each with its number of samples: a chunk holds samples of one."""
-        self._is_closed = not plan.is_drawn
-        self.readers = 1
-        """Among how many the samples of a part are shared out, where a chunk may have any size."""
-        self.added = 0
-        """How many samples were added."""
-        self._asked = len(plan.places)
-        """How many samples are wanted by now: those an epoch begins with, and what was drawn since."""
-        if plan.keys is not None:
-            self._append(zip(plan.places, plan.keys, strict=True), len(plan.places))
-
-    def add(self, items: Sequence[tuple[int, object]], count: int) -> None:
-        """Adds places and keys; so many samples are asked for, added now or before, and do not wait for what is read ahead."""
-        self._asked += count
-        cut = max(0, self._asked - self.added)
-        for part in (items[:cut], items[cut:]):
-            self._append(iter(part), len(part))
-
-    def _append(self, items: Iterator[tuple[int, object]], count: int) -> None:
-        self.added += count
-        self._parts.append((items, count))
-
-    def close(self) -> None:
-        """Nothing more is added."""
-        self._is_closed = True
-
-    def take(self, most: int) -> KeyChunk | None:
-        """Returns the next chunk of at most so many, an empty one while nothing is drawn; None when nothing more comes."""
-        is_closed = self._is_closed  # first: what was added before it was closed is not lost
-        keys: list[tuple[int, object]] = []
-        while self._parts and not keys:
-            items, count = self._parts[0]
-            share = max(1, -(-count // self.readers))
-            keys = list(islice(items, min(most, share)))
-            if not keys:
-                self._parts.popleft()
-        return None if is_closed and not keys else KeyChunk(self._seed, keys)
 
 
 class KeySampler(Sampler[KeyChunk]):
@@ -184,13 +140,16 @@ class Source:
             dataset = SeededStream(dataset, self._epoch_seed)
         self._loader: DataLoader[object] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
 
+    @property
+    def readers(self) -> int | None:
+        """How many read at the same time; None where what is read at once must not follow from that."""
+        return max(1, self._loader.num_workers) if self._may_grow else None
+
     def open(self, plan: ReadPlan, feed: KeyFeed, warn: Callable[[str], None]) -> Iterator[Chunk]:
         """Returns the samples of an epoch with their places, as the measure answers them, so many at a time as were read at
         once; worker processes start at once.
         """
         self._sampler.feed = feed
-        if self._may_grow:
-            feed.readers = max(1, self._loader.num_workers)
         self._generator.manual_seed(plan.seed)
         self._epoch_seed.fill_(plan.seed)
         with torch.device("cpu"):  # whatever the user's default device: it draws a seed from our generator
