@@ -154,7 +154,7 @@ def train(collate: Any) -> tuple[int, list[float]]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = Attention().double()
-    with torch._dynamo.config.patch(recompile_limit=1000):
+    with torch._dynamo.config.patch(cache_size_limit=1000):  # torch 2.6 knows no newer name
         compiled = torch.compile(model, backend="eager", dynamic=False)
         losses = []
         data = [{name: make_sample(number)[name] for name in ("input_ids", "labels")} for number in range(100)]
