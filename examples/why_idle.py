@@ -32,9 +32,14 @@ def explain(traces: list[str]) -> None:
     Raises: UsageError when a file is not a trace.
     """
     idle: Counter[str] = Counter()
+    epochs: dict[int, str] = {}
     for path in traces:
+        header, records = read_trace(path)
+        epochs.setdefault(header.epoch, path)
+        if len(epochs) > 1:
+            raise UsageError(f"{' and '.join(epochs.values())} are of different epochs: give all files of one")
         offers, agreements = {}, {}
-        for record in read_trace(path)[1]:
+        for record in records:
             if record.event and record.event["kind"] == "agreed":
                 event = decode_event(record.event)
                 if isinstance(event, Agreed):

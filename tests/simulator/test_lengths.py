@@ -44,7 +44,8 @@ def test_csv_gz_npy_byte_order_mark_and_blank_lines_are_read(tmp_path: Path) -> 
     with gzip.open(tmp_path / "b.csv.gz", "wt") as file:
         file.write(text.replace("\n", "\r\n"))
     np.save(tmp_path / "c.npy", np.array([5, 7], dtype=np.int32))
-    for name in ("a.csv", "b.csv.gz", "c.npy"):
+    (tmp_path / "d.csv").write_bytes((tmp_path / "b.csv.gz").read_bytes())
+    for name in ("a.csv", "b.csv.gz", "c.npy", "d.csv"):
         lengths = load_lengths(str(tmp_path / name))
         assert lengths.tokens.tolist() == lengths.supervised_tokens.tolist() == [5, 7]
 

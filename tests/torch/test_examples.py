@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from odb_sim.cli.main import main
 
+from odb_ref.torch import ODBDataLoader
 from tests.helpers.programs import run_program
+from tests.torch.data import Numbers, collate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -85,3 +87,14 @@ def test_a_policy_of_two_ranks_has_the_gradient_of_one_process(tmp_path: Path) -
     assert len(found) == 3
     assert any(int(idle) > 0 for _, idle, _, _ in found)
     assert all(float(norm) > 0.01 and float(largest) < 1e-9 for _, _, norm, largest in found)
+
+
+def test_why_steps_were_idle_is_said_of_one_epoch(tmp_path: Path) -> None:
+    with ODBDataLoader(Numbers(0, 9), token_budget=60, collate_fn=collate, trace=tmp_path / "run.ndjson") as loader:
+        for _ in range(2):
+            assert list(loader)
+    traces = sorted(path.name for path in tmp_path.iterdir())
+    assert len(traces) == 2
+    assert "no step was idle" in run_example(tmp_path, "why_idle.py", traces[0])
+    with pytest.raises(AssertionError, match="are of different epochs: give all files of one"):
+        run_example(tmp_path, "why_idle.py", *traces)

@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -302,3 +304,29 @@ def test_a_default_device_of_the_users_is_that_of_user_code_alone(num_workers: i
         batches = [batch for batch, _ in loader.steps()]
     assert sorted(number for batch in batches for number in batch["numbers"]) == list(range(24))
     assert {batch["filled"].device.type for batch in batches} == {"meta"}
+
+
+ENDING = """
+import time, torch
+from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.epoch.cleanup import CLEANUP
+from tests.torch.data import Numbers, collate
+
+def free() -> None:
+    end_s = time.monotonic() + 0.5
+    while time.monotonic() < end_s:
+        torch.empty(1)
+    print("freed")
+
+for _ in (loader := ODBDataLoader(Numbers(0, 9), token_budget=60, collate_fn=collate)):
+    pass
+CLEANUP.submit(free)
+"""
+
+
+def test_a_process_ends_well_though_tensors_are_still_being_freed() -> None:
+    """What a loader held is freed by the thread that tidies up. Python stops threads as it ends, and one that frees a tensor
+    would take the process with it, after all training."""
+    command, folder = [sys.executable, "-W", "ignore", "-c", ENDING], Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "freed\n"), done.stderr

@@ -12,7 +12,10 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
+
+END_S: Final = 5.0
+"""How long the end of the process waits for what is still being tidied up."""
 
 
 class Closable(Protocol):
@@ -27,7 +30,8 @@ class Cleanup:
     """One per process; its thread starts with the first loader."""
 
     def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread()
         self._lock = threading.Lock()
         self._pid = 0
         self._open: weakref.WeakSet[Closable] = weakref.WeakSet()
@@ -39,7 +43,8 @@ class Cleanup:
                 self._pid = os.getpid()
                 self._open = weakref.WeakSet()
                 self._tasks = queue.SimpleQueue()
-                threading.Thread(target=self._run, name="odb-cleanup", daemon=True).start()
+                self._thread = threading.Thread(target=self._run, name="odb-cleanup", daemon=True)
+                self._thread.start()
                 # Runs before multiprocessing waits for child processes, in main and in child processes.
                 multiprocessing.util.Finalize(None, self._close_all, exitpriority=100)
             self._open.add(item)
@@ -50,8 +55,7 @@ class Cleanup:
             self._tasks.put(task)
 
     def _run(self) -> None:
-        while True:
-            task = self._tasks.get()
+        while (task := self._tasks.get()) is not None:
             task()
             del task
 
@@ -59,6 +63,9 @@ class Cleanup:
         if self._pid == os.getpid():
             for item in list(self._open):
                 item.close()
+            # A thread that frees a tensor while Python ends aborts the process.
+            self._tasks.put(None)
+            self._thread.join(END_S)
 
 
 CLEANUP = Cleanup()

@@ -31,6 +31,8 @@ Integers = NDArray[np.int64]
 TOTAL_COLUMN: Final = "total_tokens"
 SUPERVISED_COLUMN: Final = "supervised_tokens"
 _SUFFIX: Final = ".csv.gz"
+_GZIP: Final = b"\x1f\x8b"
+"""What a compressed file begins with."""
 _LARGEST_LENGTH: Final = 2**31 - 1
 _NAME: Final = re.compile(r"[\w./-]{1,40}( [\w./-]{1,20})?")
 """What may be the name of a column; anything else may be a text of somebody's data set, which no error shows."""
@@ -122,7 +124,9 @@ def _describe_error(error: Exception) -> str:
 
 
 def _open_text(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
+    with path.open("rb") as file:
+        is_packed = file.read(len(_GZIP)) == _GZIP
+    if is_packed or path.suffix == ".gz":  # whatever its name
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
 
