@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from odb_sim.cli.main import main
-from odb_sim.inputs.costs import NO_COLLECTIVE, CollectiveCost, Costs, GpuCost
+from odb_sim.inputs.costs import NO_COLLECTIVE, CollectiveCost, Costs, GpuCost, StepTable
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.studies.micro_batches import WaysToDivide, choose_balance, divide
 
@@ -59,8 +60,36 @@ def test_groups_that_stay_together_bound_what_dealing_saves() -> None:
     assert anywhere.dealt.step_s == pytest.approx(free.dealt.step_s)
 
 
-@settings(max_examples=few(60), deadline=None)
+QUADRATIC = Costs(gpu=GpuCost(fixed_s=0.05, per_token_s=1e-3, per_token2_s=1e-6))
+FLOOR = replace(QUADRATIC, gpu=replace(QUADRATIC.gpu, floor_s=0.2))
+TABLES = [
+    StepTable(rows=rows)
+    for rows in (
+        ((250.0, 1.9), (280.0, 2.0), (300.0, 2.1)),  # measured of full batches only
+        ((10.0, 0.5), (100.0, 0.6), (280.0, 4.0)),  # more and more a token
+        ((10.0, 2.0), (100.0, 1.5), (250.0, 0.01)),  # falling, to nothing
+        ((400.0, 0.01), (500.0, 7.0)),  # cheaper than an idle one
+    )
+]
+MODELS = [PLAIN, QUADRATIC, FLOOR, *(replace(QUADRATIC, step_table=table) for table in TABLES)]
+
+
+def test_the_bound_is_what_full_micro_batches_take() -> None:
+    """Sixteen of 100 tokens are eight full micro-batches, four on each of two ranks: nothing can be better."""
+    for costs in (
+        QUADRATIC,
+        FLOOR,
+        replace(FLOOR, gpu=replace(FLOOR.gpu, floor_s=2.0)),
+        replace(PLAIN, step_table=TABLES[0]),
+    ):
+        outcome = ask([100] * 16, 2, {"budget": 200}, costs)
+        assert outcome.bound_s == pytest.approx(outcome.dealt.step_s, rel=0.25 if costs.step_table.rows else 1e-9)
+        assert outcome.left_s >= -1e-9
+
+
+@settings(max_examples=few(120), deadline=None)
 @given(
+    st.sampled_from(MODELS),
     st.lists(st.integers(1, 300), min_size=8, max_size=60),
     st.integers(1, 4),
     st.sampled_from(["packed", "padded"]),
@@ -68,17 +97,18 @@ def test_groups_that_stay_together_bound_what_dealing_saves() -> None:
     st.data(),
 )
 def test_no_plan_is_below_the_bound(
-    tokens: list[int], ranks: int, layout: str, has_groups: bool, data: st.DataObject
+    costs: Costs, tokens: list[int], ranks: int, layout: str, has_groups: bool, data: st.DataObject
 ) -> None:
     groups = None
     if has_groups:
         groups = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(tokens), max_size=len(tokens))))
-    costs = Costs(gpu=GpuCost(fixed_s=0.05, per_token_s=1e-3, per_token2_s=1e-6))
-    outcome = ask(tokens, ranks, {"budget": 300, "layout": layout}, costs, groups=groups)
+    terms: Options = {"budget": data.draw(st.sampled_from([300, 120])), "layout": layout, "oversize": "alone"}
+    terms["within"] = data.draw(st.sampled_from(["rank", "micro-batch"]))
+    outcome = ask(tokens, ranks, terms, costs, groups=groups)
     least_s = min(outcome.dealt.step_s, outcome.stay.step_s if groups is None else outcome.dealt.step_s)
     assert outcome.bound_s <= least_s * (1 + 1e-9)
     for way in (outcome.stay, outcome.dealt):
-        assert 0 <= way.wait_s < way.step_s
+        assert -1e-9 <= way.wait_s < way.step_s
         assert way.micro_batches >= way.least
 
 

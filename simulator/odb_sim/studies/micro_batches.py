@@ -4,7 +4,7 @@ would save of that, and what nothing but other data would.
 A step's samples are divided in two ways by `odb_ref.plan` (R13): where they stay on the ranks that have them, equal parts of
 the step in order, and dealt out to all ranks. A micro-batch takes as long as on its slowest rank, and a collective ends the
 step. Against both stands what no plan can go below: the work of all samples over the ranks, in the fewest micro-batches
-there can be, or the costliest group that must stay together, if that takes longer.
+there can be, or the costliest group that must stay together, if that takes longer, each by what no micro-batch takes less than.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class WaysToDivide:
     @property
     def left_s(self) -> float:
         """Seconds of a step above the bound that are left then: a perfect plan would save them, if there is one."""
-        return max(0.0, self.dealt.step_s - self.bound_s)
+        return self.dealt.step_s - self.bound_s
 
 
 def choose_balance(costs: Costs) -> Cost:
@@ -124,7 +124,9 @@ def divide(
                 least=moved.report.least,
                 ranks=ranks,
                 costs=costs,
-                layout=layout,
+                largest=max(
+                    options["budget"], *(_count_tokens(tokens[batch], layout) for row in (*own, *new) for batch in row)
+                ),
             )
         )
         if on_done is not None:
@@ -139,12 +141,16 @@ def divide(
     )
 
 
+def _count_tokens(batch: Integers, layout: Layout) -> int:
+    """Returns the tokens of a micro-batch, padding included."""
+    return int(batch.sum() if layout is Layout.PACKED else batch.max(initial=0) * len(batch))
+
+
 def _price(tokens: Integers, batches: Iterable[Integers], costs: Costs, layout: Layout) -> list[float]:
     """Returns the seconds of each of a rank's micro-batches; one without samples is idle."""
     held = [tokens[batch] for batch in batches]
     longest = np.array([int(batch.max(initial=0)) for batch in held])
-    sums = np.array([int(batch.sum()) for batch in held])
-    padded = sums if layout is Layout.PACKED else longest * np.array([len(batch) for batch in held])
+    padded = np.array([_count_tokens(batch, layout) for batch in held])
     pairs = np.array([float((batch.astype(np.float64) ** 2).sum()) for batch in held])
     seconds: list[float] = costs.compute_layout_s(layout, padded, longest, pairs).tolist()
     return seconds
@@ -168,16 +174,35 @@ def _measure(
 
 
 def _compute_bound_s(
-    tokens: Integers, keys: Sequence[int] | None, *, least: int, ranks: int, costs: Costs, layout: Layout
+    tokens: Integers, keys: Sequence[int] | None, *, least: int, ranks: int, costs: Costs, largest: int
 ) -> float:
-    """Returns the seconds that no plan is below: without padding, whatever the layout."""
-    fixed_s = float(costs.compute_steps_s(np.zeros(1, dtype=np.int64), np.zeros(1))[0])
-    alone_s = np.array(_price(tokens, np.arange(len(tokens))[:, None], costs, layout)) - fixed_s
-    groups: dict[object, float] = {}
-    for index, key in enumerate(keys if keys is not None else range(len(tokens))):
-        groups[key] = groups.get(key, 0.0) + float(alone_s[index])
-    shared_s = float(alone_s.sum()) / ranks
-    return max(shared_s, *groups.values()) + least * fixed_s + costs.collective.compute_s(ranks)
+    """Returns the seconds that no plan is below: without padding, whatever the layout.
+
+    The rank that takes longest does so for the mean rank's work at least, and for the costliest group.
+    """
+    sizes = tokens.astype(np.float64)
+    bounds = []
+    for each_s, token_s, pair_s in _list_minorants(costs, largest):
+        alone_s = token_s * sizes + pair_s * sizes**2
+        groups = alone_s if keys is None else np.bincount(np.unique(keys, return_inverse=True)[1], alone_s)
+        bounds.append(least * each_s + max(float(alone_s.sum()) / ranks, float(groups.max())))
+    return max(bounds) + costs.collective.compute_s(ranks)
+
+
+def _list_minorants(costs: Costs, largest: int) -> list[tuple[float, float, float]]:
+    """Returns seconds of a micro-batch, of a token, and of a token squared, such that no micro-batch of at most ``largest``
+    tokens takes less than they say, an idle one included.
+
+    What is linear adds up, whichever micro-batches the samples are in.
+    """
+    gpu, table = costs.gpu, costs.step_table
+    if not table.rows:
+        return [(gpu.floor_s, 0.0, 0.0), (gpu.fixed_s, gpu.per_token_s, gpu.per_token2_s)]
+    # Between these sizes a table is linear.
+    sizes = [1.0, *(size for size, _ in table.rows if 1 < size < largest), float(largest)]
+    points = [(size, table.compute_step_s(size)) for size in sizes]
+    cheapest_s = min(gpu.fixed_s, *(seconds for _, seconds in points))
+    return [(each_s, min((seconds - each_s) / size for size, seconds in points), 0.0) for each_s in (0.0, cheapest_s)]
 
 
 def _average(parts: Sequence[Divided]) -> Divided:
