@@ -50,6 +50,17 @@ def test_the_collective_ends_a_step_once() -> None:
     assert outcome.bound_s == pytest.approx(without.bound_s + 10)
 
 
+def test_what_is_padded_is_paid_for() -> None:
+    """Lengths that --pad-to rounds up take as long as the rounded ones; the fill counts real tokens."""
+    tokens = [130, 10, 20, 250]
+    padded, plain = ask(tokens, 2, {"budget": 256, "pad_to": 128}), ask([256, 128, 128, 256], 2, {"budget": 256})
+    for one, other in ((padded.stay, plain.stay), (padded.dealt, plain.dealt)):
+        assert (one.step_s, one.wait_s) == (other.step_s, other.wait_s)
+        assert one.fill < other.fill
+        assert one.wait == pytest.approx(one.step_s / (one.step_s - one.wait_s))
+    assert padded.bound_s == plain.bound_s
+
+
 def test_groups_that_stay_together_bound_what_dealing_saves() -> None:
     tokens = [300, 300, 300, 20, 20, 20]
     groups = np.array([1, 1, 1, 2, 2, 2])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Divided:
     fill: float
     """The samples' tokens over the budgets of all micro-batches."""
     wait: float
-    """What the steps cost, each micro-batch as much as its costliest rank, over the mean rank's sum."""
+    """What the steps take but for the collective, over the seconds that the mean rank computes."""
     step_s: float
     wait_s: float
     """Of ``step_s``, what the mean rank waits for the others."""
@@ -115,17 +115,19 @@ def divide(
             [share[list(batch)] for batch in rank.micro_batches] for share, rank in zip(shares, kept.ranks, strict=True)
         ]
         new = [[np.array(batch, dtype=np.int64) for batch in rank.micro_batches] for rank in moved.ranks]
-        stay.append(_measure(STAY, kept, own, tokens=tokens, costs=costs, layout=layout))
-        dealt.append(_measure(DEALT, moved, new, tokens=tokens, costs=costs, layout=layout))
+        pad_to = options.get("pad_to", 1)
+        padded = -(-tokens // pad_to) * pad_to
+        stay.append(_measure(STAY, kept, own, tokens=padded, costs=costs, layout=layout))
+        dealt.append(_measure(DEALT, moved, new, tokens=padded, costs=costs, layout=layout))
         bounds.append(
             _compute_bound_s(
-                tokens,
+                padded,
                 None if within is Within.STEP else keys,
                 least=moved.report.least,
                 ranks=ranks,
                 costs=costs,
                 largest=max(
-                    options["budget"], *(_count_tokens(tokens[batch], layout) for row in (*own, *new) for batch in row)
+                    options["budget"], *(_count_tokens(padded[batch], layout) for row in (*own, *new) for batch in row)
                 ),
             )
         )
@@ -167,7 +169,7 @@ def _measure(
         micro_batches=report.count,
         least=report.least,
         fill=report.fill,
-        wait=cast(float, report.wait),  # plans of one place that knows all say it
+        wait=compute_s / mean_s if mean_s else 1.0,
         step_s=compute_s + costs.collective.compute_s(len(rows)),
         wait_s=compute_s - mean_s,
     )
@@ -176,7 +178,7 @@ def _measure(
 def _compute_bound_s(
     tokens: Integers, keys: Sequence[int] | None, *, least: int, ranks: int, costs: Costs, largest: int
 ) -> float:
-    """Returns the seconds that no plan is below: without padding, whatever the layout.
+    """Returns the seconds that no plan is below: without the padding of rows, whatever the layout.
 
     The rank that takes longest does so for the mean rank's work at least, and for the costliest group.
     """
