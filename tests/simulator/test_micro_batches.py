@@ -28,7 +28,7 @@ def ask(tokens: list[int], ranks: int, options: Options, costs: Costs = PLAIN, *
     return divide(lengths, ranks=ranks, costs=costs, options=options, balance=TOKENS, **more)  # type: ignore[arg-type]
 
 
-def test_seconds_are_those_of_the_slowest_rank_in_each_micro_batch() -> None:
+def test_seconds_are_those_of_the_slowest_rank() -> None:
     """Rank 0 has 600 tokens, two full micro-batches; rank 1 has 100, and an idle one."""
     outcome = ask([300, 300, 50, 50], 2, {"budget": 300})
     stay, dealt = outcome.stay, outcome.dealt
@@ -48,6 +48,16 @@ def test_the_collective_ends_a_step_once() -> None:
     outcome, without = (ask([300, 300, 50, 50], 2, {"budget": 300}, each) for each in (costs, PLAIN))
     assert outcome.stay.step_s == pytest.approx(without.stay.step_s + 10)
     assert outcome.bound_s == pytest.approx(without.bound_s + 10)
+
+
+def test_ranks_meet_where_the_cost_model_says() -> None:
+    """Ranks with 300 + 100 and 200 + 200 tokens, in micro-batches of 300, by falling tokens: they wait inside the step only."""
+    meeting = replace(PLAIN, collective=replace(NO_COLLECTIVE, each_step=True))
+    inside, at_the_end = (ask([300, 100, 200, 200], 2, {"budget": 300}, costs).stay for costs in (meeting, PLAIN))
+    assert inside.step_s == pytest.approx(2 * 0.5 + 3 + 2)
+    assert inside.wait == pytest.approx(6 / 5)
+    assert at_the_end.step_s == pytest.approx(2 * 0.5 + 4)
+    assert (at_the_end.wait_s, at_the_end.wait) == (0, 1)
 
 
 def test_what_is_padded_is_paid_for() -> None:
@@ -82,7 +92,8 @@ TABLES = [
         ((400.0, 0.01), (500.0, 7.0)),  # cheaper than an idle one
     )
 ]
-MODELS = [PLAIN, QUADRATIC, FLOOR, *(replace(QUADRATIC, step_table=table) for table in TABLES)]
+MEETING = replace(QUADRATIC, collective=CollectiveCost(each_step=True))
+MODELS = [PLAIN, QUADRATIC, MEETING, FLOOR, *(replace(QUADRATIC, step_table=table) for table in TABLES)]
 
 
 def test_the_bound_is_what_full_micro_batches_take() -> None:

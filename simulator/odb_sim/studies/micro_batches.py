@@ -2,9 +2,10 @@
 would save of that, and what nothing but other data would.
 
 A step's samples are divided in two ways by `odb_ref.plan` (R13): where they stay on the ranks that have them, equal parts of
-the step in order, and dealt out to all ranks. A micro-batch takes as long as on its slowest rank, and a collective ends the
-step. Against both stands what no plan can go below: the work of all samples over the ranks, in the fewest micro-batches
-there can be, or the costliest group that must stay together, if that takes longer, each by what no micro-batch takes less than.
+the step in order, and dealt out to all ranks. A collective ends the step; ranks meet before it only if the cost model has
+`each_step`, as in a simulation. Against both stands what no plan can go below: the work of all samples over the ranks, in the
+fewest micro-batches there can be, or the costliest group that must stay together, if that takes longer, both by what no
+micro-batch takes less than.
 """
 
 from __future__ import annotations
@@ -162,7 +163,9 @@ def _measure(
     way: str, plan: Plan, rows: Sequence[Sequence[Integers]], *, tokens: Integers, costs: Costs, layout: Layout
 ) -> Divided:
     seconds = np.array([_price(tokens, row, costs, layout) for row in rows])
-    compute_s, mean_s = float(seconds.max(axis=0).sum()), float(seconds.sum(axis=1).mean())
+    # Where ranks meet after each micro-batch, each takes as long as the slowest rank's; else only their sums meet.
+    slowest_s = seconds.max(axis=0).sum() if costs.collective.each_step else seconds.sum(axis=1).max()
+    compute_s, mean_s = float(slowest_s), float(seconds.sum(axis=1).mean())
     report = plan.report
     return Divided(
         way=way,
