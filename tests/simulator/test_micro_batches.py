@@ -146,6 +146,28 @@ def test_what_is_balanced_follows_the_cost_model() -> None:
     assert choose_balance(PLAIN) == TOKENS
 
 
+def test_groups_that_staying_splits_are_counted_and_no_loss_is_called_a_saving(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    csv, out = tmp_path / "l.csv", tmp_path / "o.json"
+    csv.write_text("total_tokens,prompt\n" + "900,0\n" * 4 + "9,1\n9,2\n9,2\n9,3\n")
+    command = ["micro-batches", str(csv), "--ranks", "4", "--budget", "1000", "--json", str(out)]
+    assert main([*command, "--groups", "prompt"]) == 0
+    said, figures = capsys.readouterr().out, json.loads(out.read_text())
+    assert figures["split_groups"] == 2
+    assert figures["saved_s"] < 0
+    assert "Where the samples stay, which splits 2.0 groups over ranks, a step takes" in said
+    assert "No plan that keeps groups together takes less than" in said
+    assert "Dealing them out (samples of one prompt in one rank) takes" in said
+    assert " s more (" in said.partition("Dealing")[2].partition("No plan")[0]
+    assert "saves -" not in said
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "splits" not in said
+    assert "No plan takes less" in said
+    assert "say with --groups" in refuse(capsys, [*command, "--within", "micro-batch"])
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     csv, out = tmp_path / "l.csv", tmp_path / "o.json"
     csv.write_text(

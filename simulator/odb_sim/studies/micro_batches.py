@@ -56,7 +56,9 @@ class WaysToDivide:
     stay: Divided
     dealt: Divided
     bound_s: float
-    """Seconds of a step that no plan is below."""
+    """Seconds of a step that no plan is below, of those that keep groups together."""
+    split_groups: float
+    """The mean number of a step's groups that are on several ranks where the samples stay."""
 
     @property
     def saved_s(self) -> float:
@@ -101,17 +103,15 @@ def divide(
     layout = Layout(options.get("layout", Layout.PACKED))
     within = Within(options.get("within", Within.RANK))
     terms: Options = {**options, "cost": balance.of_tokens, "within": within}
-    stay, dealt, bounds = [], [], []
+    stay, dealt, bounds, split = [], [], [], []
     for begin in range(0, len(lengths) - size + 1, size):
         part = slice(begin, begin + size)
         tokens = lengths.tokens[part]
-        keys = None if groups is None else groups[part].tolist()
+        keys = None if groups is None or within is Within.STEP else groups[part]
         shares = np.array_split(np.arange(size), ranks)
-        together = None
-        if keys is not None and within is Within.MICRO_BATCH:
-            together = [[keys[index] for index in share.tolist()] for share in shares]
+        together = None if keys is None else [keys[share].tolist() for share in shares]
         kept = plan_ranks([tokens[share].tolist() for share in shares], together=together, **terms)
-        moved = plan_all(tokens.tolist(), ranks=ranks, together=keys, **terms)
+        moved = plan_all(tokens.tolist(), ranks=ranks, together=None if keys is None else keys.tolist(), **terms)
         own = [
             [share[list(batch)] for batch in rank.micro_batches] for share, rank in zip(shares, kept.ranks, strict=True)
         ]
@@ -123,7 +123,7 @@ def divide(
         bounds.append(
             _compute_bound_s(
                 padded,
-                None if within is Within.STEP else keys,
+                keys,
                 least=moved.report.least,
                 ranks=ranks,
                 costs=costs,
@@ -132,6 +132,9 @@ def divide(
                 ),
             )
         )
+        if keys is not None:
+            _, places = np.unique(np.concatenate([np.unique(keys[share]) for share in shares]), return_counts=True)
+            split.append(int((places > 1).sum()))
         if on_done is not None:
             on_done(begin + size)
     return WaysToDivide(
@@ -141,6 +144,7 @@ def divide(
         stay=_average(stay),
         dealt=_average(dealt),
         bound_s=float(np.mean(bounds)),
+        split_groups=float(np.mean(split)) if split else 0.0,
     )
 
 
@@ -179,7 +183,7 @@ def _measure(
 
 
 def _compute_bound_s(
-    tokens: Integers, keys: Sequence[int] | None, *, least: int, ranks: int, costs: Costs, largest: int
+    tokens: Integers, keys: Integers | None, *, least: int, ranks: int, costs: Costs, largest: int
 ) -> float:
     """Returns the seconds that no plan is below: without the padding of rows, whatever the layout.
 
