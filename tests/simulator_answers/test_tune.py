@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.engine.updates import GlobalBatch
+from odb_sim.inputs.costs import Costs, GpuCost
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding
 from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.processes import Local
 from odb_sim.studies.search import compute_host_tokens
-from odb_sim.studies.sweep import Study, run_grid
+from odb_sim.studies.sweep import Grid, Study, run_grid
 from odb_sim.studies.tune import (
     Question,
     Tuning,
@@ -169,6 +170,18 @@ def test_updates_of_a_global_batch_are_tuned_by_what_has_a_say() -> None:
     assert "--order fullest" not in {item.choice for item in tuning.beside}
     assert not any("every step is an update" in text for text in tuning.cautions)
     assert any("every step is an update" in text for text in ask().cautions)
+
+
+def test_padding_that_costs_more_than_steps_is_avoided_further() -> None:
+    """Where a step costs next to nothing, less padding is always better: the last share tried, and that is said."""
+    costs = Costs(gpu=GpuCost(fixed_s=1e-5, per_token_s=1e-4, per_token2_s=0))
+    study = Study(lengths=LENGTHS, terms=Terms(update_samples=200), global_batch=GlobalBatch(samples=200), costs=costs)
+    tuning = tune(Question(study=study, ranks=2, memory_tokens=16_384, tolerance=0.0), Local())
+    assert tuning.recommended.point.padding_share == 128
+    assert any("no padding share above 128 was tried" in text for text in tuning.cautions)
+    (usual,) = run_grid(Grid(study=study, points=(replace(tuning.recommended.point, padding_share=16),)), Local())
+    assert isinstance(usual, CellAnswer)
+    assert tuning.recommended.rate > 1.01 * usual.rate
 
 
 def test_shared_shards_are_tuned_as_such() -> None:

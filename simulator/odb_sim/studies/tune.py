@@ -51,8 +51,10 @@ DEPTHS: Final = (2, 4, 8, 16)
 """Not 1: the simulator hands a step over in no time, a real queue does not."""
 RAMPS: Final = tuple(range(RAMP_ROUNDS + 2))
 AGES: Final = (1, 2, 4, 8, 16)
-PADDING_SHARES: Final = (1, 2, 4, 8, 16)
+PADDING_SHARES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 """For padded updates (R16.3): the more a step costs, the more padding a group may hold."""
+EDGE: Final = f"no padding share above {PADDING_SHARES[-1]} was tried: --padding-share of odb-ref simulate tries one"
+"""What is said where the last of them is recommended."""
 START_DEPTH: Final = 8
 UNTOUCHED: Final = ("depth_steps", "max_age_rounds")
 """What stays as it is recommended where a choice of the user's changes the rest."""
@@ -290,6 +292,8 @@ def _list_cautions(question: Question, chosen: CellAnswer, failed: Sequence[Cell
         found.append(
             f"no window above the {largest:,} samples of a rank was tried: for a longer data set, give its --samples"
         )
+    if question.is_update and chosen.point.padding_share == PADDING_SHARES[-1]:
+        found.append(EDGE)
     if (judged := question.judged_samples) is not None:
         found.append(f"an epoch of {judged:,} samples was judged in place of {question.epoch_samples:,}")
     if question.study.global_batch.goal is None:
