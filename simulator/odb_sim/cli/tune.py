@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Finds the cheapest token budget, window, depth, ramp, age and balance whose epoch is within a tolerance "
         "of the fastest, and shows the trade-off. Windows and depth cost host memory: at most the window, two windows "
         "collated and padded, "
-        "and the queue's batches, for each rank.",
+        "and the queue's batches, for each rank. --ramp, --max-age, --padding-share and --cost are held where they are given.",
     )
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
     text = "padded tokens of a batch that fit on a GPU"

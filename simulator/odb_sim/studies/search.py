@@ -1,8 +1,9 @@
 """The search that `tune` does: through the settings of one study, from a point, or from a coarse grid.
 
 Every second window with every budget first, since these two go together; from the best of them, one setting at a time, every
-value, until none is faster. Out of all tried, the setting with the least host memory within half of the tolerance is taken,
-and its next smaller neighbours are tried until none is good enough: the other half is for what the search may have missed.
+value, until none is faster. Out of all tried, the setting with the least host memory within half of the tolerance is taken
+(of those that need a percent more at most, one with most of a loader's defaults), and its next smaller neighbours are tried
+until none is good enough: the other half is for what the search may have missed.
 """
 
 from __future__ import annotations
