@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.comparison import choose_budget, choose_window, compare
 from odb_sim.studies.runs import Run
 
+from odb_ref.core.types import Mode
 from tests.helpers.commands import refuse
 
 
@@ -66,6 +68,21 @@ def test_every_trace_is_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixtu
         )
         own = [item for item in figures if item["lengths"] == name]
         assert [row[1:] for row in rows[8:9]] == [[f"{item['steps']:,}" for item in own]]
+
+
+def test_a_ratio_of_samples_of_other_lengths_is_given_in_tokens_too() -> None:
+    """In quota mode online batches hold back what is long: the samples that a quota of them has are shorter."""
+    lengths = load_lengths("mm_mix_real")
+    workload = build_workload(lengths, ranks=8)
+    what = Run(workload=workload, policy="odb", budget_tokens=choose_budget(lengths), window_samples=1024)
+    quota = replace(what, mode=Mode.QUOTA, quota_samples=1000)
+    ((one,), _), ((other,), _) = (compare([run], ["odb", "standard"]) for run in (quota, what))
+    odb, standard = one.accumulated
+    in_tokens = (odb.real_tokens / odb.sim_time_s) / (standard.real_tokens / standard.sim_time_s)
+    assert in_tokens < 0.9 * one.compute_speedup(one.chosen)
+    (said,) = [caution.text for caution in one.cautions if "speed-ups are of samples" in caution.text]
+    assert f"of tokens they are odb {in_tokens:.2f} (samples of " in said
+    assert not any("speed-ups are of samples" in caution.text for caution in other.cautions)
 
 
 def test_several_traces_may_be_named_and_a_budget_given(tmp_path: Path) -> None:

@@ -103,6 +103,57 @@ def test_a_template_of_ones_own(tokenizer: Path, tmp_path: Path) -> None:
     assert (twice.total, twice.supervised, twice.is_approximate) == (11 + 12, 3 + 4, True)
 
 
+CALL = [{"type": "function", "function": {"name": "c", "arguments": "d e"}}]
+
+
+@pytest.mark.parametrize(
+    ("turn", "more", "what"),
+    [
+        ({"content": None, "tool_calls": CALL}, {}, "tool_calls"),
+        ({"content": None, "function_call": {"name": "c", "arguments": ""}}, {}, "function_call"),
+        ({"content": "c", "reasoning_content": "d"}, {}, "reasoning_content"),
+        ({"content": "c"}, {"tools": CALL}, "tools"),
+    ],
+)
+def test_what_the_fallback_template_leaves_out_is_refused_and_counted_with_one_that_has_it(
+    turn: dict[str, object], more: dict[str, object], what: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    row = {"messages": [CHAT[0], {"role": "assistant", **turn}], **more}
+    with pytest.raises(UsageError, match=f"data:7: .* no place for {what}: give yours with --template"):
+        count(row, tokenizer)
+    template = tmp_path / "tools.jinja"
+    template.write_text(
+        "{% for tool in tools or [] %}h {% endfor %}{% for m in messages %}{{ m.content }} "
+        "{% for call in m.tool_calls or [] %}{{ call.function.arguments }} {% endfor %}{% endfor %}"
+    )
+    plain = count(
+        {"messages": [CHAT[0], {"role": "assistant", "content": turn["content"]}]}, tokenizer, template=str(template)
+    )
+    expected = plain.total + {"tool_calls": 2, "tools": 1}.get(what, 0)
+    assert count(row, tokenizer, template=str(template)).total == expected
+    if "tools" in more:
+        assert count({**row, "tools": json.dumps(CALL)}, tokenizer, template=str(template)).total == expected
+    assert count({"messages": [{**CHAT[0], "tool_calls": None}, CHAT[1]], "tools": []}, tokenizer).total == 11
+
+
+def test_a_preference_pair_is_twice_the_longer(tokenizer: Path) -> None:
+    """The longer of 5 + 2 + 4 tokens, where three words are chosen, and 5 + 2 + 6, where five are rejected."""
+    pair = {"prompt": "a b", "chosen": "c d e", "rejected": "a b c d e"}
+    assert count(pair, tokenizer) == CountedRow(2 * 13, 4 + 6)
+    assert count(pair, tokenizer, max_tokens=12) == CountedRow(2 * 12, 4 + 5, is_cut=True)
+    assert count(pair, tokenizer, columns=("prompt", "chosen")) == CountedRow(11, 4), "as it is asked for by name"
+    assert count({**pair, "rejected": None}, tokenizer) == CountedRow(11, 4)
+
+
+def test_no_column_is_kept_twice(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"text": "a b", "total_tokens": 9, "x": 1}\n')
+    for names in (["total_tokens"], ["x", "x"]):
+        keep = [word for name in names for word in ("--keep", name)]
+        command = ["lengths", str(data), "--tokenizer", str(tokenizer), *keep, "--processes", "1"]
+        assert f"--keep {names[0]}: the file has a column of that name already" in refuse(capsys, command)
+
+
 def test_the_template_beside_a_tokenizer_is_its_own(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(tokenizer.read_bytes())
     own = "{{ bos_token }} {% for m in messages %}{{ m.content }} {% endfor %}"

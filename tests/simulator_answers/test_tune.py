@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.engine.updates import GlobalBatch
+from odb_sim.inputs.costs import Costs, GpuCost
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding
 from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.processes import Local
-from odb_sim.studies.search import compute_host_tokens
-from odb_sim.studies.sweep import Study, run_grid
+from odb_sim.studies.search import SettingSearch, compute_host_tokens
+from odb_sim.studies.sweep import Grid, Study, run_grid
 from odb_sim.studies.tune import (
+    NAMES,
     Question,
     Tuning,
     compute_budget_ladder,
@@ -25,9 +27,11 @@ from odb_sim.studies.tune import (
     tune,
 )
 
+from odb_ref.core.batching.cost import TOKENS
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Terms
 from odb_ref.core.errors import UsageError
+from tests.helpers.commands import refuse
 from tests.simulator_answers import brute
 from tests.simulator_answers.helpers import make_lengths
 
@@ -48,7 +52,91 @@ def test_the_recommendation_is_within_the_tolerance_and_cheapest_of_all_that_are
     assert tuning.best.rate == best
     good = [answer for answer in tuning.tried if answer.rate >= 0.99 * best]
     assert tuning.recommended in good
-    assert compute_host_tokens(tuning.recommended) == min(map(compute_host_tokens, good))
+    assert compute_host_tokens(tuning.recommended) <= 1.01 * min(map(compute_host_tokens, good))
+
+
+def answer(rate: float, host: int, **point: int | str) -> CellAnswer:
+    """Returns an answer of so many tokens a second, whose loader holds so many."""
+    one = ask().recommended
+    summary = replace(one.summary, tokens_per_s=rate, padding_ratio=0.0, real_tokens=9, samples_emitted=9)
+    settings = {"window_samples": 64, "budget_tokens": host - 3 * 64, "depth_steps": 1, "ramp_rounds": None, **point}
+    return replace(one, point=replace(one.point, **settings), summary=summary)  # type: ignore[arg-type]
+
+
+def choose(*found: CellAnswer) -> CellAnswer:
+    """Returns what the search chooses of these, where all others are slow."""
+    dimensions = {"max_age_rounds": (2, 4), "cost": ("tokens", "attention/9")}
+    slow = answer(1, 1000)
+    search = SettingSearch(lambda points: [replace(slow, point=point) for point in points], dimensions, 0.02)
+    search.answers = {each.point: each for each in found}
+    return search.improve(found[0].point)
+
+
+def test_less_than_a_percent_of_memory_does_not_buy_a_setting_of_ones_own() -> None:
+    plain = answer(100, 1009, max_age_rounds=4, cost="tokens")
+    changed = answer(100, 1000, max_age_rounds=2, cost="attention/9")
+    assert choose(plain, changed) is plain
+    assert choose(answer(99.5, 1009, max_age_rounds=4, cost="tokens"), changed).point == plain.point
+    much = answer(100, 900, max_age_rounds=2, cost="attention/9")
+    assert choose(plain, much) is much
+
+
+def test_reasons_say_what_decided() -> None:
+    """No setting that is good enough is called so much below the best, and none that is below is called good enough."""
+    tuning = ask()
+    for name, curve in tuning.curves.items():
+        at = next(place for place, one in enumerate(curve) if one is tuning.recommended)
+        (reason,) = [text for text in tuning.reasons[1:] if text.startswith(f"{NAMES[name][0]} ")]
+        is_below = at > 0 and curve[at - 1].rate < 0.99 * tuning.best.rate
+        assert ("below the best" in reason) == is_below
+        assert "0.00%" not in reason
+
+
+def test_what_is_given_is_held() -> None:
+    held = {"ramp_rounds": 2, "max_age_rounds": 2, "cost": TOKENS}
+    terms = replace(Terms(), **held)  # type: ignore[arg-type]
+    question = Question(
+        study=Study(lengths=LENGTHS, terms=terms), ranks=4, memory_tokens=4096, window_max=16, held=frozenset(held)
+    )
+    tuning = tune(question, Local())
+    assert {(one.point.ramp_rounds, one.point.max_age_rounds, one.point.cost) for one in tuning.tried} == {
+        (2, 2, "tokens")
+    }
+    assert "age 2: as given" in tuning.reasons
+    assert "--ramp 2 --max-age 2" in tuning.options
+
+
+def test_options_without_a_say_are_refused_and_what_is_given_is_tuned_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "t.json"
+    tuned = [
+        "tune",
+        "gsm8k",
+        "--samples",
+        "96",
+        "--ranks",
+        "2",
+        "--memory-tokens",
+        "2048",
+        "--processes",
+        "1",
+        "--no-beside",
+    ]
+    updates = [*tuned, "--global-batch", "32", "--json", str(out)]
+    assert main([*updates, "--padding-share", "4", "--cost", "tokens"]) == 0
+    figures = json.loads(out.read_text())
+    assert {(one["padding_share"], one["cost"]) for one in figures["tried"]} == {(4, "tokens")}
+    capsys.readouterr()
+    swept = ["sweep", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--processes", "1"]
+    for command, why in (
+        ([*updates, "--window-max", "64"], "windows have no say with --global-batch"),
+        ([*updates, "--ramp", "1"], "--ramp has no say with --global-batch"),
+        ([*tuned, "--padding-share", "4"], "--padding-share has no say without --global-batch"),
+        ([*swept, "--padding-share", "4"], "--padding-share 4: has no say without --global-batch"),
+        ([*swept, "--global-batch", "32", "--window", "64,128"], "windows have no say with --global-batch"),
+    ):
+        assert why in refuse(capsys, command)
 
 
 def test_no_single_step_down_from_it_is_good_enough() -> None:
@@ -169,6 +257,18 @@ def test_updates_of_a_global_batch_are_tuned_by_what_has_a_say() -> None:
     assert "--order fullest" not in {item.choice for item in tuning.beside}
     assert not any("every step is an update" in text for text in tuning.cautions)
     assert any("every step is an update" in text for text in ask().cautions)
+
+
+def test_padding_that_costs_more_than_steps_is_avoided_further() -> None:
+    """Where a step costs next to nothing, less padding is always better: the last share tried, and that is said."""
+    costs = Costs(gpu=GpuCost(fixed_s=1e-5, per_token_s=1e-4, per_token2_s=0))
+    study = Study(lengths=LENGTHS, terms=Terms(update_samples=200), global_batch=GlobalBatch(samples=200), costs=costs)
+    tuning = tune(Question(study=study, ranks=2, memory_tokens=16_384, tolerance=0.0), Local())
+    assert tuning.recommended.point.padding_share == 128
+    assert any("no padding share above 128 was tried" in text for text in tuning.cautions)
+    (usual,) = run_grid(Grid(study=study, points=(replace(tuning.recommended.point, padding_share=16),)), Local())
+    assert isinstance(usual, CellAnswer)
+    assert tuning.recommended.rate > 1.01 * usual.rate
 
 
 def test_shared_shards_are_tuned_as_such() -> None:

@@ -214,7 +214,8 @@ def build_terms(options: argparse.Namespace) -> Terms:
 
     Raises: UsageError when it makes no sense.
     """
-    given = {item.name: getattr(options, item.name) for item in fields(Terms) if item.name in options}
+    names = [item.name for item in fields(Terms) if getattr(options, item.name, None) is not None]
+    given = {name: getattr(options, name) for name in names}
     if "limit" in options:
         given["limits"] = tuple(parse_limits(options.limit).values())
     for item in fields(Terms):

@@ -54,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", metavar="FILE", help="write all figures: a list with an object for each point")
     parser.add_argument("--csv", metavar="FILE", help="write a row for each point")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
-    parser.set_defaults(run=run_command)
+    parser.set_defaults(run=run_command, padding_share=None)
 
 
 def add_data_options(parser: argparse.ArgumentParser, *, has_quota: bool = True) -> None:
@@ -85,13 +85,18 @@ def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     policies = _parse_words("--policy", options.policy)
     check_batch_size(options.batch_size, policies)
+    windows = parse_numbers("--window", options.window)
+    if options.update_samples is not None and len(windows) > 1:
+        raise UsageError(f"--window {options.window}: windows have no say with --global-batch")
+    if options.update_samples is None and options.padding_share is not None:
+        raise UsageError(f"--padding-share {options.padding_share}: has no say without --global-batch")
     grid = Grid(
         study=build_study(options),
         points=build_points(
             policies=policies,
             ranks=parse_numbers("--ranks", options.ranks),
             budgets=parse_numbers("--token-budget", options.token_budget),
-            windows=parse_numbers("--window", options.window),
+            windows=windows,
             depths=parse_numbers("--depth", options.depth),
         ),
         batch_size=options.batch_size,

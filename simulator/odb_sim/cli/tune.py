@@ -23,6 +23,8 @@ from odb_sim.studies.tune import LARGEST_WINDOW, NAMES, Question, Tuning, list_c
 
 HOST_BYTES_PER_TOKEN: Final = 24
 """Ids, labels and attention mask of 8 bytes each."""
+_HELD: Final = ("ramp_rounds", "max_age_rounds", "padding_share", "cost")
+"""Options that are not tuned where they are given."""
 _USUAL_SIMULATIONS: Final = 600
 _USUAL_ALONE: Final = 100
 
@@ -35,12 +37,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Finds the cheapest token budget, window, depth, ramp, age and balance whose epoch is within a tolerance "
         "of the fastest, and shows the trade-off. Windows and depth cost host memory: at most the window, two windows "
         "collated and padded, "
-        "and the queue's batches, for each rank.",
+        "and the queue's batches, for each rank. --ramp, --max-age, --padding-share and --cost are held where they are given.",
     )
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
     text = "padded tokens of a batch that fit on a GPU"
     parser.add_argument("--memory-tokens", type=int, required=True, metavar="M", help=text)
-    add_number(parser, "--window-max", "K", "the largest to try", LARGEST_WINDOW)
+    add_number(parser, "--window-max", "K", f"the largest to try ({LARGEST_WINDOW})")
     add_number(parser, "--tolerance", "T", "share of the best throughput to give up", 0.01, kind=float)
     parser.add_argument("--policy", choices=sorted(RULES), default="odb", help="target rule (odb)")
     add_data_options(parser, has_quota=False)
@@ -50,20 +52,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--no-beside", action="store_true", help=text)
     parser.add_argument("--json", metavar="FILE", help="write the recommendation and everything tried")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
-    parser.set_defaults(run=run_command)
+    parser.set_defaults(run=run_command, **dict.fromkeys(_HELD))  # what is given is held
 
 
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     if options.host_bytes_per_token < 1:
         raise UsageError(f"--host-bytes-per-token must be at least 1, got {options.host_bytes_per_token}")
+    if options.window_max is not None and options.update_samples is not None:
+        raise UsageError(f"--window-max {options.window_max}: windows have no say with --global-batch")
     question = Question(
         study=build_study(options),
         ranks=options.ranks,
         memory_tokens=options.memory_tokens,
         policy=options.policy,
-        window_max=options.window_max,
+        window_max=LARGEST_WINDOW if options.window_max is None else options.window_max,
         tolerance=options.tolerance,
+        held=frozenset(name for name in _HELD if getattr(options, name) is not None),
     )
     check_writable(options.json, options.html, reads=[options.lengths, options.cost_model])
     label = f"tune {question.study.lengths.name}"

@@ -25,6 +25,7 @@ class About(StrEnum):
     BATCH_SIZE = "batch_size"
     WINDOW = "window"
     QUOTA = "quota"
+    LENGTHS = "lengths"
     COST_MODEL = "cost_model"
     FAULT = "fault"
     SMALL_WINDOW = "small_window"

@@ -5,8 +5,9 @@ with the token that ends its turn. Where that begins and ends is read off the te
 turn, and what goes up to it. A template whose beginning depends on what follows does not let that be read off: there the
 content of the turn is looked for, without its end.
 
-The response to a prompt carries loss, and of a text all of it. Rows that are tokenized already (``input_ids``, with
-``labels`` if not all carry loss) are counted as they are.
+The response to a prompt carries loss, and of a text all of it. A preference pair (``prompt``, ``chosen`` and ``rejected``) is
+two rows as long as the longer. Rows that are tokenized already (``input_ids``, with ``labels`` if not all carry loss) are
+counted as they are.
 """
 
 from __future__ import annotations
@@ -28,17 +29,22 @@ if TYPE_CHECKING:
 CHATML: Final = "chatml"
 NO_TEMPLATE: Final = "none"
 _CHATML: Final = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}{{ raise_exception('it has no place for tools: give yours with --template') }}{% endif %}"
+    "{% for message in messages %}{% for name in ('tool_calls', 'function_call', 'reasoning_content') %}{% if message[name] %}"
+    "{{ raise_exception('it has no place for ' ~ name ~ ': give yours with --template') }}{% endif %}{% endfor %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 IDS: Final = "input_ids"
 LABELS: Final = "labels"
 _IGNORED: Final = -100
 _CONVERSATIONS: Final = ("messages", "conversations")
+_CHOSEN: Final = "chosen"
+_REJECTED: Final = "rejected"
 _PAIRS: Final = (
     ("prompt", "response"),
     ("prompt", "completion"),
-    ("prompt", "chosen"),
+    ("prompt", _CHOSEN),
     ("question", "answer"),
     ("instruction", "input", "output"),
     ("instruction", "output"),
@@ -48,7 +54,8 @@ _ROLES: Final = {"human": "user", "gpt": "assistant", "function_call": "assistan
 ASSISTANT: Final = "assistant"
 
 Message = dict[str, Json]
-Template = Callable[[Sequence[Message], bool], str]
+Template = Callable[[Sequence[Message], bool, Json], str]
+"""Renders turns, whether the next is to begin, and the tools that the conversation may call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +92,18 @@ def measure(where: str, row: Row, reading: RowReading) -> CountedRow:
     if not columns:
         there = ", ".join(map(str, row))[:200]
         raise UsageError(f"{where} has no column of a usual name ({there}): say which with --column")
+    if not reading.columns and columns[-1] == _CHOSEN and row.get(_REJECTED) is not None:
+        pair = [_measure_columns(where, row, (*columns[:-1], name), reading) for name in (_CHOSEN, _REJECTED)]
+        return CountedRow(
+            2 * max(one.total for one in pair),
+            sum(one.supervised for one in pair),
+            any(one.is_cut for one in pair),
+            any(one.is_approximate for one in pair),
+        )
+    return _measure_columns(where, row, columns, reading)
+
+
+def _measure_columns(where: str, row: Row, columns: tuple[str, ...], reading: RowReading) -> CountedRow:
     for column in columns:
         if row.get(column) is None and column in reading.columns[:1]:
             raise UsageError(f"{where} has no column {column}")
@@ -94,7 +113,7 @@ def measure(where: str, row: Row, reading: RowReading) -> CountedRow:
     tokenizer, template = load_tokenizer(reading)
     messages = _list_messages(where, row, columns)
     if template is not None and messages is not None:
-        return _measure_chat(where, messages, tokenizer, template, reading)
+        return _measure_chat(where, (messages, _get_tools(where, row)), tokenizer, template, reading)
     if messages is not None and len(columns) == 1 and not isinstance(first, str):
         raise UsageError(f"{where} is a conversation, and the tokenizer has no chat template: say --template")
     if row.get(columns[-1]) is None:
@@ -181,17 +200,34 @@ def _make_message(where: str, turn: Json) -> Message:
     return {**turn, "role": _ROLES.get(role, role), "content": content or ""}
 
 
+def _get_tools(where: str, row: Row) -> Json:
+    tools = row.get("tools")
+    try:
+        return json.loads(tools) if isinstance(tools, str) and tools else tools
+    except ValueError:
+        raise UsageError(f"{where}: tools is a text, but not JSON") from None
+
+
 def _measure_chat(
-    where: str, messages: Sequence[Message], tokenizer: Tokenizer, template: Template, reading: RowReading
+    where: str,
+    conversation: tuple[Sequence[Message], Json],
+    tokenizer: Tokenizer,
+    template: Template,
+    reading: RowReading,
 ) -> CountedRow:
-    text = template(messages, False)
+    messages, tools = conversation
+    try:
+        text = template(messages, False, tools)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
     spans: list[tuple[int, int]] = []
     is_approximate, end = False, 0
     for place, message in enumerate(messages):
         if message["role"] != ASSISTANT:
             continue
         try:
-            before, after = template(messages[:place], True), template(messages[: place + 1], False).rstrip()
+            before = template(messages[:place], True, tools)
+            after = template(messages[: place + 1], False, tools).rstrip()
         except UsageError:  # the template renders whole conversations only
             before = after = "\0"
         if text.startswith(after) and after.startswith(before) and len(before) >= end:
@@ -316,9 +352,9 @@ def _compile(text: str, names: Mapping[str, str]) -> Template:
     except TemplateError as error:
         raise UsageError(f"this is not a chat template: {error}") from error
 
-    def render(messages: Sequence[Message], is_open: bool) -> str:
+    def render(messages: Sequence[Message], is_open: bool, tools: Json) -> str:
         try:
-            return template.render(messages=messages, add_generation_prompt=is_open, **names)
+            return template.render(messages=messages, add_generation_prompt=is_open, tools=tools, **names)
         except TemplateError as error:
             raise UsageError(f"the chat template refuses a conversation: {error}") from error
 

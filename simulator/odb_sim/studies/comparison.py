@@ -33,6 +33,8 @@ FIXED_BATCH: Final = 4
 """Samples of the fixed batch whose memory is the limit, where none is given."""
 LEAST_WINDOW: Final = 256
 GROUPS_PER_WINDOW: Final = 16
+_OTHER_LENGTHS: Final = 1.03
+"""Mean lengths of which one is so many times another make samples a poor measure."""
 
 
 def choose_budget(lengths: Lengths, batch_size: int = FIXED_BATCH) -> int:
@@ -201,8 +203,25 @@ def compare(
         runs_at = [fit_batches(replace(what, policy=policy)) for policy in found]
         is_asked = has_bands or all(map(is_quick, runs_at))
         bands = compute_bands(runs_at, list_uncertain(what.costs), executor=executor) if is_asked else None
-        compared.append(Compared(what, summaries, ends, tuple(cautions), bands))
+        one = Compared(what, summaries, ends, tuple(cautions), bands)
+        compared.append(replace(one, cautions=(*cautions, *_list_length_cautions(one))))
     return compared, [answer for answer in (*own, *accumulated) if isinstance(answer, CellFailure)]
+
+
+def _list_length_cautions(compared: Compared) -> tuple[Caution, ...]:
+    """Returns a caution where policies trained on samples of other mean lengths, as they may in quota mode: speed-ups are of
+    samples, and those of tokens are others.
+    """
+    means = {one.policy: one.real_tokens / max(1, one.samples_emitted) for one in compared.accumulated}
+    if max(means.values()) <= _OTHER_LENGTHS * min(means.values()):
+        return ()
+    own = means[compared.reference.policy]
+    ratios = [
+        f"{one.policy} {compared.compute_speedup(one) * means[one.policy] / own:.2f} (samples of {means[one.policy]:,.0f})"
+        for one in compared.summaries
+    ]
+    text = "what policies trained on differs in mean length, and speed-ups are of samples; of tokens they are "
+    return (Caution(About.LENGTHS, f"{compared.what.workload.name}: {text}{', '.join(ratios)}"),)
 
 
 def _make_cell(what: Run, simulate: Callable[[Run, Point], CellAnswer]) -> Cell:

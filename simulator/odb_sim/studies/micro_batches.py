@@ -2,16 +2,17 @@
 would save of that, and what nothing but other data would.
 
 A step's samples are divided in two ways by `odb_ref.plan` (R13): where they stay on the ranks that have them, equal parts of
-the step in order, and dealt out to all ranks. A micro-batch takes as long as on its slowest rank, and a collective ends the
-step. Against both stands what no plan can go below: the work of all samples over the ranks, in the fewest micro-batches
-there can be, or the costliest group that must stay together, if that takes longer.
+the step in order, and dealt out to all ranks. A collective ends the step; ranks meet before it only if the cost model has
+`each_step`, as in a simulation. Against both stands what no plan can go below: the work of all samples over the ranks, in the
+fewest micro-batches there can be, or the costliest group that must stay together, if that takes longer, both by what no
+micro-batch takes less than.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class Divided:
     fill: float
     """The samples' tokens over the budgets of all micro-batches."""
     wait: float
-    """What the steps cost, each micro-batch as much as its costliest rank, over the mean rank's sum."""
+    """What the steps take but for the collective, over the seconds that the mean rank computes."""
     step_s: float
     wait_s: float
     """Of ``step_s``, what the mean rank waits for the others."""
@@ -55,7 +56,9 @@ class WaysToDivide:
     stay: Divided
     dealt: Divided
     bound_s: float
-    """Seconds of a step that no plan is below."""
+    """Seconds of a step that no plan is below, of those that keep groups together."""
+    split_groups: float
+    """The mean number of a step's groups that are on several ranks where the samples stay."""
 
     @property
     def saved_s(self) -> float:
@@ -65,7 +68,7 @@ class WaysToDivide:
     @property
     def left_s(self) -> float:
         """Seconds of a step above the bound that are left then: a perfect plan would save them, if there is one."""
-        return max(0.0, self.dealt.step_s - self.bound_s)
+        return self.dealt.step_s - self.bound_s
 
 
 def choose_balance(costs: Costs) -> Cost:
@@ -100,33 +103,38 @@ def divide(
     layout = Layout(options.get("layout", Layout.PACKED))
     within = Within(options.get("within", Within.RANK))
     terms: Options = {**options, "cost": balance.of_tokens, "within": within}
-    stay, dealt, bounds = [], [], []
+    stay, dealt, bounds, split = [], [], [], []
     for begin in range(0, len(lengths) - size + 1, size):
         part = slice(begin, begin + size)
         tokens = lengths.tokens[part]
-        keys = None if groups is None else groups[part].tolist()
+        keys = None if groups is None or within is Within.STEP else groups[part]
         shares = np.array_split(np.arange(size), ranks)
-        together = None
-        if keys is not None and within is Within.MICRO_BATCH:
-            together = [[keys[index] for index in share.tolist()] for share in shares]
+        together = None if keys is None else [keys[share].tolist() for share in shares]
         kept = plan_ranks([tokens[share].tolist() for share in shares], together=together, **terms)
-        moved = plan_all(tokens.tolist(), ranks=ranks, together=keys, **terms)
+        moved = plan_all(tokens.tolist(), ranks=ranks, together=None if keys is None else keys.tolist(), **terms)
         own = [
             [share[list(batch)] for batch in rank.micro_batches] for share, rank in zip(shares, kept.ranks, strict=True)
         ]
         new = [[np.array(batch, dtype=np.int64) for batch in rank.micro_batches] for rank in moved.ranks]
-        stay.append(_measure(STAY, kept, own, tokens=tokens, costs=costs, layout=layout))
-        dealt.append(_measure(DEALT, moved, new, tokens=tokens, costs=costs, layout=layout))
+        pad_to = options.get("pad_to", 1)
+        padded = -(-tokens // pad_to) * pad_to
+        stay.append(_measure(STAY, kept, own, tokens=padded, costs=costs, layout=layout))
+        dealt.append(_measure(DEALT, moved, new, tokens=padded, costs=costs, layout=layout))
         bounds.append(
             _compute_bound_s(
-                tokens,
-                None if within is Within.STEP else keys,
+                padded,
+                keys,
                 least=moved.report.least,
                 ranks=ranks,
                 costs=costs,
-                layout=layout,
+                largest=max(
+                    options["budget"], *(_count_tokens(padded[batch], layout) for row in (*own, *new) for batch in row)
+                ),
             )
         )
+        if keys is not None:
+            _, places = np.unique(np.concatenate([np.unique(keys[share]) for share in shares]), return_counts=True)
+            split.append(int((places > 1).sum()))
         if on_done is not None:
             on_done(begin + size)
     return WaysToDivide(
@@ -136,15 +144,20 @@ def divide(
         stay=_average(stay),
         dealt=_average(dealt),
         bound_s=float(np.mean(bounds)),
+        split_groups=float(np.mean(split)) if split else 0.0,
     )
+
+
+def _count_tokens(batch: Integers, layout: Layout) -> int:
+    """Returns the tokens of a micro-batch, padding included."""
+    return int(batch.sum() if layout is Layout.PACKED else batch.max(initial=0) * len(batch))
 
 
 def _price(tokens: Integers, batches: Iterable[Integers], costs: Costs, layout: Layout) -> list[float]:
     """Returns the seconds of each of a rank's micro-batches; one without samples is idle."""
     held = [tokens[batch] for batch in batches]
     longest = np.array([int(batch.max(initial=0)) for batch in held])
-    sums = np.array([int(batch.sum()) for batch in held])
-    padded = sums if layout is Layout.PACKED else longest * np.array([len(batch) for batch in held])
+    padded = np.array([_count_tokens(batch, layout) for batch in held])
     pairs = np.array([float((batch.astype(np.float64) ** 2).sum()) for batch in held])
     seconds: list[float] = costs.compute_layout_s(layout, padded, longest, pairs).tolist()
     return seconds
@@ -154,30 +167,51 @@ def _measure(
     way: str, plan: Plan, rows: Sequence[Sequence[Integers]], *, tokens: Integers, costs: Costs, layout: Layout
 ) -> Divided:
     seconds = np.array([_price(tokens, row, costs, layout) for row in rows])
-    compute_s, mean_s = float(seconds.max(axis=0).sum()), float(seconds.sum(axis=1).mean())
+    # Where ranks meet after each micro-batch, each takes as long as the slowest rank's; else only their sums meet.
+    slowest_s = seconds.max(axis=0).sum() if costs.collective.each_step else seconds.sum(axis=1).max()
+    compute_s, mean_s = float(slowest_s), float(seconds.sum(axis=1).mean())
     report = plan.report
     return Divided(
         way=way,
         micro_batches=report.count,
         least=report.least,
         fill=report.fill,
-        wait=cast(float, report.wait),  # plans of one place that knows all say it
+        wait=compute_s / mean_s if mean_s else 1.0,
         step_s=compute_s + costs.collective.compute_s(len(rows)),
         wait_s=compute_s - mean_s,
     )
 
 
 def _compute_bound_s(
-    tokens: Integers, keys: Sequence[int] | None, *, least: int, ranks: int, costs: Costs, layout: Layout
+    tokens: Integers, keys: Integers | None, *, least: int, ranks: int, costs: Costs, largest: int
 ) -> float:
-    """Returns the seconds that no plan is below: without padding, whatever the layout."""
-    fixed_s = float(costs.compute_steps_s(np.zeros(1, dtype=np.int64), np.zeros(1))[0])
-    alone_s = np.array(_price(tokens, np.arange(len(tokens))[:, None], costs, layout)) - fixed_s
-    groups: dict[object, float] = {}
-    for index, key in enumerate(keys if keys is not None else range(len(tokens))):
-        groups[key] = groups.get(key, 0.0) + float(alone_s[index])
-    shared_s = float(alone_s.sum()) / ranks
-    return max(shared_s, *groups.values()) + least * fixed_s + costs.collective.compute_s(ranks)
+    """Returns the seconds that no plan is below: without the padding of rows, whatever the layout.
+
+    The rank that takes longest does so for the mean rank's work at least, and for the costliest group.
+    """
+    sizes = tokens.astype(np.float64)
+    bounds = []
+    for each_s, token_s, pair_s in _list_minorants(costs, largest):
+        alone_s = token_s * sizes + pair_s * sizes**2
+        groups = alone_s if keys is None else np.bincount(np.unique(keys, return_inverse=True)[1], alone_s)
+        bounds.append(least * each_s + max(float(alone_s.sum()) / ranks, float(groups.max())))
+    return max(bounds) + costs.collective.compute_s(ranks)
+
+
+def _list_minorants(costs: Costs, largest: int) -> list[tuple[float, float, float]]:
+    """Returns seconds of a micro-batch, of a token, and of a token squared, such that no micro-batch of at most ``largest``
+    tokens takes less than they say, an idle one included.
+
+    What is linear adds up, whichever micro-batches the samples are in.
+    """
+    gpu, table = costs.gpu, costs.step_table
+    if not table.rows:
+        return [(gpu.floor_s, 0.0, 0.0), (gpu.fixed_s, gpu.per_token_s, gpu.per_token2_s)]
+    # Between these sizes a table is linear.
+    sizes = [1.0, *(size for size, _ in table.rows if 1 < size < largest), float(largest)]
+    points = [(size, table.compute_step_s(size)) for size in sizes]
+    cheapest_s = min(gpu.fixed_s, *(seconds for _, seconds in points))
+    return [(each_s, min((seconds - each_s) / size for size, seconds in points), 0.0) for each_s in (0.0, cheapest_s)]
 
 
 def _average(parts: Sequence[Divided]) -> Divided:

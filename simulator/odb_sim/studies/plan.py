@@ -30,7 +30,7 @@ from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Run, is_rule, run
 from odb_sim.studies.search import Dimensions, SettingSearch
 from odb_sim.studies.sweep import Grid, Study, run_grid
-from odb_sim.studies.tune import LARGEST_WINDOW, PADDING_SHARES, compute_budget_ladder, compute_ladder
+from odb_sim.studies.tune import EDGE, LARGEST_WINDOW, PADDING_SHARES, compute_budget_ladder, compute_ladder
 
 LARGEST_JUDGED: Final = 20_000
 LARGEST_UPDATES: Final = 6_000
@@ -339,6 +339,8 @@ def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]
             f"without --global-batch each step of online batches is an update, of {samples:,.0f} samples; other ways are "
             "compared at the same"
         )
+    if wanted.global_batch is not None and ways[0].what.padding_share == PADDING_SHARES[-1]:
+        said.append(EDGE)
     if (judged := wanted.judged_samples) is not None:
         said.append(f"judged by {judged:,} samples drawn from {len(wanted.lengths):,}")
     return tuple(dict.fromkeys(said))

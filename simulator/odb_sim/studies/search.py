@@ -1,8 +1,9 @@
 """The search that `tune` does: through the settings of one study, from a point, or from a coarse grid.
 
 Every second window with every budget first, since these two go together; from the best of them, one setting at a time, every
-value, until none is faster. Out of all tried, the setting with the least host memory within half of the tolerance is taken,
-and its next smaller neighbours are tried until none is good enough: the other half is for what the search may have missed.
+value, until none is faster. Out of all tried, the setting with the least host memory within half of the tolerance is taken
+(of those that need a percent more at most, one with most of a loader's defaults), and its next smaller neighbours are tried
+until none is good enough: the other half is for what the search may have missed.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from itertools import product
 from typing import Final
 
 from odb_ref.core.batching.cost import TOKENS
-from odb_ref.core.config import MAX_AGE_ROUNDS
+from odb_ref.core.batching.updates import PADDING_SHARE
+from odb_ref.core.config import MAX_AGE_ROUNDS, choose_ramp
 from odb_sim.studies.cells import CellAnswer, CellFailure, Point, split_failed
 
 _KEPT_BACK: Final = 0.5
 """This share of the tolerance is for what the search may have missed."""
+_ALIKE: Final = 1.01
+"""Host memory that is so many times the least is as good: no default is given up for less."""
 _GAIN: Final = 1e-3
 """A pass that gains less ends the search."""
 
@@ -72,7 +76,8 @@ class SettingSearch:
     def _list_points(self, point: Point, name: str) -> list[Point]:
         return [_change(point, name, value) for value in self._dimensions[name]]
 
-    def _is_good(self, answer: CellAnswer) -> bool:
+    def is_good(self, answer: CellAnswer) -> bool:
+        """Returns whether an answer is within the part of the tolerance that is not kept back."""
         return answer.rate >= self.best.rate * (1 - _KEPT_BACK * self._tolerance)
 
     def _climb(self) -> None:
@@ -86,7 +91,7 @@ class SettingSearch:
     def _descend(self) -> CellAnswer:
         """Returns the cheapest good setting tried, once no single step down from it is good and its lines are complete."""
         while True:
-            chosen = min(filter(self._is_good, self.answers.values()), key=_rank_cost)
+            chosen = _choose(list(filter(self.is_good, self.answers.values())))
             tried = len(self.answers) + len(self.failed)
             self._try([point for name in self._dimensions for point in self._list_points(chosen.point, name)])
             if len(self.answers) + len(self.failed) == tried:
@@ -122,15 +127,28 @@ def _change(point: Point, name: str, value: Value) -> Point:
             return replace(point, depth_steps=value)
 
 
-def _rank_cost(answer: CellAnswer) -> tuple[float, ...]:
-    """Returns what sorts the cheapest first; of settings that cost the same those a loader has by default, then the fastest."""
+def list_own(answer: CellAnswer) -> frozenset[str]:
+    """Returns the settings that cost no memory and are not those a loader has by default."""
     point = answer.point
-    is_own = point.max_age_rounds not in (None, MAX_AGE_ROUNDS), point.cost not in (None, TOKENS.name)
-    return (
-        compute_host_tokens(answer),
-        point.window_samples,
-        point.budget_tokens,
-        point.depth_steps,
-        *is_own,
-        -answer.rate,
-    )
+    shard = -(-answer.summary.samples_total // point.ranks)
+    defaults: dict[str, Value] = {
+        "max_age_rounds": MAX_AGE_ROUNDS,
+        "cost": TOKENS.name,
+        "padding_share": PADDING_SHARE,
+        "ramp_rounds": choose_ramp(point.window_samples, shard),
+    }
+    return frozenset(name for name, value in defaults.items() if getattr(point, name) not in (None, value))
+
+
+def _choose(answers: Sequence[CellAnswer]) -> CellAnswer:
+    """Returns the cheapest: of those that need a percent more than the least memory at most, one with most of a loader's
+    defaults; then that of the least memory, then the fastest.
+    """
+    least = min(map(compute_host_tokens, answers))
+
+    def rank(answer: CellAnswer) -> tuple[float, ...]:
+        point = answer.point
+        memory = (compute_host_tokens(answer), point.window_samples, point.budget_tokens, point.depth_steps)
+        return (len(list_own(answer)), *memory, -answer.rate)
+
+    return min([answer for answer in answers if compute_host_tokens(answer) <= _ALIKE * least], key=rank)

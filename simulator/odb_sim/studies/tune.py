@@ -10,7 +10,9 @@ single sample longer than that travels alone, so no setting makes it fit.
 window before it, collated, and what is released of the one before that, collated as well; then ``depth`` batches in the
 queue. With K samples of mean length L, padding ratio p and budget B these are ``K L + 2 K L / (1 - p) + D B`` tokens: an
 upper estimate. The **ramp** costs nothing: the first windows of an epoch are smaller by it, so that the first step comes
-sooner, and are grouped worse. Nor do the **age** that a sample may reach, and by what the ranks' steps are **balanced**.
+sooner, and are grouped worse. Nor do the **age** that a sample may reach, by what
+the ranks' steps are **balanced**, and of updates the **padding share**: of settings whose memory differs by a percent at most,
+one with most of the loader's defaults is taken.
 
 With a global batch (updates of so many samples, R16) windows, ramp and age have no say.
 
@@ -41,7 +43,7 @@ from odb_ref.core.config import RAMP_ROUNDS, choose_ramp
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.workload import Sharding
 from odb_sim.studies.cells import CellAnswer, CellFailure, Point, Store
-from odb_sim.studies.search import Dimensions, SettingSearch, Value, compute_host_tokens
+from odb_sim.studies.search import Dimensions, SettingSearch, Value, compute_host_tokens, list_own
 from odb_sim.studies.sweep import Grid, Study, run_grid
 
 LARGEST_WINDOW: Final = 4096
@@ -51,8 +53,10 @@ DEPTHS: Final = (2, 4, 8, 16)
 """Not 1: the simulator hands a step over in no time, a real queue does not."""
 RAMPS: Final = tuple(range(RAMP_ROUNDS + 2))
 AGES: Final = (1, 2, 4, 8, 16)
-PADDING_SHARES: Final = (1, 2, 4, 8, 16)
+PADDING_SHARES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 """For padded updates (R16.3): the more a step costs, the more padding a group may hold."""
+EDGE: Final = f"no padding share above {PADDING_SHARES[-1]} was tried: --padding-share of odb-ref simulate tries one"
+"""What is said where the last of them is recommended."""
 START_DEPTH: Final = 8
 UNTOUCHED: Final = ("depth_steps", "max_age_rounds")
 """What stays as it is recommended where a choice of the user's changes the rest."""
@@ -81,6 +85,8 @@ class Question:
     policy: str = "odb"
     window_max: int = LARGEST_WINDOW
     tolerance: float = 0.01
+    held: frozenset[str] = frozenset()
+    """Fields of a point that stay as the study has them."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -91,6 +97,8 @@ class Question:
             raise UsageError(f"window_max must be at least 1, got {self.window_max}")
         if not 0 <= self.tolerance < 1:
             raise UsageError(f"tolerance must lie in 0..1, got {self.tolerance}")
+        for name in sorted(self.held - set(self.build_dimensions())):
+            raise UsageError(f"{NAMES[name][1]} has no say {'with' if self.is_update else 'without'} --global-batch")
 
     @property
     def is_update(self) -> bool:
@@ -116,7 +124,14 @@ class Question:
         return most if self.epoch_samples > most else None
 
     def build_dimensions(self) -> Dimensions:
-        """Returns every value that is tried of each setting that has a say, ascending."""
+        """Returns every value that is tried of each setting that has a say, ascending; what is held has one."""
+        point = self.build_point()
+        return {
+            name: (getattr(point, name),) if name in self.held else values
+            for name, values in self._list_dimensions().items()
+        }
+
+    def _list_dimensions(self) -> Dimensions:
         depths = {"depth_steps": DEPTHS, "cost": self._list_costs()}
         budgets = {"budget_tokens": tuple(compute_budget_ladder(self.memory_tokens))}
         if self.is_update:
@@ -252,7 +267,7 @@ def tune(
         best=search.best,
         curves=curves,
         tried=tuple(search.answers.values()),
-        reasons=_explain(question, chosen, search.best, curves),
+        reasons=_explain(question, search, chosen, curves),
         beside=tuple(sorted(beside, key=lambda item: -item.answer.rate)),
         failed=tuple(search.failed.values()),
         samples_over_memory=int((lengths > question.memory_tokens).sum()),
@@ -290,6 +305,8 @@ def _list_cautions(question: Question, chosen: CellAnswer, failed: Sequence[Cell
         found.append(
             f"no window above the {largest:,} samples of a rank was tried: for a longer data set, give its --samples"
         )
+    if question.is_update and chosen.point.padding_share == PADDING_SHARES[-1]:
+        found.append(EDGE)
     if (judged := question.judged_samples) is not None:
         found.append(f"an epoch of {judged:,} samples was judged in place of {question.epoch_samples:,}")
     if question.study.global_batch.goal is None:
@@ -303,8 +320,9 @@ def _list_cautions(question: Question, chosen: CellAnswer, failed: Sequence[Cell
 
 
 def _explain(
-    question: Question, chosen: CellAnswer, best: CellAnswer, curves: Mapping[str, tuple[CellAnswer, ...]]
+    question: Question, search: SettingSearch, chosen: CellAnswer, curves: Mapping[str, tuple[CellAnswer, ...]]
 ) -> tuple[str, ...]:
+    best = search.best
     share = chosen.rate / best.rate
     memory = compute_host_tokens(chosen) / max(1, compute_host_tokens(best))
     reasons = [
@@ -315,12 +333,25 @@ def _explain(
         value = getattr(chosen.point, name)
         at = next(place for place, answer in enumerate(curve) if answer is chosen)
         title = f"{NAMES[name][0]} {_show(value)}"
+        if name in question.held:
+            reasons.append(f"{title}: as given")
+            continue
         if not at:
             reasons.append(f"{title}: the smallest tried is good enough")
             continue
         below = curve[at - 1]
-        loss = 1 - below.rate / best.rate
-        reasons.append(f"{title}: the next smaller, {_show(getattr(below.point, name))}, is {loss:.2%} below the best")
+        other, loss = _show(getattr(below.point, name)), 1 - below.rate / best.rate
+        if not search.is_good(below):
+            said = f"{loss:.2%}" if loss >= 5e-5 else "less than 0.01%"
+            reasons.append(f"{title}: the next smaller, {other}, is {said} below the best")
+        elif name in list_own(below) - list_own(chosen):
+            reasons.append(
+                f"{title}: the loader's default; {other} is good enough too, and saves no memory to speak of"
+            )
+        elif compute_host_tokens(below) > compute_host_tokens(chosen):
+            reasons.append(f"{title}: {other} is good enough too, and takes more host memory")
+        else:
+            reasons.append(f"{title}: {other} is good enough too, and no faster")
     return tuple(reasons)
 
 

@@ -111,17 +111,20 @@ def describe_reading(options: argparse.Namespace) -> str:
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     check_writable(options.out, options.json, reads=[options.data, options.tokenizer, options.template])
+    names = [TOTAL_COLUMN, SUPERVISED_COLUMN, *options.keep]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"--keep {twice}: the file has a column of that name already")
     found = read_lengths(options, options.keep)
     lengths = make_lengths(options.data, found)
     if options.out is not None:
         columns = [found.total, found.supervised, *found.kept]
-        header = [TOTAL_COLUMN, SUPERVISED_COLUMN, *options.keep]
-        write_csv(options.out, [header, *map(list, zip(*columns, strict=True))])
+        write_csv(options.out, [names, *map(list, zip(*columns, strict=True))])
     summary, bins = summarize(lengths), make_bins(lengths.tokens)
     if options.json is not None:
-        names = ("low", "high", "samples", "token_share")
+        keys = ("low", "high", "samples", "token_share")
         write_json(
-            options.json, {**summary, "cut": found.cut, "bins": [dict(zip(names, bin_, strict=True)) for bin_ in bins]}
+            options.json, {**summary, "cut": found.cut, "bins": [dict(zip(keys, bin_, strict=True)) for bin_ in bins]}
         )
     print_lengths(lengths, found)
     if options.out is None:

@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_number(parser, "--step-samples", "M", "samples of an optimizer step (all of the file)")
     text = "a column of whole numbers: samples of one number belong together"
     parser.add_argument("--groups", metavar="COLUMN", help=text)
-    add_choice(parser, "--within", Within, "with --groups, where those of a group meet", Within.RANK)
+    add_choice(parser, "--within", Within, f"with --groups, where those of a group meet ({Within.RANK})")
     text = "what the tokens of a micro-batch are. packed: their sum; padded: rows times the longest"
     add_choice(parser, "--layout", Layout, text, Layout.PACKED)
     add_number(parser, "--multiple-of", "K", "a rank has a multiple of K micro-batches", 1)
@@ -59,11 +59,13 @@ def run_command(options: argparse.Namespace) -> int:
     step = len(lengths) if options.step_samples is None else options.step_samples
     if not 1 <= step <= len(lengths):
         raise UsageError(f"--step-samples {step:,}: there are {len(lengths):,} samples")
+    if options.within is not None and options.groups is None:
+        raise UsageError(f"--within {options.within}: say with --groups which samples belong together")
     check_writable(options.json, reads=[options.lengths, options.cost_model])
     terms: Options = {
         "budget": options.budget,
         "layout": options.layout,
-        "within": options.within,
+        "within": options.within or Within.RANK,
         "multiple_of": options.multiple_of,
         "pad_to": options.pad_to,
         "oversize": options.oversize,
@@ -108,11 +110,15 @@ def _print_outcome(outcome: WaysToDivide, name: str, options: argparse.Namespace
         _HEADER,
         rows,
     )
-    stay, dealt = outcome.stay, outcome.dealt
-    together = f" (samples of one {options.groups} in one {options.within})" if options.groups else ""
+    stay, dealt, saved_s = outcome.stay, outcome.dealt, outcome.saved_s
+    together = f" (samples of one {options.groups} in one {options.within or Within.RANK})" if options.groups else ""
+    splitting = f", which splits {outcome.split_groups:,.1f} groups over ranks" if outcome.split_groups else ""
+    left_s = round(outcome.left_s, 9) + 0.0  # no -0.000
     print(
-        f"Where the samples stay, a step takes {stay.step_s:,.3f} s, of which the mean rank waits {stay.wait_s:,.3f} s "
-        f"({stay.wait_s / stay.step_s:.1%}) for others. Dealing them out{together} saves {outcome.saved_s:,.3f} s "
-        f"({outcome.saved_s / stay.step_s:.1%}). No plan takes less than {outcome.bound_s:,.3f} s: a perfect "
-        f"one, if there is one, would save {outcome.left_s:,.3f} s more ({outcome.left_s / dealt.step_s:.1%})."
+        f"Where the samples stay{splitting}, a step takes {stay.step_s:,.3f} s, of which the mean rank waits "
+        f"{stay.wait_s:,.3f} s ({stay.wait_s / stay.step_s:.1%}) for others. Dealing them out{together} "
+        f"{'saves' if saved_s >= 0 else 'takes'} {abs(saved_s):,.3f} s {'' if saved_s >= 0 else 'more '}"
+        f"({abs(saved_s) / stay.step_s:.1%}). No plan{' that keeps groups together' if splitting else ''} takes less than "
+        f"{outcome.bound_s:,.3f} s: a perfect one, if there is one, would save {left_s:,.3f} s more "
+        f"({left_s / dealt.step_s:.1%})."
     )
