@@ -20,7 +20,7 @@ from odb_ref.core.types import StepCounts
 from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply
 from odb_ref.torch.epoch.trace import compute_trace_path
 from odb_ref.torch.reading.collator import Collator, OnIdle
-from odb_ref.torch.reading.feed import KeyFeed
+from odb_ref.torch.reading.datasets import KeyFeed
 from odb_ref.torch.reading.measure import Measure, Measured, SupervisedCounter
 from odb_ref.torch.reading.serialization import LARGE_BYTES, pack, unpack
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan

@@ -15,7 +15,7 @@ from odb_ref.core.batching.shards import Draw
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.torch import ODBDataLoader
-from odb_ref.torch.reading.feed import KeyFeed
+from odb_ref.torch.reading.datasets import KeyFeed
 from odb_ref.torch.reading.quarantine import Places, Quarantine
 from odb_ref.torch.reading.service import ReadPlan
 from odb_ref.trace.check import Property, Status, check_traces

@@ -16,8 +16,8 @@ from torch.utils.data import Dataset, IterableDataset
 from odb_ref.torch.reading.collate_workers import CollateWorkers
 from odb_ref.torch.reading.collator import BatchMaker, CollateFn, Collator, Made, OnIdle, OwnMemory
 from odb_ref.torch.reading.counting import LabelCheck
+from odb_ref.torch.reading.datasets import KeyFeed
 from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.feed import KeyFeed
 from odb_ref.torch.reading.quarantine import GuardedMeasure, MeasureFn, OnBadSample, find_good
 from odb_ref.torch.reading.seeding import isolate
 from odb_ref.torch.reading.serialization import unpack

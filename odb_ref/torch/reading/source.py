@@ -27,12 +27,12 @@ from odb_ref.torch.reading.datasets import (
     Contained,
     DataSetError,
     KeyChunk,
+    KeyFeed,
     SeededDataset,
     SeededStream,
     WorkerInit,
     has_many,
 )
-from odb_ref.torch.reading.feed import KeyFeed
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import BadSample, MeasureFn
 from odb_ref.torch.reading.serialization import Packed
