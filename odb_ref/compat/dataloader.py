@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Final, Generic, Self
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
@@ -123,26 +124,7 @@ class ODBDataLoader(Generic[Batch]):
         self.close()
 
 
-_PLAIN: Final = frozenset(
-    {
-        "batch_size",
-        "shuffle",
-        "sampler",
-        "batch_sampler",
-        "num_workers",
-        "collate_fn",
-        "pin_memory",
-        "drop_last",
-        "timeout",
-        "worker_init_fn",
-        "multiprocessing_context",
-        "generator",
-        "prefetch_factor",
-        "persistent_workers",
-        "pin_memory_device",
-        "in_order",
-    }
-)
+_PLAIN: Final = frozenset(signature(DataLoader).parameters) - {"dataset"}
 """The arguments of a DataLoader."""
 
 _USUAL_PREFETCH: Final = 2

@@ -361,4 +361,4 @@ class Epochs(Generic[Batch]):
             accumulation_steps=self._weighting.accumulation_steps,
             is_pinned=self._spec.options.is_pinned,
         )
-        return Delivery(config, driver, start, self._weighting, log_wait_s=self._timeout_s / 2)
+        return Delivery(driver, self._weighting, log_wait_s=self._timeout_s / 2)

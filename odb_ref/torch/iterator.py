@@ -114,7 +114,7 @@ class EpochIterator(_Unique, Generic[Batch]):
 
     def _warn(self, step: int | None) -> None:
         """Warns on the training thread, at most once an epoch for each kind."""
-        epoch = self._delivery.driver.epoch
+        epoch = self._delivery.driver.start.epoch
         if what := self._delivery.driver.quarantine.take_warning():
             warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=5)
         while self._delivery.driver.warnings:

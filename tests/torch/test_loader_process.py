@@ -294,7 +294,7 @@ def begin() -> tuple[Delivery, Recorder, Wire]:
     service, wire = Recorder(), Wire()
     start = EpochStart(keys=range(99))
     driver = EpochDriver(CONFIG, service, wire, start)
-    delivery = Delivery(CONFIG, driver, start, Weighting(), log_wait_s=30.0)
+    delivery = Delivery(driver, Weighting(), log_wait_s=30.0)
     delivery.begin()
     assert service.asked == [("begin",), ("read", 16)]
     driver.on_read([(place, 20, 20, ()) for place in range(6)], is_ended=False, is_full=False)
@@ -418,7 +418,7 @@ def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
         assert delivery is not None
         iterator.close()
         assert delivery.wait(10)
-        assert delivery.driver.next_step < 400
+        assert delivery.driver.cursor.next_step < 400
         assert delivery.driver.defect is None
         outcome = delivery.driver.state.outcome
         assert outcome is not None

@@ -10,7 +10,6 @@ import time
 from typing import Final
 
 from odb_ref.core.batching.weighting import Weighting
-from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.core.events import BudgetAccepted, ConsumerStopped, Event, Urged
@@ -21,7 +20,6 @@ from odb_ref.torch.epoch.info import StepInfo
 from odb_ref.torch.epoch.metrics import EpochMetrics
 from odb_ref.torch.exchange.exchange_thread import RankStatus
 from odb_ref.torch.exchange.roster import Roster
-from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.description import describe
 
 logger: Final = logging.getLogger("odb_ref")
@@ -46,17 +44,13 @@ class Delivery:
 
     def __init__(
         self,
-        config: Config,
         driver: EpochDriver,
-        start: EpochStart,
         weighting: Weighting,
         *,
         log_wait_s: float,
     ) -> None:
         self.driver = driver
-        self.metrics = EpochMetrics(start.started_s)
-        self._config = config
-        self._start = start
+        self.metrics = EpochMetrics(driver.start.started_s)
         self._weighting = weighting
         self._log_wait_s = log_wait_s
         self._condition = driver.condition
@@ -100,7 +94,7 @@ class Delivery:
     @property
     def next_step(self) -> int:
         """The number of the step that is taken next."""
-        return max(self.driver.next_step, self.driver.cursor.first_step)
+        return max(self.driver.cursor.next_step, self.driver.cursor.first_step)
 
     def take(self) -> tuple[object, StepInfo] | None:
         """Returns the next batch, and what belongs to it; None when the epoch is complete, or its consumer has left it. Waits
@@ -130,8 +124,8 @@ class Delivery:
         return None
 
     def _take(self) -> tuple[object, StepInfo]:
-        config, start, cursor = self._config, self._start, self.driver.cursor
-        is_update_end = cursor.is_update_end(self.driver.next_step)
+        config, start, cursor = self.driver.config, self.driver.start, self.driver.cursor
+        is_update_end = cursor.is_update_end(self.driver.cursor.next_step)
         step, batch, update_counts = self.driver.take()
         local, counts = compute_counts(step.group, len(config.limits)), step.global_counts
         padded_tokens = config.layout.compute_tokens(step.group)
@@ -211,7 +205,7 @@ class Delivery:
         whether it is the last are known.
         """
         driver = self.driver
-        number = driver.next_step
+        number = driver.cursor.next_step
         needed = driver.cursor.compute_last_needed(number)
         is_planned = driver.state.planned_steps > needed or driver.state.outcome is not None
         return not self._has_left and number < driver.taking_limit and is_planned
@@ -227,12 +221,12 @@ class Delivery:
     @property
     def has_given_all(self) -> bool:
         """True when the epoch is complete and its consumer has had the last step."""
-        return self._is_last(self.driver.next_step - 1)
+        return self._is_last(self.driver.cursor.next_step - 1)
 
     def _count_ready(self) -> int:
         """Returns how many steps may be taken before more must have been planned, or 1."""
         state = self.driver.state
-        return max(1, state.planned_steps - len(state.plan) - self.driver.next_step - 1)
+        return max(1, state.planned_steps - len(state.plan) - self.driver.cursor.next_step - 1)
 
     def _is_worth_a_look(self) -> bool:
         """Returns True when the consumer that waits for a step has one, or waits for none."""
@@ -273,7 +267,7 @@ class Delivery:
 
     def _check_ending(self) -> None:
         if self._lost_to:
-            raise UsageError(f"this iterator has lost epoch {self.driver.epoch} before its end: {self._lost_to}")
+            raise UsageError(f"this iterator has lost epoch {self.driver.start.epoch} before its end: {self._lost_to}")
         if self._has_left:
             return
         self.driver.close_trace()

@@ -76,14 +76,13 @@ class EpochDriver:
         self.condition = threading.Condition(threading.RLock())
         self.service = service
         self.exchange = exchange
-        self.epoch = start.epoch
         self.quarantine = start.make_quarantine()
         """The samples set aside on this rank."""
         self.warnings: deque[str] = deque()
         """What the user is still to be warned of."""
         self.cursor = Cursor(config, start, accumulation_steps)
-        self._config = config
-        self._start = start
+        self.config = config
+        self.start = start
         self._drawing = Drawing(start, config)
         self._acceptance = start.make_acceptance(config.budget_tokens, schedule)
         # The samples of a map-style data set are divided among the ranks by its sampler.
@@ -116,7 +115,7 @@ class EpochDriver:
 
         Raises: what starting a process or sending a data set raises that is not an Exception.
         """
-        start, checkpoint = self._start, self._start.checkpoint
+        start, checkpoint = self.start, self.start.checkpoint
         with self.condition:
             try:
                 self._trace.open(self.quarantine)
@@ -164,11 +163,11 @@ class EpochDriver:
                 return  # the epoch ends without them
             state = self.state
             # Where ranks share an order, others may have the good samples of it.
-            is_own = not self._start.is_shared and self._start.progress == START and not state.read_samples
+            is_own = not self.start.is_shared and self.start.progress == START and not state.read_samples
             if is_own and is_ended and not items and (fault := self.quarantine.find_emptiness()):
                 self.on_error(fault, QuarantineError(fault))
                 return
-            get_id, get_position = self._start.get_id, self.quarantine.places.get_position
+            get_id, get_position = self.start.get_id, self.quarantine.places.get_position
             samples = tuple([make_sample(get_id(item[0]), get_position(item[0]), *item[1:]) for item in items])
             if not self.has_begun:
                 self.submit(_Begin(samples))
@@ -183,8 +182,8 @@ class EpochDriver:
 
     def _is_stuck(self, state: State) -> bool:
         """Returns True when nothing is held while the ranks still draw: only an update may hold nothing. Spec: R14.5, R16.5."""
-        is_free = self._config.update_samples is None
-        return self._start.is_shared and is_free and not state.window and not state.is_ended
+        is_free = self.config.update_samples is None
+        return self.start.is_shared and is_free and not state.window and not state.is_ended
 
     def on_bad(self, place: int, cause: str) -> None:
         """Sets a sample aside; it lies behind those reported before. Spec: R11."""
@@ -266,9 +265,9 @@ class EpochDriver:
         self._skip()
 
     def _begin(self, carried: tuple[Sample, ...]) -> None:
-        checkpoint = self._start.checkpoint
+        checkpoint = self.start.checkpoint
         try:
-            effects = self._machine.begin(self._start.make_first() if checkpoint is None else checkpoint.start, carried)
+            effects = self._machine.begin(self.start.make_first() if checkpoint is None else checkpoint.start, carried)
         except UsageError as error:  # the samples carried are not what they were
             self.on_error(describe(error), error)
             return
@@ -307,12 +306,12 @@ class EpochDriver:
         if self._repeats.note(steps):
             self.on_warning(REPEATED)
         # With a shard of its own the positions say where the samples stand.
-        carried = begins.carried if self._start.is_shared else ()
+        carried = begins.carried if self.start.is_shared else ()
         self.cursor.plan(
             PlannedRound(
                 steps=steps,
                 next_start=begins,
-                budget_tokens=min(self._config.budget_tokens, begun.agreed_tokens),
+                budget_tokens=min(self.config.budget_tokens, begun.agreed_tokens),
                 known_places=self._compute_known(begun, begins),
                 carried_places=tuple(map(self.quarantine.places.get_place, carried)),
             )
@@ -320,16 +319,16 @@ class EpochDriver:
 
     def _compute_known(self, begun: RoundStart, begins: RoundStart) -> int:
         """Returns how many places of the rank's order have decided the steps up to those of a round. Spec: R11.3."""
-        if self._config.update_samples is None or self._start.is_shared:
+        if self.config.update_samples is None or self.start.is_shared:
             return self.quarantine.get_known(begins.read_samples, begun.is_ended)
-        return self._config.compute_update_place(begins.round // self._config.update_rounds)
+        return self.config.compute_update_place(begins.round // self.config.update_rounds)
 
     def _skip(self) -> None:
         """Takes the steps that were trained on before the state was saved. Spec: R10.2."""
-        while self.cursor.is_skipping and self.next_step < self.taking_limit and not self._events:
+        while self.cursor.is_skipping and self.cursor.next_step < self.taking_limit and not self._events:
             self.cursor.advance()
             self._events.append(StepTaken())
-            if self.next_step == self.cursor.first_step and not self.cursor.is_as_saved:
+            if self.cursor.next_step == self.cursor.first_step and not self.cursor.is_as_saved:
                 self.on_error(CHANGED, OdbError(CHANGED))
 
     # Effects ---------------------------------------------------------------------------------------------------------
@@ -357,7 +356,7 @@ class EpochDriver:
 
     def _read(self, count: int, first: int | None) -> None:
         """Asks for samples: the next ones, those of an update, or with shared shards what was drawn. Spec: R14.4, R16.2."""
-        if not self._start.is_shared:
+        if not self.start.is_shared:
             if self._is_reading:
                 end = None if first is None else first + count
                 self.service.read(count, self._get_places(self.state.window), end)
@@ -388,11 +387,6 @@ class EpochDriver:
         return self.defect is not None or self.state.phase is Phase.DONE
 
     @property
-    def next_step(self) -> int:
-        """The number of the step that is taken next."""
-        return self.cursor.next_step
-
-    @property
     def taking_limit(self) -> int:
         """Steps numbered below this may be taken."""
         state = self.state
@@ -402,7 +396,7 @@ class EpochDriver:
 
     def take(self) -> tuple[Step, object, StepCounts]:
         """Returns the next step, which must be available, with its batch and the counts of its update."""
-        number = self.next_step
+        number = self.cursor.next_step
         counts = self.cursor.sum_counts(self.cursor.list_update(number))
         step = self.cursor.advance()
         batch = self._batches.pop(number, None)

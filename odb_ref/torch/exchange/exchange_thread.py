@@ -241,7 +241,7 @@ class Exchange:
         own = [] if wanted is None else [0] * self.world_size
         if wanted is not None:
             own[self.rank] = wanted
-        values = [*flatten(counts), *own]
+        values = [*chain.from_iterable(item.to_row() for item in counts), *own]
         # A rank's steps count once; its other peers have formed the same ones, or the next agreement says so (R17.3).
         sums = transport.reduce_sum([0] * len(values) if self.roster.peer else values)
         end = len(sums) - len(own)
@@ -325,8 +325,3 @@ class Exchange:
             submit(event)
         if end.is_crossed:
             end_all(-1 if end.loss.rank is None else self.roster.processes[end.loss.rank], end.loss.cause)
-
-
-def flatten(counts: tuple[StepCounts, ...]) -> list[int]:
-    """Counts as integers: three for each step, and one for each further resource."""
-    return list(chain.from_iterable(item.to_row() for item in counts))

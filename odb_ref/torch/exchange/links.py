@@ -233,16 +233,13 @@ class Links:
             for link in self._links.values():
                 with link.sending:  # or it might go on in another connection that gets the number
                     link.connection.close()
-            self._drop()
+            self.drop()
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Closes what this process has: in a forked child copies, which would hide that its parent is gone."""
         self._selector.close()
         for connection in (*self._waking, *(link.connection for link in self._links.values())):
             connection.close()
-
-    def drop_in_child(self) -> None:
-        """Closes a forked child's copies, which would hide that this process is gone."""
-        self._drop()
 
     # Heartbeats ------------------------------------------------------------------------------------------------------
 
@@ -326,7 +323,7 @@ _open: weakref.WeakSet[Links] = weakref.WeakSet()
 
 def _drop_in_child() -> None:
     for links in list(_open):
-        links.drop_in_child()
+        links.drop()
     _open.clear()
 
 

@@ -21,6 +21,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final, Generic, TypedDict, Unpack
 
 import torch
@@ -35,7 +36,7 @@ from odb_ref.torch.batches import Batch
 from odb_ref.torch.gathering import name_rank
 from odb_ref.torch.loop.budget import MemoryFit
 from odb_ref.torch.loop.checks import check_model, check_parameters, is_sharded
-from odb_ref.torch.loop.memory import is_out_of_memory, release_memory, reserve_memory
+from odb_ref.torch.loop.memory import attempt, release_memory, reserve_memory
 from odb_ref.torch.loop.ranks import average, reduce
 from odb_ref.torch.loop.splitting import find_count, split_batch
 from odb_ref.torch.reading.tasks import get_labels
@@ -158,7 +159,7 @@ class UpdateGuard(Generic[Batch]):
         while len(self._losses) < len(self._pieces):
             number = len(self._losses)
             piece = self._pieces[number]
-            loss, text = self._try(*piece)
+            loss, text = attempt(partial(self._run_weighed, *piece))
             if loss is not None:
                 self._losses.append(loss)
                 continue
@@ -167,43 +168,20 @@ class UpdateGuard(Generic[Batch]):
             self._clear()
             release_memory()
 
-    def _try(self, batch: Batch, info: StepInfo) -> tuple[torch.Tensor | None, str]:
-        """Returns the loss; or None and why, when memory runs out: no frame that held tensors is left then."""
-        if not info.loss_scale:
-            return self._example.new_zeros(()), ""
-        try:
-            return self._run(self._model, batch, info), ""
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return None, str(error)
+    def _run_weighed(self, batch: Batch, info: StepInfo) -> torch.Tensor:
+        return self._run(self._model, batch, info) if info.loss_scale else self._example.new_zeros(())
 
     def _average(self) -> None:
         """Replaces the gradients by their mean over ranks.
 
         Those of parameters that no rank has used stay None. Raises: what has failed here, JobError for another rank.
         """
-        has_news = self.failures > self._told_failures
-        own = [int(has_news), *(int(parameter.grad is not None) for parameter in self._parameters)]
-        try:
-            has_any_news, *present = self._exchange(own, has_failed=self._failure is not None)
-        finally:
-            if self._failure is not None:
-                raise self._failure
-        if has_any_news:
-            self._count_failures()
+        present = self._exchange([int(parameter.grad is not None) for parameter in self._parameters], self._failure)
         parameters = [parameter for parameter, is_used in zip(self._parameters, present, strict=True) if is_used]
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         average([parameter.grad for parameter in parameters if parameter.grad is not None], self._group)
-
-    def _count_failures(self) -> None:
-        """Adds up what is new on all ranks; a collective, which they take part in only when there is something."""
-        own = self.failures - self._told_failures
-        (new,) = reduce([own], dist.ReduceOp.SUM, self._example.device, self._group)
-        self._told_failures = self.failures
-        self.all_failures += new
 
     # A sharded model -----------------------------------------------------------------------------------------------------
 
@@ -216,12 +194,7 @@ class UpdateGuard(Generic[Batch]):
                 pieces[number : number + 1] = self._halve(pieces[number], "its memory cannot be allocated")
         except Exception as error:
             failure = error
-        has_news = self.failures > self._told_failures
-        has_any_news, needed = self._exchange([int(has_news), len(pieces)], has_failed=failure is not None)
-        if failure is not None:
-            raise failure
-        if has_any_news:
-            self._count_failures()
+        (needed,) = self._exchange([len(pieces)], failure)
         batch, info = pieces[-1]
         pieces += [(batch, replace(info, loss_scale=0.0, local_supervised=0))] * (needed - len(pieces))
         for item in pieces:
@@ -232,13 +205,7 @@ class UpdateGuard(Generic[Batch]):
         if self._memory is None:
             return True
         needed = self._memory.predict_bytes(piece[1].padded_tokens) - self._memory.predict_bytes(0)
-        try:
-            reserve_memory(needed, self._example.device)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return False
-        return True
+        return not attempt(partial(reserve_memory, needed, self._example.device))[1]
 
     # Both ----------------------------------------------------------------------------------------------------------------
 
@@ -311,17 +278,25 @@ class UpdateGuard(Generic[Batch]):
         first, second = (-(-info.local_supervised * held // info.local_samples) for held in samples)
         return first, second
 
-    def _exchange(self, own: list[int], *, has_failed: bool) -> list[int]:
-        """Returns the largest of each value over all ranks.
+    def _exchange(self, own: list[int], failure: Exception | None) -> list[int]:
+        """Returns the largest of each value over all ranks; they add up their failures, if any has a new one.
 
-        Raises: JobError when another rank has failed.
+        Raises: what has failed here, JobError for another rank.
         """
-        rank = dist.get_rank(self._group) if dist.is_initialized() else 0
-        own = [rank + 1 if has_failed else 0, *own]
-        failed, *values = reduce(own, dist.ReduceOp.MAX, self._example.device, self._group)
-        if failed and not has_failed:
+        rank, device = dist.get_rank(self._group) if dist.is_initialized() else 0, self._example.device
+        new = self.failures - self._told_failures
+        own = [0 if failure is None else rank + 1, int(new > 0), *own]
+        try:
+            failed, has_news, *values = reduce(own, dist.ReduceOp.MAX, device, self._group)
+        finally:
+            if failure is not None:
+                raise failure
+        if failed:
             name = name_rank(failed - 1, self._group)
             raise JobError(f"{name} failed in a step: see what it raised", failed - 1, "failed in a step")
+        if has_news:
+            (added,) = reduce([new], dist.ReduceOp.SUM, device, self._group)
+            self._told_failures, self.all_failures = self.failures, self.all_failures + added
         return values
 
     def _clear(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sized
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar, cast
+from functools import partial
+from typing import Final, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from odb_ref.core.errors import JobError, UsageError
 from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.gathering import check_outputs, name_rank, own_memory
-from odb_ref.torch.loop.memory import is_out_of_memory, release_memory
+from odb_ref.torch.loop.memory import attempt, release_memory
 from odb_ref.torch.loop.ranks import gather
 from odb_ref.torch.settings import Batching, Loss, Protocol
 
@@ -45,23 +45,22 @@ def generate(
 
     Raises: what ``run`` raises, and OutOfMemoryError for a sample that does not fit alone; JobError on the other ranks.
     """
-    numbered = _Numbered(dataset)
     found: dict[int, Output] = {}
     error: Exception | None = None
     try:
-        loader = ODBDataLoader[list[tuple[int, Element]]](
-            numbered,
+        loader = ODBDataLoader[list[Element]](
+            dataset,
             token_budget=token_budget,
             collate_fn=_keep,
             num_workers=num_workers,
-            batching=Batching(length_fn=_Length(length_fn), window=window),
+            batching=Batching(length_fn=length_fn, window=window),
             loss=Loss(scaling="none", supervised_fn=_count_nothing),
             protocol=Protocol(process_group=group, is_apart=group is not None),
         )
         with loader, torch.no_grad():  # tensors of inference mode could not be trained on
             for samples, info in loader.steps():
                 if not info.is_idle:
-                    found |= _run(run, collate_fn, samples)
+                    found |= _run(run, collate_fn, [*zip(info.sample_ids, samples, strict=True)])
     except Exception as raised:  # the others wait for what this rank has found
         error = raised
     said = gather((found, None if error is None else f"{type(error).__name__}: {error}"), group)
@@ -71,37 +70,14 @@ def generate(
         if cause is not None:
             raise JobError(f"{name_rank(rank, group)} failed: {cause}", rank, cause)
     outputs = {number: output for part, _ in said for number, output in part.items()}
-    return [outputs[number] for number in range(len(numbered))]
-
-
-class _Numbered(Dataset[tuple[int, Element]]):
-    """The samples of a data set with their numbers."""
-
-    def __init__(self, dataset: Dataset[Element]) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(cast(Sized, self._dataset))
-
-    def __getitem__(self, number: int) -> tuple[int, Element]:
-        return number, self._dataset[number]
-
-
-@dataclass(frozen=True, slots=True)
-class _Length(Generic[Element]):
-    """The length of a numbered sample."""
-
-    length_fn: Callable[[Element], int]
-
-    def __call__(self, numbered: tuple[int, Element]) -> int:
-        return self.length_fn(numbered[1])
+    return [outputs[number] for number in range(len(cast(Sized, dataset)))]
 
 
 def _count_nothing(_: object) -> int:
     return 0
 
 
-def _keep(samples: list[tuple[int, Element]]) -> list[tuple[int, Element]]:
+def _keep(samples: list[Element]) -> list[Element]:
     """Leaves samples as they are, so that fewer of them can be collated when memory runs out."""
     return samples
 
@@ -115,7 +91,7 @@ def _run(
     parts = [samples]
     while parts:
         part = parts.pop(0)
-        outputs, text = _try(run, collate_fn, [sample for _, sample in part])
+        outputs, text = attempt(partial(_compute, run, collate_fn, [sample for _, sample in part]))
         if outputs is not None:
             if len(outputs) != len(part):
                 raise UsageError(f"run gave {len(outputs)} outputs for a batch of {len(part)} samples")
@@ -130,15 +106,9 @@ def _run(
     return found
 
 
-def _try(
+def _compute(
     run: Callable[[Batch], Iterable[Output]], collate_fn: Callable[[list[Element]], Batch], samples: list[Element]
-) -> tuple[list[Output] | None, str]:
-    """Returns the outputs; or None and why, when memory runs out: no frame that held tensors is left then."""
-    try:
-        outputs = run(collate_fn(samples))
-        check_outputs(outputs)
-        return [*map(own_memory, outputs.cpu() if isinstance(outputs, torch.Tensor) else outputs)], ""
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return None, str(error)
+) -> list[Output]:
+    outputs = run(collate_fn(samples))
+    check_outputs(outputs)
+    return [*map(own_memory, outputs.cpu() if isinstance(outputs, torch.Tensor) else outputs)]

@@ -6,13 +6,14 @@ import gc
 import weakref
 from collections.abc import Callable
 from types import ModuleType
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Run = Callable[[], object]
+Result = TypeVar("Result")
 
 
 class Operation(Protocol):
@@ -31,6 +32,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+
+
+def attempt(run: Callable[[], Result]) -> tuple[Result | None, str]:
+    """Returns what ``run`` does; or None and why, when memory runs out: no frame that held tensors is left then."""
+    try:
+        return run(), ""
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return None, str(error) or type(error).__name__
 
 
 def _find_device() -> ModuleType | None:

@@ -90,7 +90,10 @@ class Order:
 
         Raises: UsageError when neither data set nor sampler says.
         """
-        return len(self._get_sized())
+        source = self.dataset if self.sampler is None else self.sampler
+        if not isinstance(source, Sized):
+            raise UsageError("the data set has no length: pass a sampler, which must have one where all ranks share it")
+        return len(source)
 
     def follow(self, saved: str, world_size: int) -> None:
         """Lists what the ``world_size`` ranks did that have ``saved`` their place, where the sampler repeats keys for them."""
@@ -117,12 +120,6 @@ class Order:
         if self.is_shared:
             return update * self.update_samples
         return compute_first_place(update, update_samples=self.update_samples, rank=rank, world_size=world_size)
-
-    def _get_sized(self) -> Sized:
-        source = self.dataset if self.sampler is None else self.sampler
-        if not isinstance(source, Sized):
-            raise UsageError("the data set has no length: pass a sampler, which must have one where all ranks share it")
-        return source
 
     def compute_keys(
         self, epoch: int, rank: int, world_size: int, base: tuple[Generation, ...]

@@ -44,13 +44,6 @@ class Part:
     gone: tuple[int, ...] = ()
     """The places left out because other ranks had trained on them: see `EpochProgress.gone`."""
 
-    @classmethod
-    def of(cls, progress: EpochProgress) -> Part:
-        """Returns what a rank had taken that stood at ``progress``, which is not a beginning."""
-        if progress.checkpoint is None:
-            raise UsageError("load_state_dict: a rank at its beginning has taken no part")
-        return cls(progress.checkpoint, progress.bad, progress.places, progress.gone)
-
     def list_taken(self, begin: int) -> set[int]:
         """Returns the places of what was taken of an update that begins at a place, with a shard of its own."""
         places = Places(self.checkpoint.start.read_samples, begin, left_out=self.bad + self.gone)
@@ -290,6 +283,12 @@ def join_states(states: Sequence[EpochState]) -> tuple[Generation, ...]:
     """
     check_all_ranks(states)
     base = states[0].progress.base
-    parts = tuple(Part.of(state.progress) for state in states if state.progress.checkpoint is not None)
+    parts = list_parts(states)
     # Before the first step none has a checkpoint that says more than the base does.
-    return (*base, Generation(parts)) if len(parts) == len(states) else base
+    return (*base, Generation(tuple(parts))) if len(parts) == len(states) else base
+
+
+def list_parts(states: Sequence[EpochState]) -> list[Part]:
+    """Returns what the ranks had taken that were not at their beginning."""
+    found = [(state.progress.checkpoint, state.progress) for state in states]
+    return [Part(checkpoint, at.bad, at.places, at.gone) for checkpoint, at in found if checkpoint is not None]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from odb_ref.core.batching.updates import compute_first_place, count_rounds
 from odb_ref.core.resume import Checkpoint, RoundStart
-from odb_ref.torch.plan.state import START, EpochProgress, EpochState, Part, check_all_ranks
+from odb_ref.torch.plan.state import START, EpochProgress, EpochState, check_all_ranks, list_parts
 
 
 def begin_update(update: int, steps: int, samples: int, *, rounds: int, budgets: RoundStart) -> RoundStart:
@@ -39,7 +39,7 @@ def begin_inside(
     """
     if not states[0].progress.is_between_updates:
         check_all_ranks(states)
-    parts = [Part.of(state.progress) for state in states if state.progress.checkpoint is not None]
+    parts = list_parts(states)
     if len(parts) < len(states):
         return START  # nothing was trained on
     first, begun, ranks = states[0].progress, parts[0].checkpoint.start, states[0].world_size
