@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from odb_ref.torch import ODBDataLoader
+from odb_ref.torch import JobError, ODBDataLoader
 from tests.helpers.options import nested
 
 
@@ -82,3 +82,20 @@ def test_what_cannot_be_compared_is_sent_anew() -> None:
     assert {pid for _, pid in epochs[0]}.isdisjoint(pid for _, pid in epochs[1])
     assert [[number for number, _ in items] for items in epochs] == [[*range(12)], [*range(100, 112)]]
     assert data.count.value == 24
+
+
+class Fatal(Where):
+    """Ends the process that it is sent to, as a main script without a guard does."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (1,)
+
+
+def test_a_process_that_ends_before_it_begins_says_what_may_be_missing() -> None:
+    data: Any = Fatal()
+    options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
+    with (
+        ODBDataLoader(data, **nested(multiprocessing_context="forkserver", **options)) as loader,
+        pytest.raises(JobError, match=r"exit code 1\) before it began: .* belongs below if __name__ == '__main__'"),
+    ):
+        list(loader)

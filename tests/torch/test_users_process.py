@@ -318,8 +318,12 @@ def free() -> None:
         torch.empty(1)
     print("freed")
 
+def fail() -> None:
+    raise OSError("in the way")
+
 for _ in (loader := ODBDataLoader(Numbers(0, 9), token_budget=60, collate_fn=collate)):
     pass
+CLEANUP.submit(fail)  # which keeps nothing else from being done
 CLEANUP.submit(free)
 """
 

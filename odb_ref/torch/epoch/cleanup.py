@@ -6,13 +6,17 @@ then: the work is handed to one thread that does it.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing.util
 import os
 import queue
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Final, Protocol
+
+logger: Final = logging.getLogger("odb_ref")
 
 END_S: Final = 5.0
 """How long the end of the process waits for what is still being tidied up."""
@@ -56,16 +60,20 @@ class Cleanup:
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
-            task()
+            try:
+                task()
+            except Exception:  # the others' turn comes all the same
+                logger.exception("not all of a loader could be closed")
             del task
 
     def _close_all(self) -> None:
         if self._pid == os.getpid():
-            for item in list(self._open):
-                item.close()
-            # A thread that frees a tensor while Python ends aborts the process.
-            self._tasks.put(None)
-            self._thread.join(END_S)
+            with ExitStack() as stack:  # all of it is done, whatever one of them raises
+                # A thread that frees a tensor while Python ends aborts the process.
+                stack.callback(self._thread.join, END_S)
+                stack.callback(self._tasks.put, None)
+                for item in list(self._open):
+                    stack.callback(item.close)
 
 
 CLEANUP = Cleanup()

@@ -48,6 +48,10 @@ Pipe: TypeAlias = "Connection[methodcaller | None, Message]"
 JOIN_S: Final = 1.5
 """How long a loader process may take to end its workers, before it is killed with them."""
 
+_UNHEARD: Final = (
+    " before it began: one that is not forked runs the main script, whose work belongs below if __name__ == '__main__'"
+)
+
 QUIET_S: Final = 2.0
 """A loader process that has done nothing for so long is said to be silent."""
 
@@ -201,8 +205,9 @@ class LoaderProcess:
             while not pipe.closed:
                 try:
                     if selector.select(WATCH_S):
+                        message = pipe.recv()
                         silence.end()
-                        self._dispatch(pipe.recv(), pipe)
+                        self._dispatch(message, pipe)
                         continue
                     # A killed process does not end the connection before its workers end too: they hold copies of its end.
                     if not process.is_alive() and not pipe.poll():
@@ -215,7 +220,8 @@ class LoaderProcess:
                 except (EOFError, ConnectionResetError) as error:
                     if self._listener is not None:
                         process.join(1.0)
-                    self._lose(f"the loader process exited unexpectedly (exit code {process.exitcode})", error, pipe)
+                    cause = f"the loader process exited unexpectedly (exit code {process.exitcode})"
+                    self._lose(cause if silence.is_heard else cause + _UNHEARD, error, pipe)
                     return
                 except BaseException as error:  # a batch that cannot be rebuilt here
                     self._lose(describe(error), error, pipe)

@@ -23,13 +23,14 @@ class Silence:
 
     def __init__(self, process: BaseProcess, *, is_heard: bool) -> None:
         self._pid = process.pid or 0
-        self._is_heard = is_heard
+        self.is_heard = is_heard
+        """True once the process has said something, or should have."""
         self._status: ProcessStatus | None = None
         self.seconds = 0.0
 
     def end(self) -> None:
         """Notes that the process has sent something."""
-        self.seconds, self._is_heard = 0.0, True
+        self.seconds, self.is_heard = 0.0, True
 
     def count(self, seconds: float) -> None:
         """Notes that the process has sent nothing for so long."""
@@ -40,7 +41,7 @@ class Silence:
             return
         if self._status is not None and self._status.is_busy_since(before):
             self.seconds = 0.0
-        elif self._is_heard or (self._status is not None and self._status.is_stopped):
+        elif self.is_heard or (self._status is not None and self._status.is_stopped):
             self.seconds += seconds
 
     def describe(self) -> str:
