@@ -104,6 +104,32 @@ def test_a_routers_loss_is_said_to_depend_on_the_micro_batches(
     assert ("raise router_aux_loss_coef" in said) is is_less
 
 
+class Calling(Trainer):  # type: ignore[misc]
+    """Calls its loss function by itself, which takes no number: LLaMA-Factory's ASFT."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, compute_loss_func=causal_mean, **kwargs)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.compute_loss_func(model(**inputs).logits, inputs["labels"])
+
+
+def causal_mean(logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def test_a_trainer_may_call_its_loss_function_by_itself(tmp_path: Path) -> None:
+    """Checks: WEIGHT. It was told num_items_in_batch, and raised a TypeError."""
+    settings = {"per_device_train_batch_size": COUNT, "gradient_accumulation_steps": 1}
+    found = []
+    for odb in (None, ODBOptions(token_budget=80)):
+        model = make_model()
+        trainer, _ = train(tmp_path, odb, model, Calling, **settings)
+        found.append((trainer.state.log_history[0]["loss"], model.lm_head.weight.detach()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    assert torch.allclose(found[0][1], found[1][1], rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_loss_of_pairs_is_said_to_count_each_pair_alike(tmp_path: Path, steps: int) -> None:
     """A plain Trainer weighs a last micro-batch of fewer pairs as any other, though its model counts labels."""
