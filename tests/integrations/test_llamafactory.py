@@ -57,7 +57,13 @@ LOGGED = ("loss", "grad_norm", "learning_rate", "epoch", "step")
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("stage", "settings"), [("sft", {"gradient_accumulation_steps": 2}), ("pt", {"packing": False}), ("dpo", {})]
+    ("stage", "settings"),
+    [
+        ("sft", {"gradient_accumulation_steps": 2}),
+        ("pt", {"packing": False}),
+        ("dpo", {}),
+        ("dpo", {"gradient_accumulation_steps": 2, "max_samples": 24}),  # so that all micro-batches have as many pairs
+    ],
 )
 def test_the_updates_are_those_of_llamafactory(
     tmp_path: Path, stage: str, ranks: int, settings: dict[str, Any]
