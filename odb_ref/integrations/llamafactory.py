@@ -31,10 +31,12 @@ require(__name__, "transformers", extra="llamafactory")
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import partial
 from typing import Final
 
 from transformers import Trainer, TrainerCallback
@@ -132,7 +134,31 @@ def configure_trainer(trainer: Trainer, **settings: object) -> ODBTrainer:
         )
     if has_pairs(trainer.train_dataset):
         settings = PAIRS | settings
-    return enable(trainer, ODBOptions.from_settings(settings))
+    enabled = enable(trainer, ODBOptions.from_settings(settings))
+    if store := getattr(trainer, "store_metrics", None):
+        trainer.store_metrics = partial(_store_weighed, enabled, store, defaultdict(float))
+    return enabled
+
+
+def _store_weighed(
+    trainer: ODBTrainer,
+    store: Callable[[Mapping[str, float], str], None],
+    sums: MutableMapping[str, float],
+    metrics: Mapping[str, float],
+    train_eval: str = "train",
+) -> None:
+    """Stores what passes of training have found, once an update and weighed as their loss: the trainer logs the mean of what is
+    stored, over all ranks, and micro-batches have different numbers of pairs.
+    """
+    info = trainer.weighed
+    if train_eval != "train" or info is None or trainer.may_repeat:
+        store(metrics, train_eval)
+        return
+    for name, value in metrics.items():
+        sums[name] += 0.0 if info.is_idle else value * info.loss_scale
+    if info.is_update_end:
+        store(dict(sums), train_eval)
+        sums.clear()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +13,11 @@ from tests.integrations import require
 
 require("transformers")
 
-from odb_ref.integrations.llamafactory import main, make_settings, run_exp
+from transformers import Trainer, TrainingArguments
+
+from odb_ref.integrations.llamafactory import configure_trainer, main, make_settings, run_exp
 from odb_ref.torch import UsageError
+from tests.integrations.test_hf_updates import Texts, collate, make_model
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("sft", {"use_mca": True}, {}, "use_mca: other processes or trainers would run"),
@@ -75,6 +79,33 @@ def test_a_run_that_made_no_trainer_of_ours_is_no_success(ran: list[Any]) -> Non
         run_exp({"stage": "sft", "do_train": True, "odb_window": 12})
     run_exp({"stage": "sft", "do_predict": True})
     assert ran == [{"stage": "sft", "do_train": True}, {"stage": "sft", "do_predict": True}]
+
+
+class Storing(Trainer):  # type: ignore[misc]
+    """Stores a metric of each pass, as LLaMA-Factory's for pairs: the loss, which is logged weighed."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        self.store_metrics({"metric": loss.item()}, train_eval="train")
+        return loss
+
+    def store_metrics(self, metrics: dict[str, float], train_eval: str = "train") -> None:
+        assert train_eval == "train"
+        self.__dict__.setdefault("stored", []).append(metrics)
+
+
+def test_metrics_of_micro_batches_are_weighed_as_their_loss(tmp_path: Path) -> None:
+    """Checks: WEIGHT. They were stored for each micro-batch, of which the trainer takes the mean: long pairs counted more."""
+    args = TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", max_steps=3, logging_steps=1,
+        per_device_train_batch_size=4, gradient_accumulation_steps=3,
+    )  # fmt: skip
+    trainer: Any = configure_trainer(
+        Storing(make_model(), args, data_collator=collate, train_dataset=Texts(45)), token_budget=80
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [stored["metric"] for stored in trainer.stored] == pytest.approx(losses, rel=1e-6)
 
 
 @pytest.mark.parametrize(("words", "status"), [([], 2), (["--help"], 0), (["train"], 2), (["train", "-h"], 0)])

@@ -298,7 +298,7 @@ class ODBTrainer(SteppingTrainer):
         Raises: UsageError for a batch of the training loader that is not trained on.
         """
         if self.takes_step_info and isinstance(inputs.get(STEP_INFO), StepInfo):
-            if self.evaluated is None and not self.is_weighing:
+            if self.evaluated is None and self.weighed is None:
                 raise UsageError(
                     "an evaluation reads the loader of training, whose losses are weighed for it: leave get_eval_dataloader as "
                     "it is, or say ODBOptions(evaluation={...})"
