@@ -12,6 +12,8 @@ are taken out of the file or the command line: any option of `ODBOptions` (``odb
 ===============================  =======================================================================================
 ``per_device_train_batch_size``  times ``cutoff_len`` (twice that for pairs): the token budget, if none is given
 ``packing``, ``neat_packing``    refused: rows would be filled before training; stage ``pt`` packs unless ``packing: false``
+``use_ray``, ``use_mca``,        refused: other processes or trainers would run, on LLaMA-Factory's own batches
+``use_hyper_parallel``
 ``disable_shuffling``            the order of the data set
 ``streaming``                    each rank reads its part, as `datasets.distributed.split_dataset_by_node` has it
 ===============================  =======================================================================================
@@ -27,8 +29,14 @@ from odb_ref.extras import require
 require(__name__, "transformers", extra="llamafactory")
 
 import importlib
-from collections.abc import Iterator, Mapping, MutableMapping
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import partial
 from typing import Final
 
 from transformers import Trainer, TrainerCallback
@@ -37,10 +45,20 @@ from odb_ref.integrations.hf import ODBTrainer, enable
 from odb_ref.integrations.hf.data import PAIRS, has_pairs
 from odb_ref.integrations.hf.steps import ODBOptions
 from odb_ref.torch import UsageError
+from odb_ref.torch.settings import GROUP_OF, SharedArguments
 
+_USAGE: Final = "torchrun --nproc-per-node N -m odb_ref.integrations.llamafactory train.yaml [name=value ...]"
 _PREFIX: Final = "odb_"
 _TRAINERS: Final = {"pt": "CustomTrainer", "sft": "CustomSeq2SeqTrainer", "dpo": "CustomDPOTrainer"}
 """The class that each stage's ``workflow`` module makes a trainer of."""
+_KNOWN: Final = {
+    *({field.name for field in fields(ODBOptions)} - {"loader"}),
+    *SharedArguments.__annotations__,
+    *GROUP_OF,
+}
+"""What may follow the prefix."""
+_ELSEWHERE: Final = ("use_ray", "use_mca", "use_hyper_parallel")
+"""What has LLaMA-Factory train by other processes or trainers; the first two are variables of the environment as well."""
 _CUTOFF: Final = 2048
 """LLaMA-Factory's own ``cutoff_len``."""
 _LEAST_BCO: Final = 1e-6
@@ -56,19 +74,36 @@ def run_exp(args: Mapping[str, object] | None = None, callbacks: list[TrainerCal
     tuner = importlib.import_module("llamafactory.train.tuner")
     found: object = importlib.import_module("llamafactory.hparams").read_args(None if args is None else dict(args))
     if not isinstance(found, MutableMapping):
-        raise UsageError("say the settings in a file: python -m odb_ref.integrations.llamafactory train.yaml")
+        raise UsageError(f"say the settings in a file: {_USAGE}")
     own = {key: found.pop(key) for key in [*found] if key.startswith(_PREFIX)}
     stage = str(found.get("stage", "sft"))
     settings = make_settings(stage, found, {key.removeprefix(_PREFIX): value for key, value in own.items()})
-    with _replacing(stage, settings):
+    with _replacing(stage, settings, is_training=bool(found.get("do_train"))):
         tuner.run_exp(found, callbacks)
 
 
 def make_settings(stage: str, args: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
     """Returns what `configure_trainer` is told, for LLaMA-Factory's settings and those of this library.
 
-    Raises: UsageError when the stage is not known here, or packs beforehand.
+    Raises: UsageError when the stage is not known here, packs beforehand or is run by somebody else, or a setting is not known.
     """
+    for name in own:
+        if name not in _KNOWN:
+            near = " or ".join(_PREFIX + known for known in get_close_matches(name, _KNOWN, cutoff=0.7))
+            raise UsageError(f"{_PREFIX}{name} is not a setting" + (f": {near}?" if near else ""))
+    for name in _ELSEWHERE:
+        if args.get(name) or os.environ.get(name.upper(), "").lower() in ("1", "y", "true"):
+            raise UsageError(
+                f"{name}: other processes or trainers would run, on LLaMA-Factory's own batches: leave it out, and start ranks "
+                "with torchrun"
+            )
+    if not args.get("ignore_pad_token_for_loss", True):
+        raise UsageError(
+            "ignore_pad_token_for_loss: false trains on padding, of which there is less here than in batches of a fixed size: "
+            "leave it out"
+        )
+    if own.get("layout", "padded") != "padded":
+        raise UsageError(f"odb_layout: {own['layout']}: the collators of LLaMA-Factory pad: leave it out")
     if stage not in _TRAINERS:
         raise UsageError(f"stage {stage!r} is not run here: {', '.join(_TRAINERS)} are")
     if args.get("neat_packing") or args.get("packing", stage == "pt"):
@@ -79,6 +114,7 @@ def make_settings(stage: str, args: Mapping[str, object], own: Mapping[str, obje
     if "token_budget" not in settings:
         rows, length = args.get("per_device_train_batch_size", 8), args.get("cutoff_len", _CUTOFF)
         settings["token_budget"] = int(str(rows)) * int(str(length)) * (2 if stage == "dpo" else 1)
+    ODBOptions.from_settings(settings)  # what they refuse is said before a model is loaded
     return settings
 
 
@@ -98,29 +134,77 @@ def configure_trainer(trainer: Trainer, **settings: object) -> ODBTrainer:
         )
     if has_pairs(trainer.train_dataset):
         settings = PAIRS | settings
-    return enable(trainer, ODBOptions.from_settings(settings))
+    enabled = enable(trainer, ODBOptions.from_settings(settings))
+    if store := getattr(trainer, "store_metrics", None):
+        trainer.store_metrics = partial(_store_weighed, enabled, store, defaultdict(float))
+    return enabled
+
+
+def _store_weighed(
+    trainer: ODBTrainer,
+    store: Callable[[Mapping[str, float], str], None],
+    sums: MutableMapping[str, float],
+    metrics: Mapping[str, float],
+    train_eval: str = "train",
+) -> None:
+    """Stores what passes of training have found, once an update and weighed as their loss: the trainer logs the mean of what is
+    stored, over all ranks, and micro-batches have different numbers of pairs.
+    """
+    info = trainer.weighed
+    if train_eval != "train" or info is None or trainer.may_repeat:
+        store(metrics, train_eval)
+        return
+    for name, value in metrics.items():
+        sums[name] += 0.0 if info.is_idle else value * info.loss_scale
+    if info.is_update_end:
+        store(dict(sums), train_eval)
+        sums.clear()
 
 
 @contextmanager
-def _replacing(stage: str, settings: Mapping[str, object]) -> Iterator[None]:
-    """Makes the workflow of a stage configure its trainers; some import the class only when they run."""
+def _replacing(stage: str, settings: Mapping[str, object], *, is_training: bool) -> Iterator[None]:
+    """Makes the workflow of a stage configure its trainers; some import the class only when they run.
+
+    Raises: UsageError when something trained, and it was none of these.
+    """
     name = _TRAINERS[stage]
     trainer = importlib.import_module(f"llamafactory.train.{stage}.trainer")
     workflow = importlib.import_module(f"llamafactory.train.{stage}.workflow")
     kind: type[Trainer] = getattr(trainer, name)
 
+    made: list[ODBTrainer] = []
+
     def make(*args: object, **kwargs: object) -> ODBTrainer:
-        return configure_trainer(kind(*args, **kwargs), **settings)
+        made.append(configure_trainer(kind(*args, **kwargs), **settings))
+        return made[-1]
 
     modules = [module for module in (trainer, workflow) if hasattr(module, name)]
     for module in modules:
         setattr(module, name, make)
     try:
         yield
+        if is_training and not made:
+            raise UsageError(
+                f"LLaMA-Factory made no {name}, so this run was its own, with none of the {_PREFIX}* settings: please report "
+                "with which of its settings"
+            )
     finally:
         for module in modules:
             setattr(module, name, kind)
 
 
+def main() -> None:
+    """The command line: `run_exp`, whose refusals are a line."""
+    if sys.argv[1:2] == ["train"]:  # as after llamafactory-cli
+        del sys.argv[1]
+    if sys.argv[1:2] in ([], ["-h"], ["--help"]):
+        sys.stdout.write(f"usage: {_USAGE}\n")
+        sys.exit(0 if sys.argv[1:] else 2)
+    try:
+        run_exp()
+    except UsageError as error:
+        sys.exit(f"error: {error}")
+
+
 if __name__ == "__main__":
-    run_exp()
+    main()

@@ -45,7 +45,8 @@ class Stop(TrainerCallback):
             self.trainer._save_checkpoint(model, trial=None)
 
 
-def make_trainer(folder: Path, mode: str, **settings: Any) -> Any:
+def make_trainer(folder: Path, mode: str | None, **settings: Any) -> Any:
+    """A Trainer; without a mode a plain one."""
     defaults = {
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 3,
@@ -57,7 +58,7 @@ def make_trainer(folder: Path, mode: str, **settings: Any) -> Any:
         output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **(defaults | settings)
     )
     trainer = Trainer(model=make_model(), args=args, train_dataset=Texts(45), data_collator=collate)
-    return enable(trainer, MODES[mode])
+    return trainer if mode is None else enable(trainer, MODES[mode])
 
 
 def get_weights(trainer: Any) -> list[torch.Tensor]:
@@ -130,6 +131,43 @@ def test_a_checkpoint_that_is_not_there_is_told_from_one_without_a_loader(tmp_pa
     ):
         with pytest.raises(UsageError, match=text):
             trainer.train(resume_from_checkpoint=str(folder))
+
+
+def go_on_from_plain(rank: int, folder: Path) -> list[tuple[float, bool]]:
+    """Returns, for each checkpoint, by how much the weights that ours ends with differ from the plain Trainer's, and whether
+    both have logged the same epochs and rates.
+    """
+    settings = {"num_train_epochs": 2, "logging_steps": 1, "max_grad_norm": 0.5}
+    plain = make_trainer(folder, None, save_strategy="steps", save_steps=1, **settings)
+    plain.train()
+    found = []
+    for at in (3, 8, 11)[: 3 if plain.args.world_size == 1 else 1]:
+        trainer = make_trainer(folder / "ours", "updates", **settings)
+        with pytest.warns(
+            RuntimeWarning, match=f"plain Trainer's checkpoint: training goes on behind its {at} updates"
+        ):
+            trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{at}"))
+        pairs = zip(get_weights(plain), get_weights(trainer), strict=True)
+        logs = [
+            [(e["epoch"], e["learning_rate"]) for e in one.state.log_history if "loss" in e] for one in (plain, trainer)
+        ]
+        found.append((max(float((a - b).abs().max()) for a, b in pairs), logs[0] == logs[1]))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_plain_trainers_checkpoint_goes_on_as_the_plain_run(tmp_path: Path, world_size: int) -> None:
+    """Checks: UPDATE, COVER. Inside the first epoch of eight updates, at its end, and inside the second; it was refused."""
+    for found in get_values(run_ranks(world_size, go_on_from_plain, tmp_path)):
+        assert all(error < 1e-6 and is_same for error, is_same in found)
+
+
+def test_a_plain_trainers_checkpoint_is_refused_where_its_place_cannot_be_told(tmp_path: Path) -> None:
+    make_trainer(tmp_path, None, save_strategy="steps", save_steps=3, max_steps=3).train()
+    with pytest.raises(
+        UsageError, match=r"continued with update_samples='plain' over .* begin a new training with its weights"
+    ):
+        make_trainer(tmp_path, "free").train(resume_from_checkpoint=True)
 
 
 def test_a_trial_keeps_its_checkpoints_by_itself(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 from odb_ref.integrations.hf import ODBOptions, enable
 from odb_ref.integrations.hf.data import PAIRS, predicts_first_label
-from odb_ref.integrations.hf.versions import counts_first_labels
+from odb_ref.integrations.hf.versions import SMOOTHER_COUNTS, counts_first_labels
 from odb_ref.torch import Loss, UsageError
 from tests.integrations.test_hf_updates import Texts, collate, make_model
 
@@ -102,6 +102,70 @@ def test_a_routers_loss_is_said_to_depend_on_the_micro_batches(
     _, said = train(tmp_path, ODBOptions(token_budget=80), model, kind, gradient_accumulation_steps=steps)
     assert "it depends on how an update is divided" in said
     assert ("raise router_aux_loss_coef" in said) is is_less
+
+
+class Unpassed(Trainer):  # type: ignore[misc]
+    """Does not pass num_items_in_batch to a model that takes it: LLaMA-Factory's, where a model has a processor."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model_accepts_loss_kwargs = False
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_trainer_that_passes_no_number_is_said_to_weigh_micro_batches(tmp_path: Path, steps: int) -> None:
+    """With one micro-batch an update they are the same; the model takes the number, and was said not to."""
+    settings = {"per_device_train_batch_size": COUNT // steps, "gradient_accumulation_steps": steps}
+    found = [train(tmp_path, odb, make_model(), Unpassed, **settings) for odb in (None, ODBOptions(token_budget=80))]
+    assert ("LlamaForCausalLM is not passed num_items_in_batch" in found[1][1]) is (steps > 1)
+    plain, ours = (trainer.state.log_history[0]["loss"] for trainer, _ in found)
+    assert (ours == pytest.approx(plain, rel=1e-6)) is (steps == 1)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_smoothed_loss_that_a_plain_trainer_adds_up_is_said(
+    tmp_path: Path, counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("odb_ref.integrations.hf.losses.SMOOTHER_COUNTS", counts)
+    odb = ODBOptions(token_budget=80)
+    trainer, said = train(tmp_path, odb, make_model(), label_smoothing_factor=0.1)
+    assert ("label_smoothing_factor: the mean losses of the 3 micro-batches" in said) is not counts
+    if SMOOTHER_COUNTS:
+        plain, _ = train(tmp_path, None, make_model(), label_smoothing_factor=0.1)
+        losses = [one.state.log_history[0]["loss"] for one in (plain, trainer)]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [None, 5.0])
+def test_noise_that_depends_on_padding_is_said_to_be_larger(tmp_path: Path, alpha: float | None) -> None:
+    _, said = train(tmp_path, ODBOptions(token_budget=80), make_model(), neftune_noise_alpha=alpha)
+    assert ("neftune_noise_alpha: the noise is divided by the root of a row's length" in said) is (alpha is not None)
+
+
+class Calling(Trainer):  # type: ignore[misc]
+    """Calls its loss function by itself, which takes no number: LLaMA-Factory's ASFT."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, compute_loss_func=causal_mean, **kwargs)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.compute_loss_func(model(**inputs).logits, inputs["labels"])
+
+
+def causal_mean(logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def test_a_trainer_may_call_its_loss_function_by_itself(tmp_path: Path) -> None:
+    """Checks: WEIGHT. It was told num_items_in_batch, and raised a TypeError."""
+    settings = {"per_device_train_batch_size": COUNT, "gradient_accumulation_steps": 1}
+    found = []
+    for odb in (None, ODBOptions(token_budget=80)):
+        model = make_model()
+        trainer, _ = train(tmp_path, odb, model, Calling, **settings)
+        found.append((trainer.state.log_history[0]["loss"], model.lm_head.weight.detach()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    assert torch.allclose(found[0][1], found[1][1], rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

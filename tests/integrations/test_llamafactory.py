@@ -51,13 +51,28 @@ def test_a_stage_trains_on_whole_samples_with_the_loss_of_one_process(
     assert bool(found[-1]["failures"][0]) == ("odb_survives_out_of_memory" in settings)
 
 
-LOGGED = ("loss", "grad_norm", "learning_rate", "epoch", "step")
-"""What is logged of updates; metrics of pairs are means over micro-batches, which are others here."""
+LOGGED = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "epoch",
+    "step",
+    "rewards/margins",
+    "rewards/accuracies",
+    "logps/chosen",
+)
+"""What is logged of updates; ``logits/*`` are means over padding too."""
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("stage", "settings"), [("sft", {"gradient_accumulation_steps": 2}), ("pt", {"packing": False}), ("dpo", {})]
+    ("stage", "settings"),
+    [
+        ("sft", {"gradient_accumulation_steps": 2}),
+        ("pt", {"packing": False}),
+        ("dpo", {}),
+        ("dpo", {"gradient_accumulation_steps": 2, "max_samples": 24}),  # so that all micro-batches have as many pairs
+    ],
 )
 def test_the_updates_are_those_of_llamafactory(
     tmp_path: Path, stage: str, ranks: int, settings: dict[str, Any]

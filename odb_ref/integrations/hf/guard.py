@@ -48,7 +48,9 @@ class OwnLossFn(Protocol):
 
 
 def _call(function: OwnLossFn, count: int, *args: object, **kwargs: object) -> Tensor:
-    return function(*args, **{**kwargs, "num_items_in_batch": count})
+    # A compute_loss that calls it by itself may leave the number out, as LLaMA-Factory's for ASFT does.
+    told = {"num_items_in_batch": count} if "num_items_in_batch" in kwargs else {}
+    return function(*args, **kwargs | told)
 
 
 class LossFn(Protocol):
@@ -73,8 +75,8 @@ class SteppingTrainer(EvaluatingTrainer):
     compute_loss_func: OwnLossFn | None
     takes_step_info = True
     """False for a Trainer that takes `STEP_INFO` out of its inputs and scales the loss on its own."""
-    is_weighing = False
-    """Whether a pass runs whose loss is weighed."""
+    weighed: StepInfo | None = None
+    """What belongs to the pass that runs, whose loss is weighed."""
     counts_first = False
     """Whether a plain Trainer divides by first labels too, of which there is then no loss."""
     _steps: TrainerSteps | TrainerUpdates | None = None
@@ -134,11 +136,11 @@ class SteppingTrainer(EvaluatingTrainer):
         compute = partial(self._compute_weighed, info) if self.takes_step_info else self._compute_as_given
         # An attribute stands before the methods of all classes: what a subclass adds to a loss is weighed with it.
         self.__dict__[_LOSS] = partial(compute, self.compute_loss)
-        self.is_weighing = True
+        self.weighed = info
         try:
             return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
         finally:
-            self.is_weighing = False
+            self.weighed = None
             del self.__dict__[_LOSS]
             if own is not None:
                 self.__dict__[_LOSS] = own
@@ -232,6 +234,11 @@ class SteppingTrainer(EvaluatingTrainer):
         if "lomo" in str(self.args.optim):
             return f"the optimizer {self.args.optim!s} makes its update in the backward pass, which cannot be repeated"
         return ""
+
+    @property
+    def may_repeat(self) -> bool:
+        """True when a pass may run again, or in parts, for want of memory."""
+        return self._guard is not None
 
     # How far training is ------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 
 from odb_ref.integrations.hf.data import has_pairs, predicts_first_label
 from odb_ref.integrations.hf.guard import SteppingTrainer
-from odb_ref.integrations.hf.versions import counts_first_labels
+from odb_ref.integrations.hf.versions import SMOOTHER_COUNTS, counts_first_labels
 from odb_ref.torch import UsageError
 from odb_ref.torch.loop import count_pairs
 
@@ -43,10 +43,21 @@ def warn_of_other_losses(trainer: SteppingTrainer) -> None:
     is_counted = not is_paired and (trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
     said = []
     if micro_batches > 1 and not is_counted:
-        loss = "a loss of pairs" if is_paired else type(trainer.model).__name__
+        why = "a loss of pairs takes no" if is_paired else f"{type(trainer.model).__name__} is not passed"
         said.append(
-            f"{loss} takes no num_items_in_batch, so a plain Trainer weighs the mean losses of the {micro_batches} "
+            f"{why} num_items_in_batch, so a plain Trainer weighs the mean losses of the {micro_batches} "
             "micro-batches of an update alike; here each counts by what it is the mean of"
+        )
+    is_smoothed = trainer.label_smoother is not None and trainer.compute_loss_func is None
+    if micro_batches > 1 and is_counted and is_smoothed and not SMOOTHER_COUNTS:
+        said.append(
+            f"label_smoothing_factor: the mean losses of the {micro_batches} micro-batches of an update, which a plain Trainer "
+            "of this version adds up; here the loss is the mean over the update's tokens, so loss and grad_norm are smaller"
+        )
+    if trainer.args.neftune_noise_alpha:
+        said.append(
+            "neftune_noise_alpha: the noise is divided by the root of a row's length with its padding, and rows are padded "
+            "less here, so it is larger than a plain Trainer's: lower it to keep its size"
         )
     if getattr(getattr(trainer.model, "config", None), "output_router_logits", False):
         text = "output_router_logits: the routers' loss is of micro-batches, so it depends on how an update is divided"

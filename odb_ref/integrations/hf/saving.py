@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypedDict
 
+from transformers.trainer import TRAINER_STATE_NAME
+
 from odb_ref.torch import UsageError
 
 STATE_STEM: Final = "odb_loader_"
@@ -33,6 +35,15 @@ def _get_rank(path: Path) -> int:
     return int(path.stem.removeprefix(STATE_STEM))
 
 
+def read_plain_updates(folder: Path) -> int | None:
+    """Returns how many updates the checkpoint of a plain Trainer holds; None when it is another's, or there is none."""
+    path = folder / TRAINER_STATE_NAME
+    if any(folder.glob(f"{STATE_STEM}*.json")) or not path.is_file():
+        return None
+    made: int = json.loads(path.read_text())["global_step"]
+    return made
+
+
 def read_states(folder: Path) -> list[SavedLoader]:
     """Returns each rank's place, how far training had come, and the budgets it accepted.
 
@@ -44,6 +55,8 @@ def read_states(folder: Path) -> list[SavedLoader]:
     states: list[SavedLoader] = [json.loads(path.read_text()) for path in paths]
     if not states or any(set(state) != SavedLoader.__required_keys__ for state in states):
         raise UsageError(
-            f"{folder} holds no state of an ODBTrainer's loader ({STATE_STEM}0.json, one file for each rank)"
+            f"{folder} holds no state of an ODBTrainer's loader ({STATE_STEM}0.json, one file for each rank). A plain "
+            "Trainer's checkpoint can be continued with update_samples='plain' over a data set with a length, without "
+            "max_samples and intervals; otherwise begin a new training with its weights, without resume_from_checkpoint"
         )
     return states

@@ -58,11 +58,11 @@ from odb_ref.integrations.hf.data import choose_layout, take_share, warn_of_shar
 from odb_ref.integrations.hf.gathering import gathering
 from odb_ref.integrations.hf.guard import LossAndOutputs, SteppingTrainer
 from odb_ref.integrations.hf.losses import check_pair_loss, warn_of_other_losses
-from odb_ref.integrations.hf.saving import read_states
+from odb_ref.integrations.hf.saving import read_plain_updates, read_states
 from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions, TrainerSteps, check_arguments, check_engine
 from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch
 from odb_ref.integrations.hf.versions import compute_split, counts_first_labels, get_sampling
-from odb_ref.integrations.progress import Progress
+from odb_ref.integrations.progress import Intervals, Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.from_dataloader import lists_all
 from odb_ref.torch.settings import arrange
@@ -104,6 +104,7 @@ class ODBTrainer(SteppingTrainer):
         self._accepted = {}
         self._states: list[Mapping[str, object]] = []
         self._saved_progress: Mapping[str, float] | None = None
+        self._made = 0
         self.counts_first = False
         self.remove_callback(TrainerHooks)
         # Before all others, which are to see the state that it corrects.
@@ -173,7 +174,7 @@ class ODBTrainer(SteppingTrainer):
         else:
             if batches is None and loader.has_updates_per_epoch:
                 batches = loader.updates_per_epoch * k
-            self._steps = TrainerUpdates(loader, source, k, batches, carried)
+            self._steps = TrainerUpdates(loader, source, k, batches, carried, made=self._made)
         return self._steps
 
     def _check_settings(self) -> None:
@@ -298,7 +299,7 @@ class ODBTrainer(SteppingTrainer):
         Raises: UsageError for a batch of the training loader that is not trained on.
         """
         if self.takes_step_info and isinstance(inputs.get(STEP_INFO), StepInfo):
-            if self.evaluated is None and not self.is_weighing:
+            if self.evaluated is None and self.weighed is None:
                 raise UsageError(
                     "an evaluation reads the loader of training, whose losses are weighed for it: leave get_eval_dataloader as "
                     "it is, or say ODBOptions(evaluation={...})"
@@ -325,12 +326,16 @@ class ODBTrainer(SteppingTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: object, **kwargs: object) -> object:
         """As the Trainer's; a checkpoint's loader state is read with it.
 
+        That of a plain Trainer is continued where its updates are those here; what it has read of the epoch is read again.
+
         Raises: UsageError when the checkpoint holds none.
         """
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)
-        saved = read_states(Path(folder)) if folder else []
+        made = read_plain_updates(Path(folder)) if folder and self._reads_as_plain() else None
+        saved = read_states(Path(folder)) if folder and made is None else []
+        self._made = made or 0
         self._states = [state["loader"] for state in saved]
         self._saved_progress = saved[0]["progress"] if saved else None
         self._info = self.progress = self._guard = self._before = None
@@ -338,7 +343,14 @@ class ODBTrainer(SteppingTrainer):
         accepted = [item for state in saved for item in state["accepted"].items()]
         self._accepted = {by: min(tokens for of, tokens in accepted if of == by) for by, _ in accepted}
         ignores = self.args.ignore_data_skip
-        if folder and ignores:
+        if made is not None:
+            warnings.warn(
+                f"{folder} is a plain Trainer's checkpoint: training goes on behind its {made} updates, and what they have "
+                "read of the epoch is read again",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        elif folder and ignores:
             warnings.warn(
                 "ignore_data_skip=True means nothing here: the loader goes on where it was saved",
                 RuntimeWarning,
@@ -353,6 +365,14 @@ class ODBTrainer(SteppingTrainer):
             steps, self._steps = self._steps, None
             if steps is not None:
                 steps.loader.close()
+
+    def _reads_as_plain(self) -> bool:
+        """Returns whether the number of updates made says where a plain Trainer was, and all that is counted from it."""
+        is_ordered = not isinstance(self.train_dataset, IterableDataset) and not {"sampler", "shard"} & set(
+            self.odb.loader
+        )
+        is_counted = self.odb.max_samples is None and self.odb.intervals == Intervals()
+        return self.odb.update_samples == PLAIN and is_ordered and is_counted
 
 
 def is_shuffled(prepared: DataLoader[object]) -> bool:

@@ -48,7 +48,14 @@ class TrainerUpdates:
     """The train loader as the Trainer iterates over it: an item an update."""
 
     def __init__(
-        self, loader: ODBDataLoader, dataset: object, accumulation_steps: int, batches: int | None, carried: int = 0
+        self,
+        loader: ODBDataLoader,
+        dataset: object,
+        accumulation_steps: int,
+        batches: int | None,
+        carried: int = 0,
+        *,
+        made: int = 0,
     ) -> None:
         self.loader = loader
         self.dataset = dataset
@@ -61,6 +68,8 @@ class TrainerUpdates:
         self._batches = batches
         self._carried = carried
         """The most samples at an epoch's end of which a plain Trainer makes no update."""
+        self._first = divmod(made, -(-batches // accumulation_steps)) if batches else (0, 0)
+        """The epoch and the update in it to begin with: those before, made by a plain Trainer, are read and left out."""
         self._first_epoch = loader.epoch if batches is None else 0
         """The epoch that the Trainer counts as 0: it does not know how many updates an epoch of a stream takes."""
 
@@ -80,6 +89,8 @@ class TrainerUpdates:
         self.newest = None
         steps = self.loader.steps()
         for batch, info in steps:
+            if (info.epoch, info.update) < self._first:
+                continue
             if not isinstance(batch, MutableMapping):
                 raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
             if self.newest is None and not parts:

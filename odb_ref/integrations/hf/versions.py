@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Final
 
 from torch import Tensor
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_pt_utils import LabelSmoother
 
 
 def compute_split(trainer: Trainer) -> int:
@@ -23,6 +25,11 @@ def get_sampling(args: TrainingArguments) -> str:
 
 HAS_TOKEN_COUNT: Final = hasattr(Trainer, "_track_num_input_tokens")
 """False before 5.3, where the loop itself counts input tokens, and of an update none."""
+
+
+SMOOTHER_COUNTS: Final = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
+"""Whether a smoothed loss is divided by the labels of the update; before, as in 5.6, by those of its micro-batch, and the
+Trainer adds these means up."""
 
 
 def counts_first_labels(trainer: Trainer) -> bool:

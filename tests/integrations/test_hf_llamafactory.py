@@ -1,0 +1,126 @@
+"""What LLaMA-Factory's settings are refused for, and a run that is not ours: with a stand-in for its modules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.integrations import require
+
+require("transformers")
+
+from transformers import Trainer, TrainingArguments
+
+from odb_ref.integrations.llamafactory import configure_trainer, main, make_settings, run_exp
+from odb_ref.torch import UsageError
+from tests.integrations.test_hf_updates import Texts, collate, make_model
+
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("sft", {"use_mca": True}, {}, "use_mca: other processes or trainers would run"),
+    ("sft", {"use_hyper_parallel": True}, {}, "use_hyper_parallel: other"),
+    ("sft", {"use_ray": True}, {}, "use_ray: other"),
+    ("sft", {"ignore_pad_token_for_loss": False}, {}, "ignore_pad_token_for_loss: false trains on padding"),
+    ("sft", {}, {"layout": "packed"}, "odb_layout: packed: the collators of LLaMA-Factory pad"),
+    ("sft", {}, {"token_budgt": 9}, r"odb_token_budgt is not a setting: odb_token_budget\?"),
+    ("sft", {}, {"windw": 9}, r"odb_windw is not a setting: odb_window\b"),
+    ("sft", {}, {"zzz": 9}, "odb_zzz is not a setting$"),
+    ("sft", {}, {"update_samples": "all"}, "update_samples must be a number"),
+    ("pt", {}, {}, "say packing: false"),
+]
+
+
+@pytest.mark.parametrize(("stage", "args", "own", "text"), REFUSED)
+def test_what_does_not_fit_is_refused_by_name_before_anything_is_loaded(
+    stage: str, args: dict[str, Any], own: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        make_settings(stage, args, own)
+
+
+def test_what_fits_becomes_options() -> None:
+    args = {"per_device_train_batch_size": 4, "cutoff_len": 24, "use_mca": False}
+    assert make_settings("dpo", args, {"window": 12}) == {"window": 12, "token_budget": 2 * 4 * 24}
+
+
+def test_ray_is_found_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLaMA-Factory knows it by nothing else."""
+    monkeypatch.setenv("USE_RAY", "1")
+    with pytest.raises(UsageError, match="use_ray: other processes"):
+        make_settings("sft", {}, {})
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A stand-in whose ``run_exp`` makes no trainer of the class that is replaced: what it was told."""
+    told: list[Any] = []
+    trainer = type("CustomSeq2SeqTrainer", (), {})
+    parts: dict[str, dict[str, Any]] = {
+        "llamafactory": {},
+        "llamafactory.hparams": {"read_args": lambda args: sys.argv[1:] if args is None else args},
+        "llamafactory.train": {},
+        "llamafactory.train.sft": {},
+        "llamafactory.train.sft.trainer": {"CustomSeq2SeqTrainer": trainer},
+        "llamafactory.train.sft.workflow": {},
+        "llamafactory.train.tuner": {"run_exp": lambda args, callbacks: told.append(args)},
+    }
+    for name, values in parts.items():
+        module = ModuleType(name)
+        module.__dict__.update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+    return told
+
+
+def test_a_run_that_made_no_trainer_of_ours_is_no_success(ran: list[Any]) -> None:
+    with pytest.raises(UsageError, match="LLaMA-Factory made no CustomSeq2SeqTrainer, so this run was its own"):
+        run_exp({"stage": "sft", "do_train": True, "odb_window": 12})
+    run_exp({"stage": "sft", "do_predict": True})
+    assert ran == [{"stage": "sft", "do_train": True}, {"stage": "sft", "do_predict": True}]
+
+
+class Storing(Trainer):  # type: ignore[misc]
+    """Stores a metric of each pass, as LLaMA-Factory's for pairs: the loss, which is logged weighed."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        self.store_metrics({"metric": loss.item()}, train_eval="train")
+        return loss
+
+    def store_metrics(self, metrics: dict[str, float], train_eval: str = "train") -> None:
+        assert train_eval == "train"
+        self.__dict__.setdefault("stored", []).append(metrics)
+
+
+def test_metrics_of_micro_batches_are_weighed_as_their_loss(tmp_path: Path) -> None:
+    """Checks: WEIGHT. They were stored for each micro-batch, of which the trainer takes the mean: long pairs counted more."""
+    args = TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", max_steps=3, logging_steps=1,
+        per_device_train_batch_size=4, gradient_accumulation_steps=3,
+    )  # fmt: skip
+    trainer: Any = configure_trainer(
+        Storing(make_model(), args, data_collator=collate, train_dataset=Texts(45)), token_budget=80
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [stored["metric"] for stored in trainer.stored] == pytest.approx(losses, rel=1e-6)
+
+
+@pytest.mark.parametrize(("words", "status"), [([], 2), (["--help"], 0), (["train"], 2), (["train", "-h"], 0)])
+def test_without_a_file_the_command_line_says_how_it_is_used(
+    words: list[str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["llamafactory.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
+    assert capsys.readouterr().out.startswith("usage: torchrun --nproc-per-node N -m odb_ref.integrations.llamafactory")
+
+
+def test_a_refusal_on_the_command_line_is_a_line(ran: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["llamafactory.py", "train", "--stage", "sft"])
+    with pytest.raises(SystemExit, match=r"^error: say the settings in a file: torchrun"):
+        main()
+    assert sys.argv[1:] == ["--stage", "sft"]
