@@ -211,6 +211,16 @@ def test_a_part_of_an_update_is_read_ahead_while_two_are_held(shard: str, ahead:
     assert data.reads.tolist() == [1] * SAMPLES
 
 
+def test_a_first_step_waits_for_one_sample_more_than_its_update() -> None:
+    """However many quick samples are read at once by then."""
+    data = Counted(SAMPLES)
+    with ODBDataLoader(data, **nested(**SETTINGS | {"num_workers": 0})) as loader:
+        for _ in loader.steps():
+            pass
+        next(loader.steps())
+    assert int(data.reads.sum()) == SAMPLES + UPDATE + 1
+
+
 # State --------------------------------------------------------------------------------------------------------------------
 
 

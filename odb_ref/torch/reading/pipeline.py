@@ -81,9 +81,8 @@ class ReadPipeline:
             self._workers.close()
         self._collator = self._collator.renew(plan.seed)
         most = self._spec.window_bytes
-        self._feed = KeyFeed(
-            plan, first=2 * read_ahead + 1
-        )  # what is asked for first, and one: see `Reader.count_work`
+        first = 2 * read_ahead + 1  # what is asked for first, and one: see `Reader.count_work`
+        self._feed = KeyFeed(plan, self._source.readers, first)
         reader = (DrawReader if plan.is_drawn else Reader)(
             self._source,
             self._collator,
