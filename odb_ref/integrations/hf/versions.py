@@ -34,9 +34,11 @@ Trainer adds these means up."""
 
 def counts_first_labels(trainer: Trainer) -> bool:
     """Returns whether the Trainer divides a loss by its samples' first labels too, which nothing predicts: before 5.10, and
-    where it does not know the model's class by its name. Its own smoother takes a mean by itself.
+    where it does not know the model's class by its name. Its own smoother takes a mean by itself, and so does a model that is
+    not told the number.
     """
-    return trainer.label_smoother is None and not getattr(trainer, "_loss_shifts_labels", False)
+    is_told = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    return is_told and trainer.label_smoother is None and not getattr(trainer, "_loss_shifts_labels", False)
 
 
 def compute_predicted_share(labels: object) -> float:
