@@ -39,10 +39,11 @@ class Run:
 
 
 def run_all(rank: int, most: int, num_workers: int = 0) -> Any:
-    run = Run(most)
+    run, data = Run(most), Numbers(0, COUNT)
+    data.folder = f"cache-{rank}"  # type: ignore[attr-defined]  # what each rank has for itself tells no loaders apart
     outputs = generate(
         run,
-        Numbers(0, COUNT),
+        data,
         token_budget=200,
         length_fn=measure,
         collate_fn=collate,

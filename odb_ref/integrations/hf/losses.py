@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 
 from odb_ref.integrations.hf.data import has_pairs, predicts_first_label
 from odb_ref.integrations.hf.guard import SteppingTrainer
-from odb_ref.integrations.hf.versions import SMOOTHER_COUNTS, counts_first_labels
+from odb_ref.integrations.hf.versions import SMOOTHER_COUNTS, counts_first_labels, passes_number
 from odb_ref.torch import UsageError
 from odb_ref.torch.loop import count_pairs
 
@@ -40,7 +40,7 @@ def warn_of_other_losses(trainer: SteppingTrainer) -> None:
     """Warns of what makes losses of a plain Trainer others than those of the same updates here."""
     micro_batches = trainer.args.gradient_accumulation_steps * trainer.args.world_size
     is_paired = trainer.odb.count is count_pairs
-    is_counted = not is_paired and (trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
+    is_counted = not is_paired and passes_number(trainer)
     said = []
     if micro_batches > 1 and not is_counted:
         why = "a loss of pairs takes no" if is_paired else f"{type(trainer.model).__name__} is not passed"

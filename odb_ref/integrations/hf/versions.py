@@ -32,13 +32,18 @@ SMOOTHER_COUNTS: Final = "num_items_in_batch" in inspect.signature(LabelSmoother
 Trainer adds these means up."""
 
 
+def passes_number(trainer: Trainer) -> bool:
+    """Returns whether a plain Trainer has a loss divided by the labels of the update, which it counts."""
+    return trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+
+
 def counts_first_labels(trainer: Trainer) -> bool:
     """Returns whether the Trainer divides a loss by its samples' first labels too, which nothing predicts: before 5.10, and
     where it does not know the model's class by its name. Its own smoother takes a mean by itself, and so does a model that is
     not told the number.
     """
-    is_told = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    return is_told and trainer.label_smoother is None and not getattr(trainer, "_loss_shifts_labels", False)
+    takes_mean = trainer.label_smoother is not None or getattr(trainer, "_loss_shifts_labels", False)
+    return passes_number(trainer) and not takes_mean
 
 
 def compute_predicted_share(labels: object) -> float:

@@ -125,7 +125,7 @@ class Delivery:
 
     def _take(self) -> tuple[object, StepInfo]:
         config, start, cursor = self.driver.config, self.driver.start, self.driver.cursor
-        is_update_end = cursor.is_update_end(self.driver.cursor.next_step)
+        is_update_end = cursor.is_update_end(cursor.next_step)
         step, batch, update_counts = self.driver.take()
         local, counts = compute_counts(step.group, len(config.limits)), step.global_counts
         padded_tokens = config.layout.compute_tokens(step.group)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -45,22 +46,23 @@ def generate(
 
     Raises: what ``run`` raises, and OutOfMemoryError for a sample that does not fit alone; JobError on the other ranks.
     """
+    numbered = _Numbered(dataset)
     found: dict[int, Output] = {}
     error: Exception | None = None
     try:
-        loader = ODBDataLoader[list[Element]](
-            dataset,
+        loader = ODBDataLoader[list[tuple[int, Element]]](
+            numbered,
             token_budget=token_budget,
             collate_fn=_keep,
             num_workers=num_workers,
-            batching=Batching(length_fn=length_fn, window=window),
+            batching=Batching(length_fn=_Length(length_fn), window=window),
             loss=Loss(scaling="none", supervised_fn=_count_nothing),
             protocol=Protocol(process_group=group, is_apart=group is not None),
         )
         with loader, torch.no_grad():  # tensors of inference mode could not be trained on
             for samples, info in loader.steps():
                 if not info.is_idle:
-                    found |= _run(run, collate_fn, [*zip(info.sample_ids, samples, strict=True)])
+                    found |= _run(run, collate_fn, samples)
     except Exception as raised:  # the others wait for what this rank has found
         error = raised
     said = gather((found, None if error is None else f"{type(error).__name__}: {error}"), group)
@@ -70,14 +72,37 @@ def generate(
         if cause is not None:
             raise JobError(f"{name_rank(rank, group)} failed: {cause}", rank, cause)
     outputs = {number: output for part, _ in said for number, output in part.items()}
-    return [outputs[number] for number in range(len(cast(Sized, dataset)))]
+    return [outputs[number] for number in range(len(numbered))]
+
+
+class _Numbered(Dataset[tuple[int, Element]]):
+    """The samples of a data set with their numbers. It hides what a rank's may have for itself, as a folder: `list_facts`."""
+
+    def __init__(self, dataset: Dataset[Element]) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self._dataset))
+
+    def __getitem__(self, number: int) -> tuple[int, Element]:
+        return number, self._dataset[number]
+
+
+@dataclass(frozen=True, slots=True)
+class _Length(Generic[Element]):
+    """The length of a numbered sample."""
+
+    length_fn: Callable[[Element], int]
+
+    def __call__(self, numbered: tuple[int, Element]) -> int:
+        return self.length_fn(numbered[1])
 
 
 def _count_nothing(_: object) -> int:
     return 0
 
 
-def _keep(samples: list[Element]) -> list[Element]:
+def _keep(samples: list[tuple[int, Element]]) -> list[tuple[int, Element]]:
     """Leaves samples as they are, so that fewer of them can be collated when memory runs out."""
     return samples
 

@@ -221,7 +221,8 @@ class LoaderProcess:
                     if self._listener is not None:
                         process.join(1.0)
                     cause = f"the loader process exited unexpectedly (exit code {process.exitcode})"
-                    self._lose(cause if silence.is_heard else cause + _UNHEARD, error, pipe)
+                    is_script = process.exitcode == 1 and not silence.is_heard  # an exception before anything else
+                    self._lose(cause + _UNHEARD * is_script, error, pipe)
                     return
                 except BaseException as error:  # a batch that cannot be rebuilt here
                     self._lose(describe(error), error, pipe)

@@ -150,7 +150,7 @@ def divide(
 
 def _count_tokens(batch: Integers, layout: Layout) -> int:
     """Returns the tokens of a micro-batch, padding included."""
-    return int(batch.sum() if layout is Layout.PACKED else batch.max(initial=0) * len(batch))
+    return layout.count_tokens(len(batch), int(batch.max(initial=0)), int(batch.sum()))
 
 
 def _price(tokens: Integers, batches: Iterable[Integers], costs: Costs, layout: Layout) -> list[float]:
