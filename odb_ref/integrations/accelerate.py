@@ -56,8 +56,8 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
 
     Preserves: WEIGHT.
 
-    Warns when the model is not sharded as it was asked for (`check_strategy`), and when a schedule would run as many times too
-    fast as there are ranks.
+    Warns when the model is not sharded as it was asked for (`check_strategy`), and when a prepared schedule makes several steps
+    in an update, one for each rank.
 
     Raises: UsageError when `Accelerator.backward` would divide the loss, which ``loss_scale`` has already normalised, or when
     the loader expects that it does; and when Accelerate does not join the ranks.
@@ -214,9 +214,9 @@ def _check_schedulers(accelerator: Accelerator) -> None:
     prepared = [item for item in accelerator._schedulers if isinstance(item, AcceleratedScheduler)]
     if ranks > 1 and not accelerator.split_batches and any(item.step_with_optimizer for item in prepared):
         warnings.warn(
-            f"Accelerate has a prepared schedule go {ranks} times as fast as updates are made, once for each process, as for "
-            "batches that it shares out; the steps of an ODBDataLoader are those of all processes: say "
-            "Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True))",
+            f"Accelerate has a prepared schedule make {ranks} steps in each update, one for each process. That is right for a "
+            "schedule whose length was multiplied by accelerator.num_processes, as in the scripts of transformers; len(loader) "
+            "counts updates, so one of a length counted by it has to be multiplied too",
             RuntimeWarning,
             stacklevel=3,
         )

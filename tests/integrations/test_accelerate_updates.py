@@ -28,20 +28,23 @@ UPDATES = EPOCHS * -(-SAMPLES // UPDATE)
 """The last of an epoch holds half of the samples."""
 
 
-def prepare(**settings: Any) -> tuple[Any, ...]:
-    """With ``split_batches``, which shares each batch out, a prepared schedule makes one step with an update."""
+def prepare(is_split: bool, **settings: Any) -> tuple[Any, ...]:
+    """With ``split_batches``, which shares each batch out, a prepared schedule makes one step with an update, else one for each
+    rank.
+    """
     torch.manual_seed(7)
-    shared_out = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True)
-    accelerator = Accelerator(cpu=True, dataloader_config=shared_out, **settings)
+    configuration = DataLoaderConfiguration(split_batches=is_split, use_seedable_sampler=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=configuration, **settings)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     return accelerator, model, *accelerator.prepare(model, optimizer, schedule)
 
 
-def make_plain() -> DataLoader[Any]:
+def make_plain(is_split: bool) -> DataLoader[Any]:
     """The loader of a plain training."""
-    return DataLoader(Numbers(0, SAMPLES), batch_size=RANKS * PER_RANK, collate_fn=collate, shuffle=True)
+    size = RANKS * PER_RANK if is_split else PER_RANK
+    return DataLoader(Numbers(0, SAMPLES), batch_size=size, collate_fn=collate, shuffle=True)
 
 
 def step(updates: list[list[float]], is_update_end: bool, model: Any, optimizer: Any, schedule: Any) -> None:
@@ -54,12 +57,11 @@ def step(updates: list[list[float]], is_update_end: bool, model: Any, optimizer:
         updates.append([rate, *get_weights(model)])
 
 
-def train_plain() -> list[list[float]]:
+def train_plain(is_split: bool) -> list[list[float]]:
     """The token mean over an update as Accelerate's guide of gradient accumulation has it."""
-    accelerator, model, wrapped, optimizer, schedule = prepare(gradient_accumulation_steps=ACCUMULATED)
-    loader, ahead = accelerator.prepare(
-        make_plain(), make_plain()
-    )  # each time it is read is an epoch, in an order of its own
+    accelerator, model, wrapped, optimizer, schedule = prepare(is_split, gradient_accumulation_steps=ACCUMULATED)
+    # Each time one is read is an epoch, in an order of its own.
+    loader, ahead = accelerator.prepare(make_plain(is_split), make_plain(is_split))
     updates: list[list[float]] = []
     for _ in range(EPOCHS):
         lengths = [(batch["labels"][:, 1:] != -100).sum() for batch in ahead]
@@ -74,12 +76,14 @@ def train_plain() -> list[list[float]]:
     return updates
 
 
-def train_ours(folder: Path, *, save_at: int = 0, resume: bool = False, **options: Any) -> list[list[float]]:
-    accelerator, model, wrapped, optimizer, schedule = prepare()
+def train_ours(
+    folder: Path, is_split: bool, *, save_at: int = 0, resume: bool = False, **options: Any
+) -> list[list[float]]:
+    accelerator, model, wrapped, optimizer, schedule = prepare(is_split)
     settings = {
         "token_budget": 60,
         "update_samples": UPDATE,
-        "sampler": find_order(accelerator, make_plain()),
+        "sampler": find_order(accelerator, make_plain(is_split)),
         "shard": "shared",
         "timeout_s": 30,
     }
@@ -99,15 +103,17 @@ def train_ours(folder: Path, *, save_at: int = 0, resume: bool = False, **option
     return updates
 
 
-def train_both(rank: int, folder: Path) -> Any:
-    ours = train_ours(folder, save_at=4)
-    return train_plain(), ours, train_ours(folder, resume=True, token_budget=45, num_workers=1)
+def train_both(rank: int, folder: Path, is_split: bool) -> Any:
+    ours = train_ours(folder, is_split, save_at=4)
+    resumed = train_ours(folder, is_split, resume=True, token_budget=45, num_workers=1)
+    return train_plain(is_split), ours, resumed
 
 
-def test_weights_and_rates_are_those_of_plain_accelerate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_split", [False, True])
+def test_weights_and_rates_are_those_of_plain_accelerate(tmp_path: Path, is_split: bool) -> None:
     """Checks: UPDATE, WEIGHT, RESUME. After every update, to 1e-9; the last of an epoch is smaller; from a checkpoint inside
     an epoch, under another budget."""
-    values = get_values(run_ranks(RANKS, train_both, tmp_path))
+    values = get_values(run_ranks(RANKS, train_both, tmp_path, is_split))
     for plain, ours, resumed in values:
         assert len(plain) == UPDATES
         for found, expected in ((ours, plain), (resumed, plain[4:])):

@@ -37,9 +37,10 @@ sys.exit(" ".join(failed) or None)
 
 @pytest.mark.slow
 def test_the_blocks_of_each_page_run_as_pasted(tmp_path: Path) -> None:
-    for page in PAGES:
+    for number, page in enumerate(PAGES):
         if blocks := [block for block in BLOCK.findall(page.read_text()) if not OTHERS.search(block)]:
-            (tmp_path / f"{page.stem}.py").write_text("\n".join(blocks))
+            # No two of one name, and none that hides a package.
+            (tmp_path / f"page_{number}_{page.stem}.py").write_text("\n".join(blocks))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) > 12
     ran = subprocess.run(

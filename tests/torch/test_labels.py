@@ -80,6 +80,63 @@ def test_dropped_labels_are_warned_of_once(num_workers: int) -> None:
     assert "the batches that collate_fn makes have none" in told
 
 
+def label(labels: str) -> list[dict[str, torch.Tensor]]:
+    """Samples whose labels are a copy of the input, classes of its tokens, the next tokens, or classes but for the first."""
+    ids = [torch.arange(20, 24 + number % 5) for number in range(COUNT)]
+    made = {"copy": lambda row: row.clone(), "classes": lambda row: row % 3, "next": lambda row: row + 1}
+    rows = [made.get(labels, made["classes"])(row) for row in ids]
+    for row in rows if labels == "behind" else ():
+        row[0] = -100
+    return [{"input_ids": row, "labels": marked} for row, marked in zip(ids, rows, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "is_told"),
+    [
+        ("copy", {}, False),
+        ("behind", {}, False),
+        ("classes", {}, True),
+        ("next", {"num_workers": 1}, True),
+        ("next", {"layout": "packed"}, True),
+        ("classes", {"causal_shift": False}, False),
+        ("classes", {"causal_shift": True}, False),
+        ("classes", {"loss_scaling": "samples"}, False),
+    ],
+)
+def test_labels_of_a_model_that_seems_not_to_shift_them_are_warned_of_once(
+    labels: str, options: dict[str, Any], is_told: bool
+) -> None:
+    """Where the first label carries loss it is counted or not by what is assumed. Checks: WEIGHT."""
+    settings = SETTINGS | ({} if "layout" in options else {"collate_fn": pad_labels}) | options
+    with warnings.catch_warnings(record=True) as caught, ODBDataLoader(label(labels), **nested(**settings)) as loader:
+        warnings.simplefilter("always")
+        for _ in loader.steps():
+            pass
+    assert ["causal_shift=False" in str(item.message) for item in caught] == [True] * is_told
+
+
+@pytest.mark.parametrize("options", [{}, {"length_fn": lambda sample: 2 * len(sample["input_ids"])}])
+def test_a_second_text_that_no_length_counts_is_warned_of(options: dict[str, Any]) -> None:
+    """Checks: BUDGET."""
+    data = [sample | {"positive_input_ids": sample["input_ids"]} for sample in label("copy")]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ODBDataLoader(data, **nested(collate_fn=pad_labels, **SETTINGS | options)) as loader:
+            for _ in loader.steps():
+                pass
+    assert ["positive_input_ids of samples" in str(item.message) for item in caught] == [True] * (not options)
+
+
+def pad_labels(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    fields = {"input_ids": 0, "labels": -100}
+    return {
+        name: torch.nn.utils.rnn.pad_sequence(
+            [sample[name] for sample in samples], batch_first=True, padding_value=fill
+        )
+        for name, fill in fields.items()
+    }
+
+
 def test_labels_of_another_name_are_not_missed() -> None:
     def pad(samples: list[dict[str, Any]]) -> dict[str, Any]:
         starts = torch.tensor([sample["start_positions"] for sample in samples])

@@ -42,6 +42,15 @@ _DROPPED = (
     "the samples have labels and the batches that collate_fn makes have none: weights are exact only if the loss is that of "
     "these labels"
 )
+_UNLIKE = (
+    "labels of samples differ from their input_ids, as where each label is that of its own token (token classes) or was "
+    "shifted beforehand, and the first of each sample was not counted: pass Loss(causal_shift=False), or causal_shift=True if "
+    "the model shifts them"
+)
+_UNCOUNTED: Final = (
+    "{} of samples are in no length, so their batches exceed the budget: pass Batching(length_fn=) which counts them too. If a "
+    "loss compares the samples of a batch, as with negatives in the batch, it depends on how an update is divided"
+)
 
 _MASKS: Final = ("attention_mask", *CHOOSING)
 
@@ -74,6 +83,10 @@ class LabelCheck:
     """Compares batches with their samples, where it is known which labels carry loss."""
 
     is_shifted: bool
+    is_assumed: bool = False
+    """True where nobody has said so."""
+    has_own_length: bool = True
+    """False where the length of a sample is that of its `input_ids`."""
 
     def collate(
         self,
@@ -95,6 +108,10 @@ class LabelCheck:
                 "Loss(supervised_fn=) to count what carries loss, or Loss(scaling='samples')"
             )
         masks = {} if has_labels or is_paired else _list_masks(samples)
+        if not self.has_own_length and (names := _list_other_texts(samples[0])):
+            warn(_UNCOUNTED.format(", ".join(names)))
+        if self.is_assumed and self.is_shifted and has_labels and not is_each and _is_unlike_input(samples[0]):
+            warn(_UNLIKE)
         batch = collate_fn(samples)
         if is_paired:
             return batch
@@ -116,6 +133,23 @@ class LabelCheck:
             f"a batch holds {found} tokens that carry loss (labels other than {IGNORE_INDEX}{without}), but {counted} were "
             f"counted in its {count} samples, so its weight would be wrong. {_ADVICE if has_labels else _MASKED}"
         )
+
+
+def _list_other_texts(sample: object) -> list[str]:
+    """Returns the fields with tokens of another text than `input_ids`: that of a decoder is as long as the labels."""
+    names = sample if isinstance(sample, Mapping) and "input_ids" in sample else ()
+    return [name for name in names if name.endswith("_input_ids") and name != "decoder_input_ids"]
+
+
+def _is_unlike_input(sample: object) -> bool:
+    """Returns whether the labels are not those of a model that shifts a copy of its input, and it matters: the first counts."""
+    ids, labels = (get_field(sample, name) for name in ("input_ids", "labels"))
+    if ids is None or labels is None:
+        return False
+    ids, labels = to_array(ids), to_array(labels)
+    if labels.ndim != 1 or labels.shape != ids.shape or labels[0] == IGNORE_INDEX:
+        return False
+    return bool(((labels != ids) & (labels != IGNORE_INDEX)).any())
 
 
 def _list_masks(samples: list[object]) -> dict[str, list[object]]:
@@ -157,7 +191,7 @@ def make_counting(
     length_fn: LengthFn | None,
     supervised_fn: LengthFn | None,
     *,
-    causal_shift: bool,
+    causal_shift: bool | None,
     resources: Resources,
     is_checked: bool,
     is_packing: bool,
@@ -166,18 +200,21 @@ def make_counting(
     """Returns how samples are measured; how batches are checked, None where no weight depends on it, or only the user knows
     what carries loss; and what all ranks must have in common: functions cannot be compared, but whether there is one can.
 
-    ``is_checked`` when weights depend on what carries loss, ``is_packing``
-    when samples go on to another process, ``is_weighing`` when their bytes are bounded.
+    ``causal_shift`` is None where nobody has said: it is assumed then. ``is_checked`` when weights depend on what carries loss,
+    ``is_packing`` when samples go on to another process, ``is_weighing`` when their bytes are bounded.
     """
     settings: dict[str, object] = {
         "length_fn": "default" if length_fn is None else "given",
         "supervised_fn": "default" if supervised_fn is None else "given",
         "cost_fn": "none" if resources.cost_fn is None else "given",
     }
+    is_shifted = causal_shift is not False
     if supervised_fn is None:
-        settings["causal_shift"] = causal_shift
+        settings["causal_shift"] = is_shifted
     length = length_fn or get_length
-    supervised = supervised_fn or SupervisedCounter(length, causal_shift, is_checked=is_checked)
+    supervised = supervised_fn or SupervisedCounter(length, is_shifted, is_checked=is_checked)
     measure = Measure(length, supervised, is_packing=is_packing, is_weighing=is_weighing)
-    label_check = LabelCheck(causal_shift) if is_checked and supervised_fn is None else None
+    label_check = None
+    if is_checked and supervised_fn is None:
+        label_check = LabelCheck(is_shifted, is_assumed=causal_shift is None, has_own_length=length_fn is not None)
     return resources.make_measure(measure), label_check, settings
