@@ -22,6 +22,7 @@ from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample, Step, StepCounts
+from tests.helpers.sizes import draw_text
 
 CONFIG = Config(
     rank=0, world_size=2, budget_tokens=12, window_samples=4, ramp_rounds=0, max_age_rounds=2, order=StepOrder.FULLEST
@@ -171,6 +172,16 @@ def test_each_limit_enters_the_fingerprint() -> None:
     """Spec: R1.4."""
     settings = [tuple(2 if i == place else 1 for i in range(size)) for size in range(6) for place in range(size)]
     assert len({replace(CONFIG, limits=limits).fingerprint for limits in settings}) == len(settings)
+
+
+def test_each_letter_of_a_tag_enters_the_fingerprint() -> None:
+    """Spec: R1.4."""
+    draw = random.Random(8)
+    for _ in range(100):
+        text = draw_text(draw)
+        place = draw.randrange(len(text))
+        tags = ("", text, text[:place] + "-" + text[place + 1 :], text[:-1] + "-", text + " ", "-" + text)
+        assert len({replace(CONFIG, tag=tag).fingerprint for tag in tags}) == len(set(tags)), (len(text), place)
 
 
 @pytest.mark.parametrize("round_", [2, 4])

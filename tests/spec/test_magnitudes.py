@@ -36,6 +36,7 @@ from odb_ref.core.types import Mode, Sample, StepCounts
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.origin import UNKNOWN
 from tests.helpers.effort import few
+from tests.helpers.sizes import draw_size
 from tests.helpers.world import ACTIONS, AnyOrder, Choice, Node, Shard, World, make_config, write_trace
 from tests.spec.test_second_implementation import _align
 
@@ -43,14 +44,6 @@ SAMPLES = 800
 """Most ranks of a world."""
 BEFORE = Sample(0, 0, 1, 1)
 """Stands at every place that an epoch which goes on has left behind."""
-
-
-def draw_size(draw: random.Random, most: int, least: int = 0) -> int:
-    """A number from ``least`` to ``most``, each number of digits as likely as another; often just beside a power of two."""
-    number = int(2 ** draw.uniform(0, (most - least + 1).bit_length()))
-    if draw.random() < 0.4:
-        number = 2 ** (number.bit_length() - 1) + draw.randint(-1, 2)
-    return least + min(max(0, number - 1), most - least)
 
 
 class InTurn(AnyOrder):
