@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
+from typing import Protocol
 
 import pytest
 
@@ -18,7 +19,9 @@ def describe(value: object) -> str:
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return f"{vars(value)} {value.__defaults__} {value.__kwdefaults__} {cells}"
     if isinstance(value, type) and value.__module__.startswith("odb_ref.core"):
-        return str({name: describe(item) for name, item in vars(value).items() if item is not value})
+        # What Python itself keeps for ``isinstance`` of a protocol changes when it is asked.
+        own = {name: item for name, item in vars(value).items() if not (Protocol in value.__bases__ and name[0] == "_")}
+        return str({name: describe(item) for name, item in own.items() if item is not value})
     return repr(value)
 
 
