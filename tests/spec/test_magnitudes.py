@@ -317,18 +317,22 @@ def test_a_schedule_counts_the_steps_of_all_epochs() -> None:
 
 
 def test_what_is_loaded_is_what_was_saved() -> None:
-    """Spec: R10.1, R10.2. Checks: RESUME."""
+    """Spec: R10.1, R10.2, R14.6. Checks: RESUME."""
     draw = random.Random(3)
-    for _ in range(300):
-        age = draw_size(draw, 60, 1)
-        config = make_config(max_age_rounds=age, window_samples=2_000)
+    for number in range(300):
+        age, end = draw_size(draw, 60, 1), draw_size(draw, 2**40, 1)
+        drawn = Draw(draw_size(draw, end), draw_size(draw, 2**20), end) if number % 2 else NOTHING_DRAWN
+        shared = end + draw_size(draw, 2**40, 1) if number % 2 else None
+        config = make_config(max_age_rounds=age, window_samples=2_000, shared_samples=shared)
         marks = sorted(draw_size(draw, 2**50) for _ in range(draw_size(draw, age)))
         read = marks[-1] if marks else 0
         carried = tuple(sorted({draw.randrange(read) for _ in range(draw_size(draw, 1_000))} if read else ()))
         start = RoundStart(
             round=draw_size(draw, 2**50, len(marks)),
             read_samples=read,
+            is_ended=draw.random() < 0.5,
             carried=carried,
+            draw=drawn,
             marks=tuple(marks),
             planned_steps=draw_size(draw, 2**50),
             global_samples=draw_size(draw, 2**60),

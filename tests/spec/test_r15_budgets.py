@@ -165,10 +165,9 @@ def test_a_rank_accepts_the_least_of_what_it_was_told_and_what_its_schedule_said
     draw = random.Random(6)
     for number in range(200):
         said = told = NONE
-        answers = [NONE]
-        own = Acceptance(
-            budget_tokens=2**40, schedule=(lambda _step, _tokens, answers=answers: answers[-1]) if number % 2 else None
-        )
+        answers, asked = [NONE], [(0, 0)]
+        say = lambda *told, answers=answers, asked=asked: asked.append(told) or answers[-1]  # noqa: E731
+        own = Acceptance(budget_tokens=2**40, schedule=say if number % 2 else None, steps_before=3)
         for _ in range(draw_size(draw, 20)):
             tokens = draw_size(draw, 2**41, 1)
             match draw.choice(("told", "asked", "begins")):
@@ -177,8 +176,10 @@ def test_a_rank_accepts_the_least_of_what_it_was_told_and_what_its_schedule_said
                     said = said if number % 2 else NONE
                 case "asked":
                     answers.append(tokens)
-                    own = own.ask(1, 5)
+                    agreed = draw_size(draw, 2**41, 1)
+                    own = own.ask(4, agreed)
                     said = tokens if number % 2 else said
+                    assert asked[-1] == ((7, min(2**40, agreed)) if number % 2 else (0, 0))
                 case _:
                     said = draw.choice((tokens, NONE))
                     own = own.begin(said)
