@@ -22,7 +22,7 @@ from odb_ref.core.types import ZERO_COUNTS, Group, Step, StepCounts
 from odb_sim.engine.world import TimedObserver
 
 _MOST_STEPS: Final = 1_000
-"""Of an update: most have fewer than ten."""
+"""The most steps of an update; half of all have fewer than 32."""
 _KINDS: Final = tuple(product((LossScaling.EXACT, LossScaling.SAMPLES), LossReduction, (False, True)))
 
 
