@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import product
 from math import isclose
@@ -19,7 +19,6 @@ from odb_ref.core.effects import Deliver, Effect
 from odb_ref.core.events import Event
 from odb_ref.core.resume import Resumed
 from odb_ref.core.types import ZERO_COUNTS, Group, Step, StepCounts
-from odb_sim.engine.world import TimedObserver
 
 _MOST_STEPS: Final = 1_000
 """The most steps of an update; half of all have fewer than 32."""
@@ -29,7 +28,9 @@ _KINDS: Final = tuple(product((LossScaling.EXACT, LossScaling.SAMPLES), LossRedu
 class WeightJudge:
     """Watches what ranks are handed, and then says which update weighs wrongly; passes on all it is told."""
 
-    def __init__(self, ranks: int, observer: TimedObserver) -> None:
+    def __init__(
+        self, ranks: int, observer: Callable[[int, Event | Resumed | None, Sequence[Effect], float], None]
+    ) -> None:
         self._ranks, self._observer = ranks, observer
         self._steps: defaultdict[int, list[Step]] = defaultdict(list)
 
