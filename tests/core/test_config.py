@@ -143,6 +143,14 @@ def test_a_sample_that_makes_no_sense_is_refused(sample: Sample, message: str) -
     assert str(caught.value) == message
 
 
+def test_each_cost_of_any_number_of_them_is_looked_at() -> None:
+    """Spec: R1.1."""
+    for size, place in ((most, i) for most in range(1, 13) for i in range(most)):
+        costs = tuple(-1 if i == place else 1 for i in range(size))
+        with pytest.raises(UsageError, match="none negative"):
+            Config(**GOOD, limits=(9,) * size).check_samples([Sample(7, 0, 2, 1, costs)])
+
+
 def test_without_limits_a_sample_has_no_costs() -> None:
     """Spec: R1.1."""
     Config(**GOOD).check_samples([Sample(0, 0, 5, 0), Sample(1, 1, 5, 5)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Sample
+from tests.helpers.sizes import draw_size
 from tests.helpers.world import make_config, make_shard
 
 SQUARE = get_cost("attention/1")
@@ -64,6 +66,18 @@ def test_a_cost_of_ones_own_has_a_name_that_tells_its_values() -> None:
             choose_cost(wrong)
     with pytest.raises(UsageError, match="cost must be"):
         choose_cost(5)  # type: ignore[arg-type]
+
+
+def test_costs_that_part_from_any_length_to_100000_on_have_other_names() -> None:
+    """Spec: R2.7, R1.4."""
+    draw = random.Random(7)
+    for _ in range(100):
+        first, more = draw_size(draw, 100_000, 1), draw_size(draw, 2**40, 1)
+        other = make_own_cost(lambda tokens, first=first, more=more: tokens + more * (tokens >= first))
+        assert other.name.partition("/")[2] != make_own_cost(lambda tokens: tokens).name.partition("/")[2], (
+            first,
+            more,
+        )
 
 
 def test_a_sample_that_costs_nothing_is_refused() -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import odb_ref.core
+from odb_ref.core.batching.cost import make_own_cost
+from odb_ref.core.peers import describe_held
+from tests.helpers.world import make_configs, run_by_arrival
 
 CORE = Path(odb_ref.core.__file__).parent
 MODULES = sorted(CORE.rglob("*.py"))
@@ -39,6 +45,42 @@ def test_the_core_has_no_clock_no_threads_and_no_randomness(path: Path) -> None:
         elif isinstance(node, ast.ImportFrom) and node.module:
             imported.add(node.module.partition(".")[0])
     assert imported & FORBIDDEN == set()
+
+
+def attend(tokens: int) -> int:
+    return tokens + tokens**2 // 9
+
+
+def tell_decisions() -> str:
+    """What two jobs decide, one of them of ranks that differ in all that they may; and the digests that peers compare."""
+    lengths = [[(i * i + rank) % 13 + 1 for i in range(40)] for rank in range(3)]
+    configs = make_configs(3, cost=make_own_cost(attend), limits=(9, 7), tag="{}")
+    others: dict[str, Any] = {
+        "budget_tokens": 9,
+        "limits": (3,),
+        "max_age_rounds": 9,
+        "tag": '{"a": 1, "b": 2, "c": [3]}',
+    }
+    worlds = [run_by_arrival(lengths, these) for these in (configs, [*configs[:2], replace(configs[2], **others)])]
+    digests = [describe_held(node.shard, is_ended=False) for node in worlds[0].nodes]
+    return repr((digests, [(node.events, node.finish) for world in worlds for node in world.nodes]))
+
+
+def test_every_process_decides_alike() -> None:
+    """Spec: R3, R7.3, R17.3. Checks: ALIGN, ABORT, REPLAY. Whatever the hashes of texts are in it."""
+    program = "from tests.core.test_imports import tell_decisions; print(tell_decisions())"
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(told) == 1
+    assert {"MISMATCH", "COMPLETE"} <= set(told.pop().replace(":", ".").split("."))
 
 
 def test_the_core_touches_no_file() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.invariants import INVARIANTS, check_transition
+from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, Step
 
@@ -238,6 +240,22 @@ def test_a_group_of_two_keeps_every_limit() -> None:
     assert not fits((2, 3), (3, 3))
     assert not fits((1, 3), (3, 4))
     assert fits((9, 9)), "alone"
+
+
+def test_a_group_of_two_fits_the_budget_in_force() -> None:
+    """Checks: BUDGET. And every limit in its proportion (R15.1)."""
+    config = replace(CONFIG, limits=(20, 5))
+    for agreed, length, costs in product((1, 4, 5, 9, 10, 11, NONE), range(1, 6), ((1, 0), (5, 1), (0, 2))):
+        force = min(agreed, 10)
+        group = tuple(Sample(0, position, length, 0, costs) for position in range(2))
+        fits = 2 * length <= force and all(
+            2 * cost <= max(1, most * force // 10) for cost, most in zip(costs, (20, 5), strict=True)
+        )
+        assert holds("I6", State(agreed_tokens=agreed), State(aligned=(group,)), config) == fits, (
+            agreed,
+            length,
+            costs,
+        )
 
 
 DUE = State(phase=Phase.OFFER, marks=(4, 8))

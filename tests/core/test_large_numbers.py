@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -14,7 +15,9 @@ from odb_ref.core.batching.shards import compute_shares
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.batching.updates import compute_portion_shares
 from odb_ref.core.offer import NONE, Offer, reduce_offers
+from odb_ref.core.resume import Checkpoint, Ledger, RoundStart
 from odb_ref.core.types import Sample
+from tests.helpers.sizes import draw_size
 
 OFFER = Offer(
     round_min=1, round_max=1, fingerprint_min=1, fingerprint_max=1, ready_min=1, failed_rank=NONE, stop_step=NONE,
@@ -60,6 +63,30 @@ def test_an_agreement_is_of_all_ranks_however_many() -> None:
     agreement = reduce_offers(offers)
     assert (agreement.samples_min, agreement.samples_max) == (0, 99)
     assert reduce_offers(offers[::-1]) == agreement
+
+
+def test_a_checkpoint_knows_what_is_taken_however_much_that_is() -> None:
+    """Spec: R10.3. Checks: ONCE, RESUME. Many carried, steps of many samples, rounds of many steps."""
+    draw = random.Random(9)
+    for _ in range(30):
+        read, ahead = draw_size(draw, 2**14), draw_size(draw, 2**14)
+        carried = sorted(draw.sample(range(read), draw_size(draw, read)))
+        start = RoundStart(round=5, read_samples=read, carried=tuple(carried), planned_steps=7)
+        window = [*carried, *range(read, read + ahead)]
+        taken = draw.sample(window, draw_size(draw, len(window)))
+        ledger = Ledger()
+        for round_ in range(draw_size(draw, 40)):
+            ledger.note_round(RoundStart(round=round_))
+        ledger.note_round(start)
+        cuts = sorted(draw_size(draw, len(taken)) for _ in range(draw_size(draw, 200)))
+        for number, (begin, end) in enumerate(pairwise((0, *cuts, len(taken))), 7):
+            ledger.note_taken(number, taken[begin:end])
+        point = ledger.compute_checkpoint()
+        assert point == Checkpoint(start=start, taken_steps=len(cuts) + 1, taken=tuple(taken))
+        rest = set(range(read + ahead + 9)) - set(range(read)).difference(carried) - set(taken)
+        assert point.compute_rest(read + ahead + 9) == sorted(rest)
+        places = draw.choices(range(read + ahead + 9), k=20)
+        assert [point.is_taken(place) for place in places] == [place not in rest for place in places]
 
 
 def test_a_row_of_odd_cost_is_split_behind_its_middle() -> None:

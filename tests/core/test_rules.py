@@ -51,6 +51,22 @@ class Always:
         return self.answer
 
 
+class Meddling:
+    name = "meddling"
+
+    def compute_target(self, agreement: Offer) -> int:
+        object.__setattr__(agreement, "samples_max", 99)
+        return 6
+
+
+def test_a_rule_changes_no_bound_and_no_agreement() -> None:
+    """Spec: R3.3."""
+    agreement = make_offer(5, 3, 0, False)
+    with pytest.raises(RuleError, match=r"outside 1\.\.5"):
+        compute_checked_target(Meddling(), agreement)
+    assert agreement == make_offer(5, 3, 0, False)
+
+
 @pytest.mark.parametrize(("due", "answer"), [(0, -1), (0, 0), (0, 6), (2, 1), (2, 6)])
 def test_a_rule_outside_its_bounds_is_named(due: int, answer: int) -> None:
     """Spec: R3.3, R8."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from odb_ref.core.machine import compute_failure, transition
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
+from tests.helpers.sizes import draw_text
 
 
 def make_config(**changes: Any) -> Config:
@@ -328,6 +330,31 @@ def test_a_lost_peer_ends_the_rank_with_what_it_has_taken() -> None:
     assert transition(CONFIG, IN_OFFER, PeerLost(0, "gone"))[0].groups == ()
     lower = replace(IN_COUNT, step_limit=1)
     assert transition(CONFIG, lower, PeerLost(None, "gone"))[0].step_limit == 1
+
+
+@pytest.mark.parametrize("phase", [Phase.FILL, Phase.OFFER, Phase.COUNT, Phase.REPORT])
+@pytest.mark.parametrize("before", [{}, {"failure": "disk"}, {"is_stopped": True, "step_limit": 2}, {"is_urged": True}])
+def test_a_loss_names_who_is_gone_in_every_phase(phase: Phase, before: dict[str, Any]) -> None:
+    """Spec: R5.10, R7.5. Checks: ABORT. Whatever has happened to the rank itself."""
+    state = replace(IN_COUNT, phase=phase, **before)
+    found, effects = transition(CONFIG, state, PeerLost(0, "gone"))
+    assert (found.phase, effects) == (Phase.DONE, (Finish(Outcome(OutcomeKind.LOST, 0, "gone"), 2),))
+
+
+def test_any_cause_is_told_as_it_is() -> None:
+    """Spec: R5.8, R7.2, R7.5. Checks: ABORT. A blank one, a long one, one of several lines: what failed has failed."""
+    draw = random.Random(4)
+    for _ in range(60):
+        cause, rank = draw_text(draw), draw.randrange(2)
+        state, _ = transition(CONFIG, IN_OFFER, LocalFailed(cause))
+        _, (post,) = transition(CONFIG, state, Agreed(replace(AGREEMENT, failed_rank=rank)))
+        assert isinstance(post, PostReport)
+        reports = [Report(0, "", 2, SAME), Report(1, "", 2, SAME)]
+        reports[rank] = replace(post.report, rank=rank)
+        ended, _ = transition(CONFIG, IN_REPORT, Reported(tuple(reports)))
+        assert ended.outcome == Outcome(OutcomeKind.FAILED, rank, cause)
+        lost, _ = transition(CONFIG, IN_OFFER, PeerLost(rank, cause))
+        assert lost.outcome == Outcome(OutcomeKind.LOST, rank, cause)
 
 
 @pytest.mark.parametrize("phase", [Phase.DRAIN, Phase.DONE])

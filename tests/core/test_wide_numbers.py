@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 
 from odb_ref.core.batching.alignment import align
 from odb_ref.core.batching.grouping import compute_groups
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.shards import compute_draw
+from odb_ref.core.batching.updates import compute_portion
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Post, PostCounts, Read
 from odb_ref.core.errors import InvariantError, PeerError
@@ -18,10 +22,12 @@ from odb_ref.core.events import Agreed, Collated, SamplesRead, StepTaken
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.machine import Machine, transition
-from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.offer import NONE, WIRE_SIZE, Offer
+from odb_ref.core.peers import POST_SIZE, settle
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample, Step, StepCounts
+from tests.helpers.sizes import draw_text
 
 CONFIG = Config(
     rank=0, world_size=2, budget_tokens=12, window_samples=4, ramp_rounds=0, max_age_rounds=2, order=StepOrder.FULLEST
@@ -171,6 +177,34 @@ def test_each_limit_enters_the_fingerprint() -> None:
     """Spec: R1.4."""
     settings = [tuple(2 if i == place else 1 for i in range(size)) for size in range(6) for place in range(size)]
     assert len({replace(CONFIG, limits=limits).fingerprint for limits in settings}) == len(settings)
+
+
+def test_what_is_given_is_left_as_it_is() -> None:
+    """Lists that a caller goes on using: what crosses the wire, wants and loads, posts, samples that are read."""
+    samples = [Sample(i, i, 5 * i % 7 + 1, 0, (i % 3,)) for i in range(20, 0, -1)]
+    uses: list[tuple[list[Any], Callable[[list[Any]], object]]] = [
+        (list(range(POST_SIZE)), settle),
+        (list(range(WIRE_SIZE)), Offer.from_wire),
+        ([7, 2, 9], lambda wants: compute_draw(1, wants, 5, 15)),
+        ([7, 2, 9], lambda loads: compute_portion(1, loads, 20, begin=9, end=90, is_last=False)),
+        ([PostCounts((StepCounts(1, 2, 3),)), PostCounts((StepCounts(4, 5, 6),))], combine_posts),
+        *((samples, lambda own, name=order: name.compute_groups(own, Layout.PADDED, 20, (4,))) for order in StepOrder),
+        (samples, lambda own: Layout.PACKED.compute_groups(own, 20, (4,))),
+    ]
+    for given, use in uses:
+        kept = list(given)
+        use(given)
+        assert given == kept, use
+
+
+def test_each_letter_of_a_tag_enters_the_fingerprint() -> None:
+    """Spec: R1.4."""
+    draw = random.Random(8)
+    for _ in range(100):
+        text = draw_text(draw)
+        place = draw.randrange(len(text))
+        tags = ("", text, text[:place] + "-" + text[place + 1 :], text[:-1] + "-", text + " ", "-" + text)
+        assert len({replace(CONFIG, tag=tag).fingerprint for tag in tags}) == len(set(tags)), (len(text), place)
 
 
 @pytest.mark.parametrize("round_", [2, 4])

@@ -12,6 +12,11 @@ from odb_sim.cli.main import main
 from odb_sim.verify import core_copy
 from odb_sim.verify.core_copy import verify_core
 from odb_sim.verify.stages import Stage
+from odb_sim.verify.weights import WeightJudge
+
+from odb_ref.core.batching.weighting import Weighting
+from odb_ref.core.effects import Deliver
+from odb_ref.core.types import Sample, Step, StepCounts
 
 CORE = Path(__file__).parents[2] / "odb_ref" / "core"
 
@@ -111,6 +116,17 @@ def test_a_test_that_takes_too_long_refutes_nothing(core: Path, monkeypatch: pyt
     stage = next(stage for stage in verify_core(core) if stage is not None)
     assert stage.findings == ()
     assert "did not end in 0.001 s" in stage.skipped
+
+
+def test_weights_that_make_another_mean_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks: WEIGHT."""
+    judge = WeightJudge(2, lambda *_: None)
+    for rank, supervised in enumerate((3, 5)):
+        step = Step(0, 0, (Sample(rank, 0, 9, supervised),), StepCounts(2, 18, 8))
+        judge.observe(rank, None, (Deliver(step),), 0.0)
+    assert not judge.find_wrong()
+    monkeypatch.setattr(Weighting, "compute_scale", lambda *_: 1.0)
+    assert judge.find_wrong().endswith("make 1.5, the mean is 1.625")
 
 
 def test_what_is_no_core_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,7 @@ from odb_ref.core.types import Mode, Sample, StepCounts
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.origin import UNKNOWN
 from tests.helpers.effort import few
+from tests.helpers.sizes import draw_size
 from tests.helpers.world import ACTIONS, AnyOrder, Choice, Node, Shard, World, make_config, write_trace
 from tests.spec.test_second_implementation import _align
 
@@ -43,14 +44,6 @@ SAMPLES = 800
 """Most ranks of a world."""
 BEFORE = Sample(0, 0, 1, 1)
 """Stands at every place that an epoch which goes on has left behind."""
-
-
-def draw_size(draw: random.Random, most: int, least: int = 0) -> int:
-    """A number from ``least`` to ``most``, each number of digits as likely as another; often just beside a power of two."""
-    number = int(2 ** draw.uniform(0, (most - least + 1).bit_length()))
-    if draw.random() < 0.4:
-        number = 2 ** (number.bit_length() - 1) + draw.randint(-1, 2)
-    return least + min(max(0, number - 1), most - least)
 
 
 class InTurn(AnyOrder):
@@ -324,18 +317,22 @@ def test_a_schedule_counts_the_steps_of_all_epochs() -> None:
 
 
 def test_what_is_loaded_is_what_was_saved() -> None:
-    """Spec: R10.1, R10.2. Checks: RESUME."""
+    """Spec: R10.1, R10.2, R14.6. Checks: RESUME."""
     draw = random.Random(3)
-    for _ in range(300):
-        age = draw_size(draw, 60, 1)
-        config = make_config(max_age_rounds=age, window_samples=2_000)
+    for number in range(300):
+        age, end = draw_size(draw, 60, 1), draw_size(draw, 2**40, 1)
+        drawn = Draw(draw_size(draw, end), draw_size(draw, 2**20), end) if number % 2 else NOTHING_DRAWN
+        shared = end + draw_size(draw, 2**40, 1) if number % 2 else None
+        config = make_config(max_age_rounds=age, window_samples=2_000, shared_samples=shared)
         marks = sorted(draw_size(draw, 2**50) for _ in range(draw_size(draw, age)))
         read = marks[-1] if marks else 0
         carried = tuple(sorted({draw.randrange(read) for _ in range(draw_size(draw, 1_000))} if read else ()))
         start = RoundStart(
             round=draw_size(draw, 2**50, len(marks)),
             read_samples=read,
+            is_ended=draw.random() < 0.5,
             carried=carried,
+            draw=drawn,
             marks=tuple(marks),
             planned_steps=draw_size(draw, 2**50),
             global_samples=draw_size(draw, 2**60),

@@ -21,6 +21,7 @@ from odb_ref.core.offer import NONE
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Group
 from odb_ref.trace.check import check_traces
+from tests.helpers.sizes import draw_size
 from tests.helpers.world import (
     Fault,
     World,
@@ -157,6 +158,32 @@ def test_a_rank_that_resumed_accepts_more_when_it_is_told_so() -> None:
     assert (resumed.tokens, resumed.tell(6).tokens, resumed.ask(5, 3).tokens) == (3, 6, 3)
     scheduled = replace(resumed, schedule=lambda _step, current: current + 2)
     assert (scheduled.tell(6).tokens, scheduled.tell(6).ask(5, 3).tokens) == (3, 5)
+
+
+def test_a_rank_accepts_the_least_of_what_it_was_told_and_what_its_schedule_said() -> None:
+    """Spec: R15.2, R15.5. Whatever came last of each, at whatever moment; an epoch that begins forgets nothing it was told."""
+    draw = random.Random(6)
+    for number in range(200):
+        said = told = NONE
+        answers, asked = [NONE], [(0, 0)]
+        say = lambda *told, answers=answers, asked=asked: asked.append(told) or answers[-1]  # noqa: E731
+        own = Acceptance(budget_tokens=2**40, schedule=say if number % 2 else None, steps_before=3)
+        for _ in range(draw_size(draw, 20)):
+            tokens = draw_size(draw, 2**41, 1)
+            match draw.choice(("told", "asked", "begins")):
+                case "told":
+                    own, told = own.tell(tokens), tokens
+                    said = said if number % 2 else NONE
+                case "asked":
+                    answers.append(tokens)
+                    agreed = draw_size(draw, 2**41, 1)
+                    own = own.ask(4, agreed)
+                    said = tokens if number % 2 else said
+                    assert asked[-1] == ((7, min(2**40, agreed)) if number % 2 else (0, 0))
+                case _:
+                    said = draw.choice((tokens, NONE))
+                    own = own.begin(said)
+            assert own.tokens == min(2**40, told, said)
 
 
 def test_a_schedule_counts_the_steps_before_too() -> None:

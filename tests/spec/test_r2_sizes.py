@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Group, Sample
 from tests.helpers.partitions import count_fewest
+from tests.helpers.sizes import draw_size
 from tests.helpers.world import make_config
 
 FRIENDLY = {
@@ -37,6 +40,19 @@ def test_friendly_numbers(sizes: Sizes) -> None:
     for size in numbers[1:]:
         middle = sizes.find_middle(size)
         assert middle == min(n for n in numbers if 2 * n >= size and size - n in numbers)
+
+
+@pytest.mark.parametrize("sizes", FRIENDLY)
+def test_friendly_numbers_of_any_size(sizes: Sizes) -> None:
+    """Spec: R2.8. Checks: SIZES."""
+    draw = random.Random(sizes)
+    powers = {2**k for k in range(42)}
+    numbers = powers | {3 * power for power in powers} if sizes is Sizes.THREES else powers
+    for number in (draw_size(draw, 2**40, 1) for _ in range(300)):
+        for size in {number, 3 * number // 2, max(1, 3 * number // 2 - 1)}:
+            found = max(n for n in numbers if n <= size)
+            assert sizes.round_down(size) == (size - size % 2 or 1 if sizes is Sizes.EVEN else found), size
+            assert sizes.is_friendly(size) == (sizes.round_down(size) == size)
 
 
 @given(st.lists(st.integers(1, 6), max_size=6), friendly, st.integers(1, 20))

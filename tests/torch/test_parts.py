@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,61 +28,6 @@ from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_who
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, Stream, collate
 
-# Two micro-steps of three ranks: samples, tokens and supervised tokens; one idle.
-WINDOW = [
-    [StepCounts(3, 30, 20), StepCounts(2, 12, 5), StepCounts(1, 9, 9)],
-    [StepCounts(4, 32, 17), StepCounts(0, 0, 0), StepCounts(1, 4, 1)],
-]
-
-
-def compute_average(weighting: Weighting, losses: list[list[Fraction]]) -> Fraction:
-    """What a trainer makes of batch losses: scaled, added over micro-steps and averaged over ranks."""
-    total = StepCounts(0, 0, 0)
-    for step in WINDOW:
-        for counts in step:
-            total += counts
-    value = Fraction(0)
-    for step, row in zip(WINDOW, losses, strict=True):
-        for counts, loss in zip(step, row, strict=True):
-            value += Fraction(weighting.compute_scale(counts, total, 3)) * loss / 3
-    return value
-
-
-@pytest.mark.parametrize("reduction", list(LossReduction))
-def test_exact_weights_make_the_average_the_mean_over_all_supervised_tokens(reduction: LossReduction) -> None:
-    sums = [[Fraction(7 * i + j + 1) for j in range(3)] for i in range(2)]
-    means = [
-        [total / max(1, counts.supervised) for total, counts in zip(row, step, strict=True)]
-        for row, step in zip(sums, WINDOW, strict=True)
-    ]
-    losses = means if reduction is LossReduction.MEAN else sums
-    expected = sum(
-        total
-        for row, step in zip(sums, WINDOW, strict=True)
-        for total, counts in zip(row, step, strict=True)
-        if counts.samples
-    ) / Fraction(52)
-    weighting = Weighting(scaling=LossScaling.EXACT, reduction=reduction, accumulation_steps=2)
-    assert float(compute_average(weighting, losses)) == pytest.approx(float(expected), rel=1e-12)
-
-
-@pytest.mark.parametrize("reduction", list(LossReduction))
-def test_sample_weights_make_the_average_the_mean_over_samples(reduction: LossReduction) -> None:
-    means = [[Fraction(i + 2 * j + 1, 7) for j in range(3)] for i in range(2)]
-    expected = sum(
-        mean * counts.samples
-        for row, step in zip(means, WINDOW, strict=True)
-        for mean, counts in zip(row, step, strict=True)
-    ) / Fraction(11)
-    losses = means
-    if reduction is LossReduction.SUM:
-        losses = [
-            [mean * counts.supervised for mean, counts in zip(row, step, strict=True)]
-            for row, step in zip(means, WINDOW, strict=True)
-        ]
-    weighting = Weighting(scaling=LossScaling.SAMPLES, reduction=reduction, accumulation_steps=2)
-    assert float(compute_average(weighting, losses)) == pytest.approx(float(expected), rel=1e-12)
-
 
 def test_a_mean_over_samples_asks_for_no_token_that_carries_loss() -> None:
     """How many carry loss is then nobody's business; a sum over no token is 0."""
@@ -95,14 +39,6 @@ def test_a_mean_over_samples_asks_for_no_token_that_carries_loss() -> None:
         info = replace(next(loader.steps())[1], loss_scale=0.5, local_supervised=0)
     assert float(info.scale(torch.tensor(3.0))) == 1.5
     assert float(info.scale(torch.tensor(float("nan")))) == 0
-
-
-def test_a_trainer_that_divides_by_its_micro_steps_gets_that_back() -> None:
-    counts, total = StepCounts(2, 10, 6), StepCounts(9, 50, 30)
-    plain = Weighting(accumulation_steps=4).compute_scale(counts, total, 2)
-    divided = Weighting(accumulation_steps=4, is_divided_by_steps=True).compute_scale(counts, total, 2)
-    assert divided == pytest.approx(4 * plain)
-    assert Weighting(scaling=LossScaling.NONE).compute_scale(counts, total, 2) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
             "-m",
             "pytest",
             "-x",
-            "-rsf",
+            "-rsfE",
             "-p",
             "no:cacheprovider",
             f"--timeout={_TEST_S}",

@@ -30,6 +30,7 @@ from odb_sim.explore.violation import name_property
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
 from odb_sim.studies.runs import Driver, Run, run
+from odb_sim.verify.weights import WeightJudge
 
 OF_THE_RULE: Final = ("RULE-BOUNDS", "RULE-PURE", "RULE-NAME")
 OF_THE_WORLD: Final = (
@@ -185,7 +186,9 @@ def simulate_traces(rule: TargetRule, seed: int) -> Stage:
 
 
 def check_runs(name: str, whats: Sequence[Run], told: str, limit_s: float = _UNLIMITED) -> Stage:
-    """Tries simulated runs, up to the first that is refuted; the checker of traces judges what the ranks did."""
+    """Tries simulated runs, up to the first that is refuted; the checker of traces judges what the ranks did,
+    and `WeightJudge` what their losses would come to.
+    """
     began = time.perf_counter()
     findings: list[Finding] = []
     judged: set[str] = set()
@@ -200,7 +203,8 @@ def check_runs(name: str, whats: Sequence[Run], told: str, limit_s: float = _UNL
             path = Path(folder) / "trace.ndjson"
             try:
                 with what.open_trace(path) as writer:
-                    summary = run(what, observer=writer.record).summary
+                    weights = WeightJudge(what.workload.ranks, writer.record)
+                    summary = run(what, observer=weights.observe).summary
             except Exception as error:
                 # Ranks that disagree may break the simulation in any way.
                 property_ = name_property(error) if isinstance(error, OdbError) else "ALIGN"
@@ -211,6 +215,8 @@ def check_runs(name: str, whats: Sequence[Run], told: str, limit_s: float = _UNL
             (job,) = check_traces([path]).jobs
             judged |= {str(item.property) for item in job.properties if item.status is not Status.NOT_APPLICABLE}
             findings += [Finding(property=item.property, detail=str(item), case=case) for item in job.violations[:1]]
+            if wrong := weights.find_wrong():
+                findings.append(Finding(property="WEIGHT", detail=wrong, case=case))
             if findings:
                 break
     return Stage(

@@ -1,0 +1,86 @@
+"""Whether the weights of a run's steps make the mean that was asked for: WEIGHT, by its definition.
+
+Each sample has a loss of its own for every token that carries loss. What a trainer makes of the losses of all batches of an
+update, weighted, added up and averaged over ranks, is to be the mean over those tokens, or over samples.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from itertools import product
+from math import isclose
+from typing import Final
+
+from odb_ref.core.batching.weighting import LossReduction, LossScaling, Weighting
+from odb_ref.core.effects import Deliver, Effect
+from odb_ref.core.events import Event
+from odb_ref.core.resume import Resumed
+from odb_ref.core.types import ZERO_COUNTS, Group, Step, StepCounts
+
+_MOST_STEPS: Final = 1_000
+"""The most steps of an update; half of all have fewer than 32."""
+_KINDS: Final = tuple(product((LossScaling.EXACT, LossScaling.SAMPLES), LossReduction, (False, True)))
+
+
+class WeightJudge:
+    """Watches what ranks are handed, and then says which update weighs wrongly; passes on all it is told."""
+
+    def __init__(
+        self, ranks: int, observer: Callable[[int, Event | Resumed | None, Sequence[Effect], float], None]
+    ) -> None:
+        self._ranks, self._observer = ranks, observer
+        self._steps: defaultdict[int, list[Step]] = defaultdict(list)
+
+    def observe(self, rank: int, event: Event | Resumed | None, effects: Sequence[Effect], seconds: float) -> None:
+        """Notes the steps that a rank is handed."""
+        self._observer(rank, event, effects, seconds)
+        for effect in effects:
+            if isinstance(effect, Deliver):
+                self._steps[effect.step.number].append(effect.step)
+
+    def find_wrong(self) -> str:
+        """Returns the first update that weighs wrongly, of updates of any number of steps, each weighted in another way."""
+        draw = random.Random(len(self._steps))
+        steps = [held for _, held in sorted(self._steps.items()) if len(held) == self._ranks]
+        begin = number = 0
+        while begin < len(steps):
+            size = int(_MOST_STEPS ** draw.random())
+            scaling, reduction, is_divided = _KINDS[number % len(_KINDS)]
+            update = steps[begin : begin + size]
+            weighting = Weighting(
+                scaling=scaling, reduction=reduction, accumulation_steps=len(update), is_divided_by_steps=is_divided
+            )
+            if wrong := _describe_wrong(weighting, update, self._ranks):
+                return wrong
+            begin, number = begin + size, number + 1
+        return ""
+
+
+def _describe_wrong(weighting: Weighting, update: Sequence[Sequence[Step]], ranks: int) -> str:
+    counts = sum((held[0].global_counts for held in update), ZERO_COUNTS)
+    by_tokens = weighting.scaling is LossScaling.EXACT
+    divisor = ranks * (len(update) if weighting.is_divided_by_steps else 1)
+    made = total = size = Fraction(0)
+    for group, (supervised, loss) in _iterate_batches(update):
+        local = StepCounts(len(group), 0, supervised)
+        mean = Fraction(loss, supervised) if supervised else Fraction(0)
+        weight = Fraction(weighting.compute_scale(local, counts, ranks))
+        made += weight * (mean if weighting.reduction is LossReduction.MEAN else loss) / divisor
+        held = supervised if by_tokens else len(group)
+        total, size = total + mean * held, size + held
+    expected = total / size if size else Fraction(0)
+    if isclose(made, expected, rel_tol=1e-9):
+        return ""
+    kind = f"{weighting.scaling}, of the {weighting.reduction}{', divided' if weighting.is_divided_by_steps else ''}"
+    first = f"step {update[0][0].number}"
+    return f"weights ({kind}) of {len(update)} steps from {first} make {float(made)}, the mean is {float(expected)}"
+
+
+def _iterate_batches(update: Sequence[Sequence[Step]]) -> Iterator[tuple[Group, tuple[int, int]]]:
+    """Yields the group of each rank in each step, with how many of its tokens carry loss, and the sum of that."""
+    for step in (step for held in update for step in held):
+        losses = [(sample.supervised, sample.supervised * (1 + sample.id % 97)) for sample in step.group]
+        yield step.group, (sum(count for count, _ in losses), sum(loss for _, loss in losses))
