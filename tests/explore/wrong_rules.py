@@ -151,6 +151,16 @@ OUTSIDE = {
         PURE,
         _rule("return top if s.argv[1:] == ['--fast'] else odb", before="from dataclasses import sys as s"),
     ),
+    "draws by a module of NumPy's": (
+        PURE,
+        _rule(
+            "return odb + int(RNG.random() < 1e-9)", before="from numpy.random import default_rng\nRNG = default_rng()"
+        ),
+    ),
+    "reads the clock behind what it is shown": (
+        PURE,
+        _rule("return top if getattr(time, '_module', time).time() > 4e9 else odb"),
+    ),
     "wrong where 4,242 groups are due": (BOUNDS, _rule("return odb - (a.due_max == 4_242)")),
     "one too many under a low budget": (BOUNDS, _rule("return top + 1 if a.budget_min < 40 else odb")),
     "one too many under one budget": (BOUNDS, _rule("return top + 1 if a.budget_min == 7_919 else odb")),
@@ -271,6 +281,7 @@ RIGHT = {
             before="import math\nimport collections as c\nfrom dataclasses import dataclass",
         ),
     ),
+    "imports all of a module": (HOLDS, _rule("return max(odb, floor(1.5))", before="from math import *")),
     "prints": (HOLDS, _rule("print('x' * 1000)\nreturn odb")),
     "names its parameter": (
         HOLDS,
