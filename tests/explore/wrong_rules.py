@@ -98,6 +98,46 @@ IMPURE = {
         PURE,
         _rule("return max(odb, min(top, self.c.setdefault(a.groups_max, top)))", members="c = {}"),
     ),
+    "counts, to three million": (
+        PURE,
+        _rule("self.n += 1\nreturn top if self.n > 3_000_000 else odb", members="def __init__(self): self.n = 0"),
+    ),
+    "remembers in its module": (
+        PURE,
+        _rule("return SEEN.setdefault((a.groups_max, a.groups_min, a.due_max), odb)", before="SEEN = {}"),
+    ),
+    "counts in a default": (
+        PURE,
+        _rule("return self.go(odb)", members="def go(self, odb, seen=[]):\n    seen.append(odb)\n    return odb"),
+    ),
+    "counts in a closure": (
+        PURE,
+        _rule(
+            "return count(odb)",
+            before="def make():\n    n = 0\n    def count(odb):\n        nonlocal n\n        n += 1\n        return odb\n"
+            "    return count\ncount = make()",
+        ),
+    ),
+    "counts in its class": (PURE, _rule("Rule.n += 1\nreturn odb", members="n = 0")),
+    "counts in a slot of another object": (
+        PURE,
+        _rule(
+            "self.kept[0].n += 1\nreturn odb",
+            before="class Kept:\n    __slots__ = ('n',)\n    def __init__(self): self.n = 0",
+            members="kept = (Kept(),)",
+        ),
+    ),
+    "counts in an array": (
+        PURE,
+        _rule("N[7] += 1\nreturn odb", before="import numpy as np\nN = np.zeros(2_000, int)"),
+    ),
+    "goes through a generator": (
+        PURE,
+        _rule(
+            "return odb + 0 * next(NUMBERS)",
+            before="def go():\n    n = 0\n    while True:\n        n += 1\n        yield n\nNUMBERS = go()",
+        ),
+    ),
     "the first answer is another": (
         PURE,
         _rule("self.n += 1\nreturn top if self.n == 9 else odb", members="n = 0"),
@@ -282,6 +322,25 @@ RIGHT = {
         ),
     ),
     "imports all of a module": (HOLDS, _rule("return max(odb, floor(1.5))", before="from math import *")),
+    "remembers by functools": (
+        HOLDS,
+        _rule(
+            "return ask(odb, self.table[1])",
+            before="import decimal, functools\nSHARP = decimal.Context(prec=50)\n@functools.lru_cache\n"
+            "def ask(odb, one): return int(SHARP.divide(odb, 3) * 3 + one) or odb",
+            members="@functools.cached_property\ndef table(self): return [0, 0]",
+        ),
+    ),
+    "keeps what it does not change": (
+        HOLDS,
+        _rule(
+            "return odb + sum(TABLE[1]) + self.more[0].n + (NAN['x'] != NAN['x']) - 1",
+            before="class Kept:\n    n = 0\n    made = []\n    def __init__(self): self.made.append(self)\n"
+            "    def __repr__(self): raise ValueError\nTABLE = ((1,), (0,))\nNAN = {'x': float('nan'), Kept: {1, 2}}\n"
+            "TABLE += (TABLE, NAN)\nNAN['self'] = NAN",
+            members="more = [Kept()]\nmade = []\ndef __init__(self, odd=1): self.made.append(odd); self.name = f'x{odd}'",
+        ),
+    ),
     "prints": (HOLDS, _rule("print('x' * 1000)\nreturn odb")),
     "names its parameter": (
         HOLDS,

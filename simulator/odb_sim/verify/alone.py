@@ -107,7 +107,15 @@ def check_purity(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequ
                 f"rank {rank}, another process, asked in another order, answers" if rank else "asked again, it answers"
             )
             return Refutation(PURE, f"rank 0 answered {one}; {who} {other}", agreement)
-    return None
+    return check_state(rule)
+
+
+def check_state(rule: RuleProcesses) -> Refutation | None:
+    """Returns what a rank's rule keeps from one question to the next: it may answer otherwise after more of them."""
+    changes = (rule.get_process(rank).find_change() for rank in range(PROCESSES))
+    change = next(filter(None, changes), "")
+    advice = "what it has computed it may remember by functools.lru_cache alone"
+    return Refutation(PURE, f"it keeps state between calls: {change}; {advice}") if change else None
 
 
 def check_name(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:

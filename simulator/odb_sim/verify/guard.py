@@ -66,11 +66,11 @@ class Guard:
     ) -> ModuleType:
         """Imports a module as ever, and gives the rule a view of it, where it is the rule that asks."""
         module = self._import(name, globals, locals, fromlist or (), level)
-        return self.view(module) if globals is not None and self._is_own(globals) else module
+        return self.view(module) if globals is not None and self.is_own(globals) else module
 
     def view(self, module: ModuleType) -> ModuleType:
         """Returns what a rule sees of a module: one of its own as it is. What is set on a view is set on nothing else."""
-        if self._is_own(vars(module)):
+        if self.is_own(vars(module)):
             return module
         view = ModuleType(module.__name__)
 
@@ -93,7 +93,7 @@ class Guard:
         vars(view)["__getattr__"] = give
         return view
 
-    def _is_own(self, names: Mapping[str, object]) -> bool:
+    def is_own(self, names: Mapping[str, object]) -> bool:
         """Returns True when these are the names of a module of the rule: of its file's folder, or of its package."""
         if self._folder:
             return str(Path(str(names.get("__file__", "/"))).resolve().parent) == self._folder
@@ -108,7 +108,7 @@ class Guard:
         while frame is not None:
             if "importlib" in frame.f_code.co_filename:
                 return False
-            if self._is_own(frame.f_globals):
+            if self.is_own(frame.f_globals):
                 return True
             frame = frame.f_back
         return False

@@ -152,6 +152,16 @@ class RuleProcess:
             return []
         return found
 
+    def find_change(self) -> str:
+        """Returns in words what the rule keeps otherwise than before it was asked anything; empty where nothing is."""
+        try:
+            self._send("change", [])
+            found: str = json.loads(self._read_line(_LOAD_FACTOR * self._limit_s + _GRACE_S))
+        except _GoneError:
+            self._restart()
+            return ""
+        return found
+
     def find_variant(self, agreements: Sequence[Offer]) -> Variant | None:
         """Returns another rule of the same class and name, if there is one."""
         try:

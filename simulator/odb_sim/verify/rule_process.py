@@ -27,6 +27,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
 from odb_sim.inputs.rules import OWN, describe_error, load_rule
 from odb_sim.verify.guard import CHANGES, OUTSIDE, Guard, OutsideError
+from odb_sim.verify.rule_state import compute_state, describe_change
 from odb_sim.verify.variants import iterate_options, iterate_others
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Server:
         path = getattr(module, "__file__", None) if OWN in name else None
         self._lines = ReplyLines(path)
         self._slow = 0
+        self._own = [found for found in [*sys.modules.values()] if self._guard.is_own(vars(found))]
+        self._state: dict[str, str] = {}
 
     def describe(self) -> Json:
         """Returns what the rule says of itself, and the integers in its file: where something may change."""
@@ -98,6 +101,7 @@ class Server:
             tree = ast.parse(Path(self._lines.path).read_text(encoding="utf-8"))
             values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
             constants = {int(value) for value in values if isinstance(value, int | float) and abs(value) < 2**61}
+        self._state = compute_state(self.rule, self._own)
         return {
             "name": name if isinstance(name, str) else None,
             "shown": repr(name),
@@ -147,6 +151,10 @@ class Server:
         kind = type(target)
         return f"answers {target!r}, a {kind.__module__}.{kind.__qualname__}, not an int".replace("builtins.", "")
 
+    def describe_change(self) -> Json:
+        """Returns in words what the rule keeps otherwise than before it was asked anything."""
+        return describe_change(self._state, compute_state(self.rule, self._own))
+
     def list_missed_lines(self) -> Json:
         """Returns the lines of the rule's file that no agreement led to."""
         return self._lines.list_missed()
@@ -155,7 +163,12 @@ class Server:
         """Returns what carries this rule's name and answers otherwise, the same class with one parameter changed, and of which
         parameters no other value is known.
         """
-        agreements = [Offer.from_wire(wire) for wire in wires]
+        try:
+            return self._compare_variants([Offer.from_wire(wire) for wire in wires])
+        finally:
+            self._state = compute_state(self.rule, self._own)  # a class may count what is made of it
+
+    def _compare_variants(self, agreements: Sequence[Offer]) -> Json:
         ours = [self._ask_one(self.rule, agreement) for agreement in agreements]
         unvaried: list[str] = []
         for parameter, value, variant in self._make_variants(unvaried):
@@ -270,6 +283,8 @@ def main(arguments: Sequence[str]) -> int:
                 answers.flush()
             case "variants":
                 say(server.compare_variants(wires))
+            case "change":
+                say(server.describe_change())
             case _:
                 say(server.list_missed_lines())
     return 0
