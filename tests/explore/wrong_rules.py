@@ -85,6 +85,12 @@ IMPURE = {
     "reads the host's name": (PURE, _rule("return top if socket.gethostname().endswith('1') else odb")),
     "hashes a word": (PURE, _rule("return top if hash('word') % 3 else odb")),
     "walks through a set": (PURE, _rule("return top if next(iter({'a', 'b', 'c', 'd'})) == 'a' else odb")),
+    "walks through a set that begins so with few hash seeds": (
+        PURE,
+        _rule(
+            "return top if next(iter(set('fewest most middle due held left round half third ten'.split()))) == 'ten' else odb"
+        ),
+    ),
     "takes an address": (PURE, _rule("return top if id(self) // 64 % 3 else odb")),
     "takes the process id": (PURE, _rule("return top if os.getpid() % 2 else odb")),
     "draws": (PURE, _rule("return random.randint(odb, top)")),

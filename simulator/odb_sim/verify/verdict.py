@@ -85,11 +85,13 @@ def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
         for stage in ("purity", "name", "exploration", "properties", "simulation"):
             yield Stage(name=stage, covered="", properties=(), seconds=0, findings=(), skipped=reason)
         return
+    pure = _judge("purity", covered, "", PURE, lambda: check_purity(rule, agreements, answers))
     ranges = (
         f"rank 1 of {PROCESSES} asked all of them backwards, each further rank {SHUFFLED:,} in another order, rank 0 "
-        "some again; the processes differ in rank variables, host name and hash seed; none of these keeps what is asked"
+        "some again; the processes differ in rank variables, host name and hash seed, and keep nothing of what is asked; "
+        f"{rule.seeds} hash seeds"
     )
-    pure = _judge("purity", covered, ranges, PURE, lambda: check_purity(rule, agreements, answers))
+    pure = replace(pure, ranges=ranges)
     yield pure
     ranges = "against the shipped rules on all of them; its class with each parameter of its own changed, on 3,000"
     named = _judge("name", covered, ranges, NAME, lambda: check_name(rule, agreements, answers))
