@@ -235,6 +235,30 @@ PARAMETERS = {
             members="def __init__(self, *, opts=None): self.more = (opts or {}).get('more', 0)",
         ),
     ),
+    "a share that its name rounds": (
+        NAME,
+        _rule(
+            "return min(top, odb + int(self.share * (top - odb)))",
+            name="property(lambda self: f'mine-{self.share:.2f}')",
+            members="def __init__(self, share=0.5): self.share = share",
+        ),
+    ),
+    "two numbers of which its name holds the sum": (
+        NAME,
+        _rule(
+            "return min(top, odb + (self.up if a.round_max % 2 else self.down))",
+            name="property(lambda self: f'mine-{self.up + self.down}')",
+            members="def __init__(self, up=1, down=3): self.up, self.down = up, down",
+        ),
+    ),
+    "another class of its name": (
+        NAME,
+        _rule(
+            "return min(top, odb + self.more)",
+            members="more = 0",
+        )
+        + "\nclass Other(Rule):\n    more = 1\n",
+    ),
     "what another constructor sets": (
         NAME,
         _rule(
@@ -348,6 +372,13 @@ RIGHT = {
         ),
     ),
     "prints": (HOLDS, _rule("print('x' * 1000)\nreturn odb")),
+    "is made of a class of its name that is no rule": (
+        HOLDS,
+        _rule(
+            "return odb",
+            before="class Base:\n    name = 'mine'\n    def compute_target(self, a): raise NotImplementedError",
+        ),
+    ),
     "names its parameter": (
         HOLDS,
         _rule(

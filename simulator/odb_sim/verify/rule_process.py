@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import combinations
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import IO, TYPE_CHECKING, Final
@@ -28,7 +29,7 @@ from odb_ref.core.offer import Offer
 from odb_sim.inputs.rules import OWN, describe_error, load_rule
 from odb_sim.verify.guard import CHANGES, OUTSIDE, Guard, OutsideError
 from odb_sim.verify.rule_state import compute_state, describe_change
-from odb_sim.verify.variants import iterate_options, iterate_others
+from odb_sim.verify.variants import iterate_options, iterate_others, iterate_pairs
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
@@ -39,6 +40,8 @@ _BALLAST: Final[list[bytes]] = []
 """What lies in memory before the rule is loaded, more on each rank: its objects then have other addresses."""
 _FLUSH_S: Final = 0.05
 _MOST_SLOW: Final = 2
+_CLASS: Final = "class"
+"""Stands for a parameter, where what varies is which class of the file it is."""
 
 
 class _TooLongError(BaseException):
@@ -160,8 +163,8 @@ class Server:
         return self._lines.list_missed()
 
     def compare_variants(self, wires: Sequence[Sequence[int]]) -> Json:
-        """Returns what carries this rule's name and answers otherwise, the same class with one parameter changed, and of which
-        parameters no other value is known.
+        """Returns what carries this rule's name and answers otherwise, the same class with one parameter changed or two, or
+        another of its file; and of which parameters no other value is known.
         """
         try:
             return self._compare_variants([Offer.from_wire(wire) for wire in wires])
@@ -176,13 +179,20 @@ class Server:
                 continue
             for agreement, one in zip(agreements, ours, strict=True):
                 other = self._ask_one(variant, agreement)
+                if parameter == _CLASS and isinstance(other, str):
+                    break  # a class to make others of, which is no rule by itself
                 if one != other:
                     return {"variant": [parameter, value, agreement.to_wire(), str(one), str(other)], "unvaried": []}
         return {"variant": None, "unvaried": unvaried}
 
     def _make_variants(self, unvaried: list[str]) -> Iterator[tuple[str, str, TargetRule]]:
-        """Yields the rule with one parameter changed; adds those to ``unvaried`` of which no other value is known."""
+        """Yields the rule with parameters changed; adds those to ``unvaried`` of which no other value is known."""
         kind = type(self.rule)
+        for other_kind in [*getattr(sys.modules.get(kind.__module__), "__dict__", {}).values()]:
+            if isinstance(other_kind, type) and other_kind.__module__ == kind.__module__ and other_kind is not kind:
+                sibling = _make(other_kind, {})
+                if sibling is not None:
+                    yield _CLASS, other_kind.__name__, sibling
         try:
             parameters = inspect.signature(kind).parameters
         except (TypeError, ValueError):
@@ -190,6 +200,11 @@ class Server:
         words = self._list_words()
         given = {name: getattr(self.rule, name) for name in parameters if hasattr(self.rule, name)}
         yield from self._make_otherwise(kind, words)
+        for one, two in combinations(sorted(given.keys() - {"name"}), 2):
+            for pair in iterate_pairs(given[one], given[two]):
+                variant = _make(kind, {**given, one: pair[0], two: pair[1]})
+                if variant is not None:
+                    yield f"({one}, {two})", repr(pair), variant
         for name, parameter in parameters.items():
             if name == "name":
                 continue

@@ -93,7 +93,10 @@ def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
     )
     pure = replace(pure, ranges=ranges)
     yield pure
-    ranges = "against the shipped rules on all of them; its class with each parameter of its own changed, on 3,000"
+    ranges = (
+        "against the shipped rules on all of them; the other classes of its file, and its own with each parameter changed "
+        "(numbers by 1, by a thousandth or a millionth, to some multiples) or two numbers at once, on 3,000"
+    )
     named = _judge("name", covered, ranges, NAME, lambda: check_name(rule, agreements, answers))
     unvaried = ", ".join(first.unvaried)
     yield replace(named, skipped=f"no other value was tried of its parameters: {unvaried}" if unvaried else "")
