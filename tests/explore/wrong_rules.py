@@ -372,7 +372,7 @@ RIGHT = {
         ),
     ),
     "prints": (HOLDS, _rule("print('x' * 1000)\nreturn odb")),
-    "is made of a class of its name that is no rule": (
+    "is made of a class of its name that does not answer": (
         HOLDS,
         _rule(
             "return odb",

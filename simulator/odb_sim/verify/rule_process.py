@@ -180,7 +180,7 @@ class Server:
             for agreement, one in zip(agreements, ours, strict=True):
                 other = self._ask_one(variant, agreement)
                 if parameter == _CLASS and isinstance(other, str):
-                    break  # a class to make others of, which is no rule by itself
+                    break  # a class to make others of, not a rule by itself
                 if one != other:
                     return {"variant": [parameter, value, agreement.to_wire(), str(one), str(other)], "unvaried": []}
         return {"variant": None, "unvaried": unvaried}

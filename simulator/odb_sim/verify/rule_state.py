@@ -86,7 +86,7 @@ def _iterate_kept(place: str, value: object, own: Mapping[str, _Names]) -> Itera
 
 
 def _list_named(place: str, names: _Names, kind: type | None = None) -> list[tuple[str, object]]:
-    """Returns what has a name that is not Python's own, and is no value that the class computes once."""
+    """Returns what has a name that is not Python's own, but for values that the class computes once."""
     return [
         (f"{place}.{name}".lstrip("."), value)
         for name, value in names.items()
