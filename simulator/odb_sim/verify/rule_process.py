@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import combinations
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import IO, TYPE_CHECKING, Final
 
 from odb_ref.core.batching.rules import TargetRule
@@ -93,7 +93,8 @@ class Server:
         path = getattr(module, "__file__", None) if OWN in name else None
         self._lines = ReplyLines(path)
         self._slow = 0
-        self._own = [found for found in [*sys.modules.values()] if self._guard.is_own(vars(found))]
+        modules = [found for found in [*sys.modules.values()] if isinstance(found, ModuleType)]
+        self._own = [found for found in modules if self._guard.is_own(vars(found))]
         self._state: dict[str, str] = {}
 
     def describe(self) -> Json:
