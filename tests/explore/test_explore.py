@@ -258,14 +258,15 @@ def test_the_shortest_schedule_is_found(tmp_path: Path) -> None:
         (["--policy", "odb_ref.core.batching.rules:NONE"], "needs a name and compute_target"),
         (["--failures", "-1"], "failures must not be negative"),
         (["--max-states", "0"], "--max-states must be at least 1"),
-        (["--accept", "2:3"], "accepted holds budgets of at least 1 for each of 2 ranks"),
-        (["--accept", "0:0"], "accepted holds budgets of at least 1"),
+        (["--accept", "2:3"], "--accept: expected a rank of 0 to 1 and tokens of at least 1, got 2:3"),
+        (["--accept", "0:0"], "--accept: expected a rank of 0 to 1 and tokens of at least 1"),
         (["--accept", "3"], "expected RANK:TOKENS"),
-        (["--accept=-1:2"], "there is no rank below 0"),
+        (["--accept=-1:2"], "--accept: expected a rank of 0 to 1"),
         (["--budget-schedule", "1:4"], "from step 0 on"),
         (["--odd-rank", "2"], "odd_rank must be one of at least 2 ranks"),
         (["--ranks", "1", "--odd-rank", "0"], "odd_rank must be one of at least 2 ranks"),
         (["--replay", "no-such-file"], "no-such-file"),
+        (["--ranks", "1000000", "--max-states", "10"], "a world of 1000000 ranks has more states than can be walked"),
     ],
 )
 def test_usage_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,6 +278,27 @@ def test_what_is_no_scenario_is_refused(text: str, tmp_path: Path, capsys: pytes
     path = tmp_path / "scenario.json"
     path.write_text(text, encoding="utf-8")
     assert str(path) in refuse(capsys, ["explore", "--replay", str(path)])
+
+
+def test_a_trace_is_no_saved_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.ndjson"
+    path.write_text('{"format": "odb-trace"}\n{"event": "begun"}\n', encoding="utf-8")
+    assert f"{path}: not a saved schedule: Extra data" in refuse(capsys, ["explore", "--replay", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("raise ValueError('no')", "raises ValueError: no"), ("while True: pass", "does not answer within 0.2 s")],
+)
+def test_a_rule_that_does_not_answer_leaves_its_bounds_as_in_verify(
+    body: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("odb_sim.verify.rule_client.RuleProcesses.__init__.__defaults__", (0.2,))
+    path, saved = tmp_path / "rule.py", str(tmp_path / "found.json")
+    path.write_text(f"class Rule:\n    name = 'mine'\n    def compute_target(self, a):\n        {body}\n")
+    for arguments in (["--policy", f"{path}:Rule", "--save", saved], ["--replay", saved]):
+        assert main(["explore", *arguments]) == 1
+        assert f"RULE-BOUNDS: rule 'mine' {said}" in capsys.readouterr().out
 
 
 def test_a_schedule_that_is_not_possible_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,12 @@ IMPURE = {
     "reads the host's name": (PURE, _rule("return top if socket.gethostname().endswith('1') else odb")),
     "hashes a word": (PURE, _rule("return top if hash('word') % 3 else odb")),
     "walks through a set": (PURE, _rule("return top if next(iter({'a', 'b', 'c', 'd'})) == 'a' else odb")),
+    "walks through a set that begins so with few hash seeds": (
+        PURE,
+        _rule(
+            "return top if next(iter(set('fewest most middle due held left round half third ten'.split()))) == 'ten' else odb"
+        ),
+    ),
     "takes an address": (PURE, _rule("return top if id(self) // 64 % 3 else odb")),
     "takes the process id": (PURE, _rule("return top if os.getpid() % 2 else odb")),
     "draws": (PURE, _rule("return random.randint(odb, top)")),
@@ -97,6 +103,43 @@ IMPURE = {
     "a cache with too small a key": (
         PURE,
         _rule("return max(odb, min(top, self.c.setdefault(a.groups_max, top)))", members="c = {}"),
+    ),
+    "counts, to three million": (
+        PURE,
+        _rule("self.n += 1\nreturn top if self.n > 3_000_000 else odb", members="def __init__(self): self.n = 0"),
+    ),
+    "remembers in its module": (
+        PURE,
+        _rule("return SEEN.setdefault((a.groups_max, a.groups_min, a.due_max), odb)", before="SEEN = {}"),
+    ),
+    "counts in a default": (
+        PURE,
+        _rule("return self.go(odb)", members="def go(self, odb, seen=[]):\n    seen.append(odb)\n    return odb"),
+    ),
+    "counts in a closure": (
+        PURE,
+        _rule(
+            "return count(odb)",
+            before="def make():\n    n = 0\n    def count(odb):\n        nonlocal n\n        n += 1\n        return odb\n"
+            "    return count\ncount = make()",
+        ),
+    ),
+    "counts in its class": (PURE, _rule("Rule.n += 1\nreturn odb", members="n = 0")),
+    "counts in a slot of another object": (
+        PURE,
+        _rule(
+            "self.kept[0].n += 1\nreturn odb",
+            before="class Kept:\n    __slots__ = ('n',)\n    def __init__(self): self.n = 0",
+            members="kept = (Kept(),)",
+        ),
+    ),
+    "counts in an array": (
+        PURE,
+        _rule("N[7] += 1\nreturn odb", before="import numpy as np\nN = np.zeros(2_000, int)"),
+    ),
+    "goes through a generator": (
+        PURE,
+        _rule("return odb + 0 * next(N)", before="def go():\n    for n in range(10**9): yield n\nN = go()"),
     ),
     "the first answer is another": (
         PURE,
@@ -151,6 +194,16 @@ OUTSIDE = {
         PURE,
         _rule("return top if s.argv[1:] == ['--fast'] else odb", before="from dataclasses import sys as s"),
     ),
+    "draws by a module of NumPy's": (
+        PURE,
+        _rule(
+            "return odb + int(RNG.random() < 1e-9)", before="from numpy.random import default_rng\nRNG = default_rng()"
+        ),
+    ),
+    "reads the clock behind what it is shown": (
+        PURE,
+        _rule("return top if getattr(time, '_module', time).time() > 4e9 else odb"),
+    ),
     "wrong where 4,242 groups are due": (BOUNDS, _rule("return odb - (a.due_max == 4_242)")),
     "one too many under a low budget": (BOUNDS, _rule("return top + 1 if a.budget_min < 40 else odb")),
     "one too many under one budget": (BOUNDS, _rule("return top + 1 if a.budget_min == 7_919 else odb")),
@@ -178,6 +231,30 @@ PARAMETERS = {
             "return min(top, odb + self.more)",
             members="def __init__(self, *, opts=None): self.more = (opts or {}).get('more', 0)",
         ),
+    ),
+    "a share that its name rounds": (
+        NAME,
+        _rule(
+            "return min(top, odb + int(self.share * (top - odb)))",
+            name="property(lambda self: f'mine-{self.share:.2f}')",
+            members="def __init__(self, share=0.5): self.share = share",
+        ),
+    ),
+    "two numbers of which its name holds the sum": (
+        NAME,
+        _rule(
+            "return min(top, odb + (self.up if a.round_max % 2 else self.down))",
+            name="property(lambda self: f'mine-{self.up + self.down}')",
+            members="def __init__(self, up=1, down=3): self.up, self.down = up, down",
+        ),
+    ),
+    "another class of its name": (
+        NAME,
+        _rule(
+            "return min(top, odb + self.more)",
+            members="more = 0",
+        )
+        + "\nclass Other(Rule):\n    more = 1\n",
     ),
     "what another constructor sets": (
         NAME,
@@ -271,7 +348,34 @@ RIGHT = {
             before="import math\nimport collections as c\nfrom dataclasses import dataclass",
         ),
     ),
+    "imports all of a module": (HOLDS, _rule("return max(odb, floor(1.5))", before="from math import *")),
+    "remembers by functools": (
+        HOLDS,
+        _rule(
+            "return ask(odb, self.table[1])",
+            before="import decimal, functools\nSHARP = decimal.Context(prec=50)\n@functools.lru_cache\n"
+            "def ask(odb, one): return int(SHARP.divide(odb, 3) * 3 + one) or odb",
+            members="@functools.cached_property\ndef table(self): return [0, 0]",
+        ),
+    ),
+    "keeps what it does not change": (
+        HOLDS,
+        _rule(
+            "return odb + sum(TABLE[1]) + self.more[0].n + (NAN['x'] != NAN['x']) - 1",
+            before="class Kept:\n    n = 0\n    made = []\n    def __init__(self): self.made.append(self)\n"
+            "    def __repr__(self): raise ValueError\nTABLE = ((1,), (0,))\nNAN = {'x': float('nan'), Kept: {1, 2}}\n"
+            "TABLE += (TABLE, NAN)\nNAN['self'] = NAN",
+            members="more = [Kept()]\nmade = []\ndef __init__(self, odd=1): self.made.append(odd); self.name = f'x{odd}'",
+        ),
+    ),
     "prints": (HOLDS, _rule("print('x' * 1000)\nreturn odb")),
+    "is made of a class of its name that does not answer": (
+        HOLDS,
+        _rule(
+            "return odb",
+            before="class Base:\n    name = 'mine'\n    def compute_target(self, a): raise NotImplementedError",
+        ),
+    ),
     "names its parameter": (
         HOLDS,
         _rule(

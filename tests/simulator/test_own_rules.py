@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from odb_sim.cli.main import main
 
+from tests.helpers.commands import refuse
+
 EAGER = f"{Path(__file__).parents[2] / 'examples' / 'rules' / 'eager.py'}:EagerRule"
 SMALL = ["gsm8k", "--samples", "200", "--token-budget", "2000", "--window", "32"]
 
@@ -33,6 +35,10 @@ def test_a_trace_of_another_rule_of_that_name_is_not_replayed(
     other.write_text(text.replace("(agreement.groups_min + agreement.groups_max + 1) // 2", "1"))
     assert main(["check", "--replay", "--policy", f"{other}:EagerRule", str(trace)]) == 1
     assert "REPLAY" in capsys.readouterr().out
+
+
+def test_a_rule_that_check_would_not_ask_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--policy needs --replay" in refuse(capsys, ["check", "--policy", EAGER, "trace.ndjson"])
 
 
 def test_a_window_is_told_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:

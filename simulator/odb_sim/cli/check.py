@@ -65,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
     """
     if not options.patience >= 0:
         raise UsageError(f"--patience must be at least 0, got {options.patience:g}")
+    if options.policy and not options.replay:
+        raise UsageError("--policy needs --replay: a rule is asked there alone")
     check_writable(options.json, reads=options.traces)
     rules = [load_policy_rule(name) for name in options.policy]
     told: Counter[Violation] = Counter()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import add_terms, build_terms
 from odb_sim.explore.bounds import Bounds, compute_lengths
@@ -25,7 +29,8 @@ from odb_sim.explore.search import Exploration, OnProgress, Search
 from odb_sim.explore.suites import SUITES
 from odb_sim.inputs.conditions import parse_budget_schedule
 from odb_sim.inputs.files import check_writable
-from odb_sim.inputs.rules import load_rule
+from odb_sim.inputs.rules import OWN, load_rule
+from odb_sim.verify.rule_client import RuleProcesses
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -98,6 +103,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 INCOMPLETE: Final = 3
+_MOST_RANKS: Final = 64
+"""Twelve with a sample each have a million states, and each further one triples them; a thousand take long to begin."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -111,7 +118,18 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError("--graph writes the graph of one exploration: leave out --suite")
     if options.suite is not None:
         return _run_all(options, SUITES[options.suite])
-    return _run_all(options, {"": _get_bounds(options)})
+    with _open_rule(options.policy) as rule:
+        return _run_all(options, {"": _get_bounds(options, rule)})
+
+
+@contextmanager
+def _open_rule(name: str) -> Iterator[TargetRule]:
+    """Gives a rule; one of the user's runs as in ``verify``, so that it may raise or loop, and its ranks share nothing."""
+    if OWN not in name or not hasattr(signal, "setitimer"):
+        yield load_rule(name)
+        return
+    with RuleProcesses(name) as rule:
+        yield rule
 
 
 def _integers(text: str) -> tuple[int, ...]:
@@ -121,10 +139,12 @@ def _integers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"expected integers with commas between, got {text!r}") from None
 
 
-def _get_bounds(options: argparse.Namespace) -> Bounds:
+def _get_bounds(options: argparse.Namespace, rule: TargetRule) -> Bounds:
     if options.ranks is not None and options.ranks < 1:
         raise UsageError(f"--ranks must be at least 1, got {options.ranks}")
     ranks: int = options.ranks or (len(options.shard_sizes) if options.shard_sizes else 2)
+    if ranks > _MOST_RANKS:
+        raise UsageError(f"a world of {ranks} ranks has more states than can be walked: at most {_MOST_RANKS}")
     shards: tuple[int, ...] = options.shard_sizes or tuple(3 if rank == 0 else 1 for rank in range(ranks))
     if len(shards) != ranks:
         raise UsageError(f"--ranks is {ranks}, but --shard-sizes names {len(shards)}")
@@ -136,7 +156,7 @@ def _get_bounds(options: argparse.Namespace) -> Bounds:
         budget_tokens=options.token_budget,
         window_samples=options.window,
         depth_steps=options.depth,
-        rule=load_rule(options.policy),
+        rule=rule,
         failures=options.failures,
         stops=options.stops,
         losses=options.losses,
@@ -150,22 +170,24 @@ def _get_bounds(options: argparse.Namespace) -> Bounds:
         is_uneven_depth=options.uneven_depth,
         odd_rank=options.odd_rank,
         is_shared=options.shared,
-        accepted=_list_accepted(options.accept),
+        accepted=_list_accepted(options.accept, ranks),
         budget_schedule=() if schedule is None else parse_budget_schedule(schedule).changes,
     )
     return build_terms(options).apply(bounds)
 
 
-def _list_accepted(texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def _list_accepted(texts: Sequence[str], ranks: int) -> tuple[tuple[int, ...], ...]:
     """Returns by rank what it comes to accept, in order."""
     try:
         pairs = [(int(rank), int(tokens)) for rank, tokens in (text.split(":") for text in texts)]
     except ValueError:
         raise UsageError(f"--accept: expected RANK:TOKENS, got {', '.join(texts)}") from None
-    if any(rank < 0 for rank, _ in pairs):
-        raise UsageError(f"--accept: there is no rank below 0, got {', '.join(texts)}")
-    ranks = range(1 + max((rank for rank, _ in pairs), default=-1))
-    return tuple(tuple(tokens for of, tokens in pairs if of == rank) for rank in ranks)
+    if not all(0 <= rank < ranks and tokens > 0 for rank, tokens in pairs):
+        raise UsageError(
+            f"--accept: expected a rank of 0 to {ranks - 1} and tokens of at least 1, got {', '.join(texts)}"
+        )
+    last = max((rank for rank, _ in pairs), default=-1)
+    return tuple(tuple(tokens for of, tokens in pairs if of == rank) for rank in range(1 + last))
 
 
 def _run_all(options: argparse.Namespace, suite: Mapping[str, Bounds]) -> int:
@@ -245,10 +267,12 @@ def _print_counterexample(scenario: Scenario) -> None:
 def _replay(path: Path) -> int:
     scenario = read_scenario(path)
     violation = None
-    for number, moment in enumerate(replay(scenario), 1):
-        after = describe_rank(moment.after) if moment.after is not None else "refused"
-        print(f"{number:4}  {moment.action!s:24} {describe_rank(moment.before)}  ->  {after}")
-        violation = moment.violation
+    with _open_rule(scenario.rule) as rule:
+        scenario = replace(scenario, bounds=replace(scenario.bounds, rule=rule))
+        for number, moment in enumerate(replay(scenario), 1):
+            after = describe_rank(moment.after) if moment.after is not None else "refused"
+            print(f"{number:4}  {moment.action!s:24} {describe_rank(moment.before)}  ->  {after}")
+            violation = moment.violation
     if violation is None:
         print("every property holds")
         return 0

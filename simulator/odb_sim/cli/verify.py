@@ -138,7 +138,8 @@ def _conclude(
     if findings:
         print(f"\nrefuted: {', '.join(dict.fromkeys(finding.property for finding in findings))}")
         return 1
-    print(f"\nnot judged: {', '.join(unjudged)}" if unjudged else "\neverything holds, as far as was looked")
+    remedies = "".join(f"; {stage.name} is judged after: {stage.remedy}" for stage in stages if stage.remedy)
+    print(f"\nnot judged: {', '.join(unjudged)}{remedies}" if unjudged else "\neverything holds, as far as was looked")
     return 3 if unjudged else 0
 
 

@@ -72,7 +72,7 @@ def read_scenario(path: str | Path) -> Scenario:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{path}: not a saved schedule: {error}") from error
     match data:
         case {
             "format": "odb-scenario",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 from odb_ref.core.batching.rules import RULES, compute_bounds
@@ -22,6 +23,7 @@ SHUFFLED: Final = 12_000
 """Agreements that ranks 2 and up are asked, each others, in an order of their own."""
 _NEAR: Final = 64
 _AGAIN: Final = 2_000
+_FURTHER: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +90,17 @@ def check_purity(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequ
     process.
 
     Rank 0 has answered them in order; rank 1 is asked all of them backwards, each further rank some of them in an order of
-    its own, and rank 0 some again.
+    its own, and rank 0 some again; then some are asked under further hash seeds.
     """
     known = list(zip(agreements, answers, strict=True))
-    for rank in range(PROCESSES):
+    processes = chain(map(rule.get_process, range(PROCESSES)), rule.iterate_further())
+    for rank, process in enumerate(processes):
         asked = known[:_AGAIN]
         if rank == 1:
             asked = known[::-1]
         elif rank:
-            asked = random.Random(rank).sample(known, min(SHUFFLED, len(known)))
-        found = rule.get_process(rank).ask([agreement for agreement, _ in asked])
+            asked = random.Random(rank).sample(known, min(SHUFFLED if rank < PROCESSES else _FURTHER, len(known)))
+        found = process.ask([agreement for agreement, _ in asked])
         differing = [
             (agreement, one, other) for (agreement, one), other in zip(asked, found, strict=True) if one != other
         ]
@@ -107,7 +110,15 @@ def check_purity(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequ
                 f"rank {rank}, another process, asked in another order, answers" if rank else "asked again, it answers"
             )
             return Refutation(PURE, f"rank 0 answered {one}; {who} {other}", agreement)
-    return None
+    return check_state(rule)
+
+
+def check_state(rule: RuleProcesses) -> Refutation | None:
+    """Returns what a rank's rule keeps from one question to the next: it may answer otherwise after more of them."""
+    changes = (rule.get_process(rank).find_change() for rank in range(PROCESSES))
+    change = next(filter(None, changes), "")
+    advice = "what it has computed it may remember by functools.lru_cache alone"
+    return Refutation(PURE, f"it keeps state between calls: {change}; {advice}") if change else None
 
 
 def check_name(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:

@@ -194,7 +194,7 @@ def _make_suite(work: Path, suite: _Suite, deadline: float) -> Callable[[], Stag
 def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
     began = time.perf_counter()
 
-    def end(covered: str = "", *, findings: tuple[Finding, ...] = (), skipped: str = "") -> Stage:
+    def end(covered: str = "", *, findings: tuple[Finding, ...] = (), skipped: str = "", remedy: str = "") -> Stage:
         return Stage(
             name=suite.name,
             covered=covered,
@@ -203,13 +203,14 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
             seconds=time.perf_counter() - began,
             findings=findings,
             skipped=skipped,
+            remedy=remedy,
         )
 
     found = {test: sorted(work.glob(f"{test}*")) for test in suite.tests}
     if missing := [test for test, paths in found.items() if not paths]:
         return end(skipped=f"no {missing[0]} beside this installation: it needs the repository")
     if suite.needs is not None and not (work / suite.needs).exists():
-        return end(skipped=f"{suite.needs} is not built: make -C proofs extraction (it needs Coq and OCaml)")
+        return end(skipped=f"{suite.needs} is not built (it needs Coq and OCaml)", remedy="make proofs")
     done = _run(
         work,
         [

@@ -1,4 +1,7 @@
-"""What a rule under judgement may not ask: it is a function of the agreement, and all else may differ from rank to rank."""
+"""What a rule under judgement may not ask: it is a function of the agreement, and all else may differ from rank to rank.
+
+It is against mistakes. What is meant to get round it does: Python hides no object from code in the same process.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ ALLOWED: Final = (
 )  # fmt: skip
 """Modules that tell of nothing outside. A rule may use nothing of all others, nor of modules that these have imported."""
 _DENIED: Final = ("numpy.datetime64", "numpy.random")
-"""What is left out of these: the clock, and chance."""
+"""What is left out of these, with all in it: the clock, and chance."""
 
 
 class OutsideError(Exception):
@@ -63,13 +66,34 @@ class Guard:
     ) -> ModuleType:
         """Imports a module as ever, and gives the rule a view of it, where it is the rule that asks."""
         module = self._import(name, globals, locals, fromlist or (), level)
-        return self.view(module) if globals is not None and self._is_own(globals) else module
+        return self.view(module) if globals is not None and self.is_own(globals) else module
 
     def view(self, module: ModuleType) -> ModuleType:
-        """Returns what a rule sees of a module: one of its own as it is."""
-        return module if self._is_own(vars(module)) else _View(module, self)
+        """Returns what a rule sees of a module: one of its own as it is. What is set on a view is set on nothing else."""
+        if self.is_own(vars(module)):
+            return module
+        view = ModuleType(module.__name__)
 
-    def _is_own(self, names: Mapping[str, object]) -> bool:
+        def give(name: str) -> object:
+            whole = f"{module.__name__}.{name}"
+            is_denied = any(f"{whole}.".startswith(f"{denied}.") for denied in _DENIED)
+            if (is_denied or module.__name__.partition(".")[0] not in ALLOWED) and not name.startswith("__"):
+                self.note(whole)
+            try:
+                found: object = getattr(module, name)
+            except AttributeError:
+                if name == "__all__":  # `from math import *` would find the view empty
+                    return [public for public in vars(module) if not public.startswith("_")]
+                found = sys.modules.get(whole)
+                if found is None:
+                    raise
+            return self.view(found) if isinstance(found, ModuleType) else found
+
+        # In place of a class with this method, whose instances would have to hold the module.
+        vars(view)["__getattr__"] = give
+        return view
+
+    def is_own(self, names: Mapping[str, object]) -> bool:
         """Returns True when these are the names of a module of the rule: of its file's folder, or of its package."""
         if self._folder:
             return str(Path(str(names.get("__file__", "/"))).resolve().parent) == self._folder
@@ -84,29 +108,7 @@ class Guard:
         while frame is not None:
             if "importlib" in frame.f_code.co_filename:
                 return False
-            if self._is_own(frame.f_globals):
+            if self.is_own(frame.f_globals):
                 return True
             frame = frame.f_back
         return False
-
-
-class _View(ModuleType):
-    """A module as a rule sees it. What is set on it is set on nothing else."""
-
-    def __init__(self, module: ModuleType, guard: Guard) -> None:
-        super().__init__(module.__name__)
-        self.__dict__["_module"], self.__dict__["_guard"] = module, guard
-
-    def __getattr__(self, name: str) -> object:
-        module, guard = self.__dict__["_module"], self.__dict__["_guard"]
-        whole = f"{module.__name__}.{name}"
-        is_allowed = module.__name__.partition(".")[0] in ALLOWED and whole not in _DENIED
-        if not is_allowed and not name.startswith("__"):
-            guard.note(whole)
-        try:
-            found: object = getattr(module, name)
-        except AttributeError:
-            found = sys.modules.get(f"{module.__name__}.{name}")
-            if found is None:
-                raise
-        return guard.view(found) if isinstance(found, ModuleType) else found

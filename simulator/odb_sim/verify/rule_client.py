@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -23,6 +23,9 @@ Answer = int | str
 LIMIT_S: Final = 2.0
 """Processor time that a rule may take for one answer: on a busy machine a right one takes longer by the clock."""
 PROCESSES: Final = 8
+SEEDS: Final = 64
+"""Hash seeds that a rule is tried with, as far as `_SEEDS_S` goes: the order of a set of words is another with each."""
+_SEEDS_S: Final = 20.0
 _GRACE_S: Final = 3.0
 _LOAD_FACTOR: Final = 5
 _CHUNK: Final = 2_000
@@ -152,6 +155,16 @@ class RuleProcess:
             return []
         return found
 
+    def find_change(self) -> str:
+        """Returns in words what the rule keeps otherwise than before it was asked anything; empty where nothing is."""
+        try:
+            self._send("change", [])
+            found: str = json.loads(self._read_line(_LOAD_FACTOR * self._limit_s + _GRACE_S))
+        except _GoneError:
+            self._restart()
+            return ""
+        return found
+
     def find_variant(self, agreements: Sequence[Offer]) -> Variant | None:
         """Returns another rule of the same class and name, if there is one."""
         try:
@@ -224,6 +237,8 @@ class RuleProcesses:
         self._name = name
         self._limit_s = limit_s
         self._processes: dict[int, RuleProcess] = {}
+        self.seeds = PROCESSES
+        """Hash seeds that the rule has been tried with."""
         self.get_process(0)
 
     def __enter__(self) -> Self:
@@ -248,6 +263,17 @@ class RuleProcesses:
         if rank not in self._processes:
             self._processes[rank] = RuleProcess(self._name, rank, self._limit_s)
         return self._processes[rank]
+
+    def iterate_further(self) -> Iterator[RuleProcess]:
+        """Yields processes of further ranks, each with a hash seed of its own, for as long as there is time, and ends each."""
+        deadline = time.monotonic() + _SEEDS_S
+        while self.seeds < SEEDS and time.monotonic() < deadline:
+            process = RuleProcess(self._name, self.seeds, self._limit_s)
+            self.seeds += 1
+            try:
+                yield process
+            finally:
+                process.close()
 
     @property
     def description(self) -> Description:

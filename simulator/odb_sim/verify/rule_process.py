@@ -18,8 +18,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import combinations
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import IO, TYPE_CHECKING, Final
 
 from odb_ref.core.batching.rules import TargetRule
@@ -27,7 +28,8 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
 from odb_sim.inputs.rules import OWN, describe_error, load_rule
 from odb_sim.verify.guard import CHANGES, OUTSIDE, Guard, OutsideError
-from odb_sim.verify.variants import iterate_options, iterate_others
+from odb_sim.verify.rule_state import compute_state, describe_change
+from odb_sim.verify.variants import iterate_options, iterate_others, iterate_pairs
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
@@ -38,6 +40,8 @@ _BALLAST: Final[list[bytes]] = []
 """What lies in memory before the rule is loaded, more on each rank: its objects then have other addresses."""
 _FLUSH_S: Final = 0.05
 _MOST_SLOW: Final = 2
+_CLASS: Final = "class"
+"""Stands for a parameter, where what varies is which class of the file it is."""
 
 
 class _TooLongError(BaseException):
@@ -89,6 +93,9 @@ class Server:
         path = getattr(module, "__file__", None) if OWN in name else None
         self._lines = ReplyLines(path)
         self._slow = 0
+        modules = [found for found in [*sys.modules.values()] if isinstance(found, ModuleType)]
+        self._own = [found for found in modules if self._guard.is_own(vars(found))]
+        self._state: dict[str, str] = {}
 
     def describe(self) -> Json:
         """Returns what the rule says of itself, and the integers in its file: where something may change."""
@@ -98,6 +105,7 @@ class Server:
             tree = ast.parse(Path(self._lines.path).read_text(encoding="utf-8"))
             values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
             constants = {int(value) for value in values if isinstance(value, int | float) and abs(value) < 2**61}
+        self._state = compute_state(self.rule, self._own)
         return {
             "name": name if isinstance(name, str) else None,
             "shown": repr(name),
@@ -147,15 +155,24 @@ class Server:
         kind = type(target)
         return f"answers {target!r}, a {kind.__module__}.{kind.__qualname__}, not an int".replace("builtins.", "")
 
+    def describe_change(self) -> Json:
+        """Returns in words what the rule keeps otherwise than before it was asked anything."""
+        return describe_change(self._state, compute_state(self.rule, self._own))
+
     def list_missed_lines(self) -> Json:
         """Returns the lines of the rule's file that no agreement led to."""
         return self._lines.list_missed()
 
     def compare_variants(self, wires: Sequence[Sequence[int]]) -> Json:
-        """Returns what carries this rule's name and answers otherwise, the same class with one parameter changed, and of which
-        parameters no other value is known.
+        """Returns what carries this rule's name and answers otherwise, the same class with one parameter changed or two, or
+        another of its file; and of which parameters no other value is known.
         """
-        agreements = [Offer.from_wire(wire) for wire in wires]
+        try:
+            return self._compare_variants([Offer.from_wire(wire) for wire in wires])
+        finally:
+            self._state = compute_state(self.rule, self._own)  # a class may count what is made of it
+
+    def _compare_variants(self, agreements: Sequence[Offer]) -> Json:
         ours = [self._ask_one(self.rule, agreement) for agreement in agreements]
         unvaried: list[str] = []
         for parameter, value, variant in self._make_variants(unvaried):
@@ -163,13 +180,20 @@ class Server:
                 continue
             for agreement, one in zip(agreements, ours, strict=True):
                 other = self._ask_one(variant, agreement)
+                if parameter == _CLASS and isinstance(other, str):
+                    break  # a class to make others of, not a rule by itself
                 if one != other:
                     return {"variant": [parameter, value, agreement.to_wire(), str(one), str(other)], "unvaried": []}
         return {"variant": None, "unvaried": unvaried}
 
     def _make_variants(self, unvaried: list[str]) -> Iterator[tuple[str, str, TargetRule]]:
-        """Yields the rule with one parameter changed; adds those to ``unvaried`` of which no other value is known."""
+        """Yields the rule with parameters changed; adds those to ``unvaried`` of which no other value is known."""
         kind = type(self.rule)
+        for other_kind in [*getattr(sys.modules.get(kind.__module__), "__dict__", {}).values()]:
+            if isinstance(other_kind, type) and other_kind.__module__ == kind.__module__ and other_kind is not kind:
+                sibling = _make(other_kind, {})
+                if sibling is not None:
+                    yield _CLASS, other_kind.__name__, sibling
         try:
             parameters = inspect.signature(kind).parameters
         except (TypeError, ValueError):
@@ -177,6 +201,11 @@ class Server:
         words = self._list_words()
         given = {name: getattr(self.rule, name) for name in parameters if hasattr(self.rule, name)}
         yield from self._make_otherwise(kind, words)
+        for one, two in combinations(sorted(given.keys() - {"name"}), 2):
+            for pair in iterate_pairs(given[one], given[two]):
+                variant = _make(kind, {**given, one: pair[0], two: pair[1]})
+                if variant is not None:
+                    yield f"({one}, {two})", repr(pair), variant
         for name, parameter in parameters.items():
             if name == "name":
                 continue
@@ -270,6 +299,8 @@ def main(arguments: Sequence[str]) -> int:
                 answers.flush()
             case "variants":
                 say(server.compare_variants(wires))
+            case "change":
+                say(server.describe_change())
             case _:
                 say(server.list_missed_lines())
     return 0

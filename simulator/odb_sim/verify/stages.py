@@ -65,7 +65,8 @@ class Finding:
 class Stage:
     """One stage: what it covered, which properties it speaks of, and what it found.
 
-    ``ranges`` says in full what it looked at; ``skipped`` why it did not look at all of it, and then it speaks of nothing.
+    ``ranges`` says in full what it looked at; ``skipped`` why it did not look at all of it, and then it speaks of nothing;
+    ``remedy`` is the command after which it can.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Stage:
     seconds: float
     findings: tuple[Finding, ...]
     skipped: str = ""
+    remedy: str = ""
 
 
 def explore_small_worlds(rule: TargetRule | None, name: str, limit_s: float = _UNLIMITED) -> Stage:

@@ -12,7 +12,8 @@ def iterate_others(value: object, words: Sequence[str]) -> Iterator[object]:
         case bool():
             yield not value
         case int() | float():
-            for other in (value + 1, value * 2 + 1, value - 1, value / 2, value * 1_000, -value):
+            near = (value * 1.001, value * 1.000001) if isinstance(value, float) else ()
+            for other in (value + 1, value * 2 + 1, value - 1, value / 2, value * 1_000, -value, *near):
                 if type(value)(other) != value:
                     yield type(value)(other)
         case enum.Enum():
@@ -37,6 +38,14 @@ def iterate_others(value: object, words: Sequence[str]) -> Iterator[object]:
                 yield from ({**value, key: other} for other in iterate_others(item, words))
         case _:
             return
+
+
+def iterate_pairs(one: object, two: object) -> Iterator[tuple[object, object]]:
+    """Yields other values of two parameters at once, which a name may hold the sum of; none for those of two kinds."""
+    if type(one) is type(two) and one != two:
+        yield two, one
+    if isinstance(one, int | float) and isinstance(two, int | float) and not isinstance(one, bool):
+        yield from ((one + 1, two - 1), (one - 1, two + 1))
 
 
 def iterate_options(words: Sequence[str]) -> Iterator[Mapping[str, object]]:

@@ -2,7 +2,7 @@
 
 ===========  ========================================================================================================
 bounds       a grid of agreements and many drawn ones: the target lies within the bounds of R3.3
-purity       the same agreements asked in another order, in the processes of other ranks: the same answers
+purity       the same agreements asked in another order, in the processes of other ranks: the same answers, and nothing kept
 name         the name tells the rule apart from shipped ones and from itself with other parameters
 exploration  every interleaving of small worlds, with failures, stops and killed processes
 properties   large random worlds under random schedules
@@ -44,6 +44,7 @@ from odb_sim.verify.alone import (
     check_bounds,
     check_name,
     check_purity,
+    check_state,
     is_within,
 )
 from odb_sim.verify.rule_client import PROCESSES, Answer, RuleProcesses
@@ -84,18 +85,26 @@ def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
         for stage in ("purity", "name", "exploration", "properties", "simulation"):
             yield Stage(name=stage, covered="", properties=(), seconds=0, findings=(), skipped=reason)
         return
+    pure = _judge("purity", covered, "", PURE, lambda: check_purity(rule, agreements, answers))
     ranges = (
         f"rank 1 of {PROCESSES} asked all of them backwards, each further rank {SHUFFLED:,} in another order, rank 0 "
-        "some again; the processes differ in rank variables, host name and hash seed"
+        "some again; the processes differ in rank variables, host name and hash seed, and keep nothing of what is asked; "
+        f"{rule.seeds} hash seeds"
     )
-    yield _judge("purity", covered, ranges, PURE, lambda: check_purity(rule, agreements, answers))
-    ranges = "against the shipped rules on all of them; its class with each parameter of its own changed, on 3,000"
+    pure = replace(pure, ranges=ranges)
+    yield pure
+    ranges = (
+        "against the shipped rules on all of them; the other classes of its file, and its own with each parameter changed "
+        "(numbers by 1, by a thousandth or a millionth, to some multiples) or two numbers at once, on 3,000"
+    )
     named = _judge("name", covered, ranges, NAME, lambda: check_name(rule, agreements, answers))
     unvaried = ", ".join(first.unvaried)
     yield replace(named, skipped=f"no other value was tried of its parameters: {unvaried}" if unvaried else "")
     yield explore_small_worlds(rule, name)
     yield run_random_worlds([rule], name, seed)
-    yield simulate_traces(rule, seed)
+    simulated = simulate_traces(rule, seed)
+    kept = None if pure.findings else check_state(rule)
+    yield replace(simulated, findings=(*simulated.findings, _describe(kept))) if kept else simulated
 
 
 def compute_agreements(constants: Sequence[int], seed: int) -> list[Offer]:
@@ -155,11 +164,13 @@ def _judge(
 ) -> Stage:
     began = time.perf_counter() - seconds
     refutation = work()
-    findings: tuple[Finding, ...] = ()
-    if refutation is not None:
-        case = "its name"
-        if refutation.agreement is not None:
-            case = f"agreement {describe_agreement(refutation.agreement)}"
-        findings = (Finding(property=refutation.property, detail=refutation.detail, case=case),)
+    findings = () if refutation is None else (_describe(refutation),)
     seconds = time.perf_counter() - began
     return Stage(name=name, covered=covered, ranges=ranges, properties=(property_,), seconds=seconds, findings=findings)
+
+
+def _describe(refutation: Refutation) -> Finding:
+    case = "its name" if refutation.property == NAME else "what it keeps"
+    if refutation.agreement is not None:
+        case = f"agreement {describe_agreement(refutation.agreement)}"
+    return Finding(property=refutation.property, detail=refutation.detail, case=case)
