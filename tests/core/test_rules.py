@@ -51,6 +51,11 @@ class Always:
         return self.answer
 
 
+class Raising(Always):
+    def compute_target(self, agreement: Offer) -> int:
+        raise TypeError("no such answer")
+
+
 class Meddling:
     name = "meddling"
 
@@ -81,6 +86,13 @@ def test_an_answer_that_is_no_integer_is_named(answer: int) -> None:
     """Spec: R3.3."""
     with pytest.raises(RuleError, match=rf"'always' answered {answer}"):
         compute_checked_target(Always(answer), make_offer(5, 3, 0, False))
+
+
+def test_a_rule_that_raises_is_named() -> None:
+    """Spec: R3.3, R8."""
+    with pytest.raises(RuleError, match="'always' raised TypeError: no such answer, for Offer") as caught:
+        compute_checked_target(Raising(0), make_offer(5, 3, 0, False))
+    assert isinstance(caught.value.__cause__, TypeError)
 
 
 def test_an_unknown_rule_is_refused_with_the_ones_there_are() -> None:

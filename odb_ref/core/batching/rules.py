@@ -36,9 +36,12 @@ def compute_bounds(agreement: Offer) -> tuple[int, int]:
 def compute_checked_target(rule: TargetRule, agreement: Offer) -> int:
     """Returns the rule's target.
 
-    Raises: RuleError when it is not an integer, or lies outside the bounds.
+    Raises: RuleError when there is none, it is not an integer, or lies outside the bounds.
     """
-    answer = rule.compute_target(replace(agreement))  # a copy: what a rule does to it is nobody else's
+    try:
+        answer = rule.compute_target(replace(agreement))  # a copy: what a rule does to it is nobody else's
+    except Exception as error:
+        raise RuleError(f"rule {rule.name!r} raised {type(error).__name__}: {error}, for {agreement}") from error
     target = read_integer(answer)
     low, high = compute_bounds(agreement)
     if target is None or not low <= target <= high:
