@@ -119,19 +119,6 @@ class Summary(RunSettings):
 class Recorder:
     """Sums up a run step by step; in each, every rank takes part (ALIGN)."""
 
-    __slots__ = (
-        "_budget_tokens",
-        "_emitted",
-        "_rank_tokens",
-        "_seen",
-        "exchange_s",
-        "moved_places",
-        "rounds",
-        "rows",
-        "samples_emitted",
-        "updates",
-    )
-
     def __init__(self, *, ranks: int, samples_total: int, budget_tokens: int, emitted: Sequence[int] = ()) -> None:
         self._budget_tokens = budget_tokens
         self._emitted: Integers = np.array(emitted or [0] * ranks)
