@@ -6,7 +6,7 @@ Every figure of a `Summary` has its formula in GLOSSARY.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -306,16 +306,6 @@ def describe_update(summary: Summary) -> str:
     """Returns the same in words."""
     samples, tokens, steps = list_update_values(summary)
     return f"{samples} samples, {tokens} tokens in {steps} micro-batches"
-
-
-def list_step_columns() -> list[str]:
-    """Returns the columns of ``--steps-csv``."""
-    return [item.name for item in fields(StepRow)]
-
-
-def list_step_values(row: StepRow) -> list[int | float]:
-    """Returns the values of one row of ``--steps-csv``."""
-    return list(astuple(row))
 
 
 # How far training strays from what the sampler chose: places that samples are moved by, and length from step to step.
