@@ -78,7 +78,7 @@ def read_scenario(path: str | Path) -> Scenario:
 def decode_scenario(data: object) -> Scenario:
     """Returns the scenario that `encode_scenario` made.
 
-    Raises: UsageError when it is none.
+    Raises: UsageError when it is not one.
     """
     match data:
         case {

@@ -29,8 +29,9 @@ def make_agreement(
     fingerprint: int = 1,
     budget: int = NONE,
 ) -> Offer:
-    """Returns an agreement on a round that goes on: nobody has failed or stopped, and every rank is ready. Of pairs the least
-    comes first.
+    """Returns an agreement on a round that goes on: nobody has failed or stopped, and every rank is ready.
+
+    ``samples`` and ``groups`` are pairs: the least of any rank, and the most.
     """
     return Offer(
         round_min=round_,
