@@ -58,22 +58,10 @@ def ask_here(planner: Planner, limit_s: float = LIMIT_S) -> Ask:
     limits = chain([max(limit_s, START_S)], repeat(limit_s))
 
     def ask(case: Case) -> Answer:
-        return _join_one(_run_all([lambda: planner(make_question(case))], next(limits))[0])
+        (found,) = _run_all([lambda: planner(make_question(case))], next(limits))
+        return _join([found]) if isinstance(found, Exception) else Answer(said=found)
 
     return ask
-
-
-def _join_one(found: Json | Exception) -> Answer:
-    """Returns the answer that was given in one place."""
-    match found:
-        case StuckError():
-            return Answer(is_stuck=True, refusals=(str(found),))
-        case PlannerEndedError():
-            return Answer(problem=str(found))
-        case Exception():
-            return Answer(refusals=(str(found) or type(found).__name__,))
-        case _:
-            return Answer(said=found)
 
 
 def _run_all(calls: Sequence[Callable[[], Json]], limit_s: float) -> list[Json | Exception]:

@@ -116,9 +116,7 @@ def test_a_breach_of_the_bounds_is_found_and_made_small(answer: object, detail: 
 def test_hasty_rule_is_refuted_by_the_smallest_agreement() -> None:
     refuted = refute(load_rule(HASTY), list(iterate_grid()))
     assert refuted is not None
-    expected = make_agreement(
-        samples_min=1, samples_max=3, groups_min=3, groups_max=3, due_max=0, round_=0, budget_min=1
-    )
+    expected = make_agreement(samples=(1, 3), groups=(3, 3), due=0, round_=0, budget=1)
     assert refuted.agreement == expected
 
 

@@ -7,13 +7,14 @@ import importlib
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 
 import pytest
 from odb_sim.cli import demo
 from odb_sim.cli.main import EXAMPLES, load_command, main
-from odb_sim.engine.metrics import list_step_columns
+from odb_sim.engine.metrics import StepRow
 from odb_sim.reports import recorded_report
 from odb_sim.studies.processes import Local
 from odb_sim.studies.published import ROWS, compare_published
@@ -73,7 +74,7 @@ def test_every_figure_has_a_formula(policy: str, tmp_path: Path) -> None:
 
 
 def test_every_column_has_a_formula() -> None:
-    assert read_names("Columns of the steps") == list_step_columns()
+    assert read_names("Columns of the steps") == [item.name for item in fields(StepRow)]
 
 
 DATA = ["gsm8k", "--ranks", "2", "--samples", "60"]

@@ -76,7 +76,7 @@ def try_all(
     points: list[Point] = [
         replace(question.build_point(), **dict(zip(lists, chosen, strict=True))) for chosen in product(*lists.values())
     ]
-    answers, _ = split_failed(run_grid(question.build_grid(points), executor))
+    answers, _ = split_failed(run_grid(question.study, points, executor))
     return Verdict(tuning, max(answers, key=lambda answer: answer.rate), len(points))
 
 

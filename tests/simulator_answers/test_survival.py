@@ -32,13 +32,13 @@ from odb_sim.studies.cells import (
 )
 from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.processes import Local, Processes, WorkerDied
-from odb_sim.studies.sweep import Grid, Study, build_points, run_grid, simulate_point
+from odb_sim.studies.sweep import Study, build_points, run_grid, simulate_point
 
 from odb_ref.core.errors import UsageError
 from tests.simulator_answers.helpers import make_lengths
 
 POINTS = build_points(policies=["odb"], ranks=[2], budgets=[2048], windows=[8, 16, 32, 64], depths=[2])
-GRID = Grid(study=Study(lengths=make_lengths(), seed=1), points=POINTS)
+STUDY = Study(lengths=make_lengths(), seed=1)
 SWEEP = ["sweep", "gsm8k", "--samples", "200", "--ranks", "2", "--token-budget", "1024", "--window", "8,16,32"]
 ENDS_S = 5.0
 
@@ -50,7 +50,7 @@ def die(folder: Path, times: int, point: Point) -> CellAnswer:
     tries.write_text(tried + "x")
     if len(tried) < times:
         os.kill(os.getpid(), signal.SIGKILL)
-    return simulate_point(GRID, point)
+    return simulate_point(STUDY, point)
 
 
 def make_cells(folder: Path, times: dict[int, int]) -> list[Cell]:
@@ -61,7 +61,7 @@ def make_cells(folder: Path, times: dict[int, int]) -> list[Cell]:
 
 
 def check_survivors(found: list[CellAnswer | CellFailure], killed: int) -> None:
-    whole = run_grid(GRID, Local())
+    whole = run_grid(STUDY, POINTS, Local())
     for point, answer, expected in zip(POINTS, found, whole, strict=True):
         if point.window_samples == killed:
             assert isinstance(answer, CellFailure)
@@ -133,10 +133,10 @@ def test_a_cluster_that_is_gone_ends_the_study_and_what_is_done_is_kept(
 ) -> None:
     monkeypatch.setattr("odb_sim.studies.cells._LOOK_EVERY_S", 0.01)
     with Store(tmp_path) as store, pytest.raises(UsageError, match="gone; 1 of 4 simulations are kept, and the same"):
-        run_grid(GRID, Vanishing(), store=store)
+        run_grid(STUDY, POINTS, Vanishing(), store=store)
     assert len((tmp_path / FILE).read_text().splitlines()) == 1
     with pytest.raises(UsageError, match="1 of 4 simulations are lost"):
-        run_grid(GRID, Vanishing())
+        run_grid(STUDY, POINTS, Vanishing())
 
 
 @pytest.mark.deep
@@ -153,7 +153,7 @@ def test_a_dask_cluster_without_anybody_is_said(is_killed: bool, monkeypatch: py
                 if is_killed:
                     monkeypatch.setattr("odb_sim.studies.clusters._WORKERLESS_S", 99.0)
                     Timer(0.5, cluster.close).start()
-                run_grid(GRID, executor)
+                run_grid(STUDY, POINTS, executor)
 
 
 @pytest.mark.deep
@@ -191,11 +191,11 @@ def test_what_is_done_is_kept_and_the_same_command_goes_on(tmp_path: Path, monke
     asked: list[Point] = []
     own = simulate_point
 
-    def simulate(grid: Grid, point: Point) -> CellAnswer:
+    def simulate(study: Study, point: Point) -> CellAnswer:
         asked.append(point)
         if len(asked) == 3:
             raise KeyboardInterrupt
-        return own(grid, point)
+        return own(study, point)
 
     monkeypatch.setattr("odb_sim.studies.sweep.simulate_point", simulate)
     command = [*SWEEP, "--processes", "1", "--out", str(out), "--json", str(again)]
@@ -255,7 +255,7 @@ def test_what_an_own_rule_imports_is_a_part_of_it(tmp_path: Path, monkeypatch: p
     rule, helper = tmp_path / "own_rule.py", tmp_path / "a_helper_of_a_rule.py"
     rule.write_text("from a_helper_of_a_rule import SHARE\n" + RULE.format("OdbRule"))
     helper.write_text("SHARE = 2\n")
-    arrays, name = [GRID.study.lengths.tokens], f"{rule}:Own"
+    arrays, name = [STUDY.lengths.tokens], f"{rule}:Own"
     key = compute_key(arrays, [name], POINTS[0])
     assert key == compute_key(arrays, [name], POINTS[0])
     helper.write_text("SHARE = 3\n")
@@ -263,7 +263,7 @@ def test_what_an_own_rule_imports_is_a_part_of_it(tmp_path: Path, monkeypatch: p
 
 
 def test_another_program_of_the_same_version_answers_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = [GRID.study.lengths.tokens]
+    arrays = [STUDY.lengths.tokens]
     key = compute_key(arrays, ["odb"], POINTS[0])
     assert key == compute_key(arrays, ["odb"], POINTS[0]) != compute_key(arrays, ["odb"], POINTS[1])
     monkeypatch.setattr("odb_sim.studies.cells.compute_program_digest", lambda: "another checkout")

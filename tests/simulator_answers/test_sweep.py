@@ -14,16 +14,13 @@ from odb_sim.cli.main import main
 from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.processes import Local
 from odb_sim.studies.runs import run
-from odb_sim.studies.sweep import Grid, Study, build_points, run_grid
+from odb_sim.studies.sweep import Study, build_points, run_grid
 
 from odb_ref.core.errors import InvariantError, UsageError
 from tests.simulator_answers.helpers import make_lengths
 
 POINTS = build_points(policies=["odb", "standard"], ranks=[2, 4], budgets=[2048], windows=[16, 64], depths=[2])
-
-
-def make_grid() -> Grid:
-    return Grid(study=Study(lengths=make_lengths(), seed=1), points=POINTS)
+STUDY = Study(lengths=make_lengths(), seed=1)
 
 
 def test_a_baseline_has_no_window() -> None:
@@ -36,7 +33,7 @@ def test_any_executor_gives_the_same_answers_in_the_order_of_the_grid() -> None:
     def figures(executor: Executor) -> list[dict[str, object]]:
         heard: list[int] = []
         with executor:
-            answers = run_grid(make_grid(), executor, heard.append)
+            answers = run_grid(STUDY, POINTS, executor, heard.append)
         assert [answer.point for answer in answers] == list(POINTS)
         assert sorted(heard) == [1, 2, 3, 4, 5, 6]
         return [dict(answer.to_json()) for answer in answers]
@@ -50,10 +47,10 @@ def test_any_executor_gives_the_same_answers_in_the_order_of_the_grid() -> None:
 def test_a_cluster_gives_the_same_answers(address: str) -> None:
     heard: list[int] = []
     with open_executor(address, 1) as executor:
-        answers = run_grid(make_grid(), executor, heard.append)
+        answers = run_grid(STUDY, POINTS, executor, heard.append)
         with pytest.raises(InvariantError, match="FREE"):
             executor.submit(raise_invariant).result()
-    assert [answer.to_json() for answer in answers] == [answer.to_json() for answer in run_grid(make_grid(), Local())]
+    assert [answer.to_json() for answer in answers] == [answer.to_json() for answer in run_grid(STUDY, POINTS, Local())]
     assert sorted(heard) == [1, 2, 3, 4, 5, 6]
 
 
@@ -93,9 +90,8 @@ def test_without_the_library_the_message_says_what_to_install(
 
 
 def test_an_answer_is_that_of_the_run(tmp_path: Path) -> None:
-    grid = make_grid()
-    answer = run_grid(grid, Local())[1]
-    result = run(grid.build_run(POINTS[1], grid.study.build_workload(2)))
+    answer = run_grid(STUDY, POINTS, Local())[1]
+    result = run(STUDY.build_run(POINTS[1]))
     assert answer.summary.critical_tokens == result.summary.critical_tokens
     assert answer.first_step_s == pytest.approx(result.rows[0].data_wait_s / 2)
 
@@ -103,7 +99,7 @@ def test_an_answer_is_that_of_the_run(tmp_path: Path) -> None:
 def test_a_point_that_makes_no_sense_is_refused_before_any_is_run() -> None:
     points = build_points(policies=["odb"], ranks=[2, 4000], budgets=[2048], windows=[16], depths=[2])
     with pytest.raises(UsageError, match="4000 ranks and only 400 samples"):
-        Grid(study=Study(lengths=make_lengths()), points=points)
+        Study(lengths=make_lengths()).check(points)
 
 
 def test_the_command_writes_the_same_bytes_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

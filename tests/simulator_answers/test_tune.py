@@ -16,7 +16,7 @@ from odb_sim.inputs.workload import Sharding
 from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.processes import Local
 from odb_sim.studies.search import SettingSearch, compute_host_tokens
-from odb_sim.studies.sweep import Grid, Study, run_grid
+from odb_sim.studies.sweep import Study, run_grid
 from odb_sim.studies.tune import (
     NAMES,
     Question,
@@ -183,7 +183,7 @@ def test_samples_that_fit_no_memory_are_counted() -> None:
 def test_the_rate_is_that_of_the_epoch_asked_about() -> None:
     tuning = ask()
     question = Question(study=Study(lengths=LENGTHS), ranks=4, memory_tokens=4096)
-    (answer,) = run_grid(question.build_grid([tuning.recommended.point]), Local())
+    (answer,) = run_grid(question.study, [tuning.recommended.point], Local())
     assert isinstance(answer, CellAnswer)
     assert answer.summary.samples_total == 600
     assert answer.summary.tokens_per_s == tuning.recommended.rate
@@ -266,7 +266,7 @@ def test_padding_that_costs_more_than_steps_is_avoided_further() -> None:
     tuning = tune(Question(study=study, ranks=2, memory_tokens=16_384, tolerance=0.0), Local())
     assert tuning.recommended.point.padding_share == 128
     assert any("no padding share above 128 was tried" in text for text in tuning.cautions)
-    (usual,) = run_grid(Grid(study=study, points=(replace(tuning.recommended.point, padding_share=16),)), Local())
+    (usual,) = run_grid(study, [replace(tuning.recommended.point, padding_share=16)], Local())
     assert isinstance(usual, CellAnswer)
     assert tuning.recommended.rate > 1.01 * usual.rate
 
@@ -279,7 +279,7 @@ def test_shared_shards_are_tuned_as_such() -> None:
     assert {answer.summary.shards for answer in tuning.tried} == {"shared"}
     point = tuning.recommended.point
     fixed = replace(question, study=replace(study, sharding=Sharding.EVEN))
-    (even,) = run_grid(fixed.build_grid([point]), Local())
+    (even,) = run_grid(fixed.study, [point], Local())
     assert isinstance(even, CellAnswer)
     assert tuning.recommended.rate > even.rate
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import chain
 from reprlib import Repr
-from typing import Final, NamedTuple, TypeGuard
+from typing import Final, TypeGuard
 
+from odb_ref.core.events import Report
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import Mode
 from odb_ref.trace.format import Header, Json, JsonObject, TraceError
@@ -162,37 +163,22 @@ def get_offer(data: JsonObject, key: str) -> Offer:
     raise TraceError(f"expected an offer in {key!r}, with {', '.join(_OFFER_FIELDS)}")
 
 
-class TracedReport(NamedTuple):
-    """A report as a trace holds it."""
-
-    rank: int
-    cause: str
-    round: int
-    config: str
-    peer: int = 0
-    held: str = ""
-
-
-def get_report(value: Json) -> TracedReport:
+def get_report(value: Json) -> Report:
     """Returns the report that ``value`` is.
 
     Raises: TraceError when malformed.
     """
     match value:
         case {"rank": int(rank), "cause": str(cause), "round": int(round_), "config": str(config), **rest}:
-            match rest:
-                case {"held": str(held)} if (
-                    rest.keys() <= {"held", "peer"} and type(peer := rest.get("peer", 0)) is int
-                ):
-                    return TracedReport(rank, cause, round_, config, peer, held)
-                case _ if not rest:
-                    return TracedReport(rank, cause, round_, config)
-            raise TraceError(f"expected a report, got {shorten(value)}")
-        case _:
-            raise TraceError(f"expected a report, got {shorten(value)}")
+            if not rest:
+                return Report(rank, cause, round_, config)
+            peer, held = rest.get("peer", 0), rest.get("held")
+            if isinstance(held, str) and type(peer) is int and rest.keys() <= {"held", "peer"}:
+                return Report(rank, cause, round_, config, peer, held)
+    raise TraceError(f"expected a report, got {shorten(value)}")
 
 
-def get_reports(data: JsonObject) -> list[TracedReport]:
+def get_reports(data: JsonObject) -> list[Report]:
     """Returns the reports of a ``reported``.
 
     Raises: TraceError when malformed.

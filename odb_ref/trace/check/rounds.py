@@ -18,7 +18,11 @@ class Rounds:
     def __init__(self, quota_samples: int | None) -> None:
         self._quota_samples = quota_samples
         self._start: tuple[int, int, int] | None = None
-        """Round, steps and samples of all ranks at which the first rank began."""
+        """Round, steps and samples of all ranks at which the first rank began: the next three, once it has."""
+        self.first_round = 0
+        self.steps_before = 0
+        """Steps planned before the first round of the trace; likewise samples of all ranks."""
+        self.planned_samples_before = 0
         self.count = 0
         """How many rounds the trace has had."""
         self.empty_count = 0
@@ -38,25 +42,10 @@ class Rounds:
         """
         start = first_round, planned_steps, planned_samples
         if self._start is None:
-            self._start = start
+            self._start = self.first_round, self.steps_before, self.planned_samples_before = start
             self.total_steps = planned_steps
             self.samples_before = [planned_samples]
         return start == self._start or first_round != self._start[0]
-
-    @property
-    def first_round(self) -> int:
-        """The first round of the trace."""
-        return self._start[0] if self._start else 0
-
-    @property
-    def steps_before(self) -> int:
-        """Steps planned before the first round of the trace."""
-        return self._start[1] if self._start else 0
-
-    @property
-    def planned_samples_before(self) -> int:
-        """Samples of all ranks planned before the first round of the trace."""
-        return self._start[2] if self._start else 0
 
     def _get_index(self, number: int) -> int:
         """Returns where round ``number`` stands among those kept."""

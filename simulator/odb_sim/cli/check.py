@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from odb_ref.core.batching.rules import TargetRule
@@ -124,35 +125,8 @@ def _print(job: JobVerdict, told: Counter[Violation]) -> None:
 
 def compute_json(verdict: Verdict) -> dict[str, object]:
     """Returns the verdict as JSON: ``ok``, ``violations``, and for each job its size, its outcome and a status by property."""
-    return {
-        "ok": verdict.is_ok,
-        "violations": [str(violation) for violation in verdict.violations],
-        "jobs": [
-            {
-                "traces": list(job.paths),
-                "driver": job.driver,
-                "epoch": job.epoch,
-                "ranks": job.ranks,
-                "rounds": job.rounds,
-                "steps": job.steps,
-                "samples": job.samples,
-                "outcome": job.outcome,
-                "properties": {
-                    item.property: {"status": item.status, "checked": item.checked, "reason": item.reason}
-                    for item in job.properties
-                },
-                "violations": [
-                    {
-                        "property": violation.property,
-                        "rank": violation.rank,
-                        "round": violation.round,
-                        "step": violation.step,
-                        "what": violation.what,
-                    }
-                    for violation in job.violations
-                ],
-                "unsaid": list(job.unsaid),
-            }
-            for job in verdict.jobs
-        ],
-    }
+    jobs = []
+    for found in map(asdict, verdict.jobs):
+        properties = {item.pop("property"): item for item in found["properties"]}
+        jobs.append({"traces": found.pop("paths"), **found, "properties": properties})
+    return {"ok": verdict.is_ok, "violations": list(map(str, verdict.violations)), "jobs": jobs}

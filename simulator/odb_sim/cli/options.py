@@ -21,12 +21,13 @@ from odb_sim.inputs.conditions import Conditions, parse_factor
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs, PricedTransport
 from odb_sim.inputs.lengths import Lengths, load_lengths
-from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.inputs.workload import Sharding
 from odb_sim.reports.document import PageSource
 from odb_sim.reports.terminal import show_progress
-from odb_sim.studies.cells import CellFailure, Store
+from odb_sim.studies.cells import CellFailure, Point, Store
 from odb_sim.studies.clusters import ADDRESSES, open_executor
 from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
+from odb_sim.studies.sweep import Study
 
 PAGE_HELP: Final = "write a page: the answer in words, how full each step is on each rank, and the figures"
 BANDS_HELP: Final = "say how sure the figures are also where that takes much longer than the run itself"
@@ -187,26 +188,33 @@ def build_run(options: argparse.Namespace, policy: str, lengths: Lengths) -> Run
 
     Raises: UsageError when they make no sense.
     """
-    sharding = Sharding(options.shards)
-    terms = build_terms(options)
-    workload = build_workload(
-        lengths, ranks=options.ranks, sharding=sharding, samples=options.samples, seed=options.seed
-    )
-    what = Run(
-        workload=workload,
+    point = Point(
         policy=policy,
+        ranks=options.ranks,
         budget_tokens=options.token_budget,
-        batch_size=options.batch_size,
-        global_batch=build_global_batch(options),
         window_samples=options.window,
         depth_steps=options.depth,
-        sharding=sharding,
-        seed=options.seed,
-        costs=build_costs(options),
-        conditions=build_conditions(options),
     )
     # The driver last: whether it can do the run depends on the terms.
-    return replace(terms.apply(what), driver=Driver(options.driver))
+    return replace(build_study(options, lengths).build_run(point), driver=Driver(options.driver))
+
+
+def build_study(options: argparse.Namespace, lengths: Lengths) -> Study:
+    """Returns what the options of `add_shared_options` describe, and the size of fixed batches where it can be given.
+
+    Raises: UsageError when they make no sense.
+    """
+    return Study(
+        lengths=lengths,
+        samples=options.samples,
+        seed=options.seed,
+        sharding=Sharding(options.shards),
+        global_batch=GlobalBatch(samples=options.update_samples, tokens=options.global_tokens),
+        batch_size=getattr(options, "batch_size", None),
+        costs=build_costs(options),
+        conditions=build_conditions(options),
+        terms=build_terms(options),
+    )
 
 
 def build_terms(options: argparse.Namespace) -> Terms:
@@ -262,14 +270,6 @@ def build_conditions(options: argparse.Namespace) -> Conditions:
         slow_ranks=tuple(map(parse_factor, options.slow_rank)),
         slow_loaders=tuple(map(parse_factor, options.slow_loader)),
     )
-
-
-def build_global_batch(options: argparse.Namespace) -> GlobalBatch:
-    """Returns what an optimizer update is to hold.
-
-    Raises: UsageError when it makes no sense.
-    """
-    return GlobalBatch(samples=options.update_samples, tokens=options.global_tokens)
 
 
 def build_costs(options: argparse.Namespace) -> Costs:

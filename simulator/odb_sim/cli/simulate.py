@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ from odb_sim.cli.options import (
 )
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.fill import Fill
-from odb_sim.engine.metrics import StepRow, Summary, describe_update, list_step_columns, list_step_values
+from odb_sim.engine.metrics import StepRow, Summary, describe_update
 from odb_sim.engine.timeline import Timeline
 from odb_sim.inputs.conditions import BudgetTable, parse_budget_schedule, parse_fault
 from odb_sim.inputs.files import check_writable, naming, write_csv, write_json
@@ -146,9 +146,9 @@ def _simulate(what: Run, trace: str | None, timeline: Timeline | None, fill: Fil
 
 
 def _list_rows(rows: Iterable[StepRow]) -> Iterator[Sequence[str | int]]:
-    yield list_step_columns()
+    yield [item.name for item in fields(StepRow)]
     for row in rows:
-        yield [f"{value:.6f}" if isinstance(value, float) else value for value in list_step_values(row)]
+        yield [f"{value:.6f}" if isinstance(value, float) else value for value in astuple(row)]
 
 
 _SHOWN: Final = (

@@ -13,11 +13,8 @@ from odb_sim.cli.options import (
     add_batch_size,
     add_executor_options,
     add_shared_options,
-    build_conditions,
-    build_costs,
-    build_global_batch,
     build_source,
-    build_terms,
+    build_study,
     check_batch_size,
     complain,
     load_lengths_option,
@@ -25,14 +22,13 @@ from odb_sim.cli.options import (
 )
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.inputs.files import check_writable, write_csv, write_json
-from odb_sim.inputs.workload import Sharding
 from odb_sim.reports.answers_report import write_sweep_report
 from odb_sim.reports.run_report import describe_band
 from odb_sim.reports.tables import SETTINGS, SWEEP, build_row
 from odb_sim.reports.terminal import print_cautions, print_table
 from odb_sim.studies.cells import CellAnswer, split_failed
 from odb_sim.studies.runs import POLICIES
-from odb_sim.studies.sweep import Grid, Study, build_points, estimate_answer, find_fastest, run_grid
+from odb_sim.studies.sweep import build_points, estimate_answer, find_fastest, run_grid
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -64,23 +60,6 @@ def add_data_options(parser: argparse.ArgumentParser, *, has_quota: bool = True)
     add_executor_options(parser)
 
 
-def build_study(options: argparse.Namespace) -> Study:
-    """Returns what the options of `add_data_options` describe.
-
-    Raises: UsageError when they make no sense.
-    """
-    return Study(
-        lengths=load_lengths_option(options, options.lengths),
-        samples=options.samples,
-        seed=options.seed,
-        sharding=Sharding(options.shards),
-        global_batch=build_global_batch(options),
-        costs=build_costs(options),
-        conditions=build_conditions(options),
-        terms=build_terms(options),
-    )
-
-
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     policies = _parse_words("--policy", options.policy)
@@ -90,38 +69,36 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--window {options.window}: windows have no say with --global-batch")
     if options.update_samples is None and options.padding_share is not None:
         raise UsageError(f"--padding-share {options.padding_share}: has no say without --global-batch")
-    grid = Grid(
-        study=build_study(options),
-        points=build_points(
-            policies=policies,
-            ranks=parse_numbers("--ranks", options.ranks),
-            budgets=parse_numbers("--token-budget", options.token_budget),
-            windows=windows,
-            depths=parse_numbers("--depth", options.depth),
-        ),
-        batch_size=options.batch_size,
+    study = build_study(options, load_lengths_option(options, options.lengths))
+    points = build_points(
+        policies=policies,
+        ranks=parse_numbers("--ranks", options.ranks),
+        budgets=parse_numbers("--token-budget", options.token_budget),
+        windows=windows,
+        depths=parse_numbers("--depth", options.depth),
     )
+    study.check(points)
     check_writable(options.json, options.csv, options.html, reads=[options.lengths, options.cost_model])
-    label = f"{grid.study.lengths.name}, {len(grid.points)} simulations"
-    with open_study(options, label, len(grid.points)) as (on_done, store, executor):
-        answers, failed = split_failed(run_grid(grid, executor, on_done, store=store))
-    title = f"{grid.study.lengths.name}, {answers[0].summary.samples_total:,} samples, {options.shards} shards"
+    label = f"{study.lengths.name}, {len(points)} simulations"
+    with open_study(options, label, len(points)) as (on_done, store, executor):
+        answers, failed = split_failed(run_grid(study, points, executor, on_done, store=store))
+    title = f"{study.lengths.name}, {answers[0].summary.samples_total:,} samples, {options.shards} shards"
     figures = [answer.to_json() for answer in answers]
     if options.json is not None:
         write_json(options.json, figures)
     if options.csv is not None:
         write_csv(options.csv, [list(figures[0]), *(entry.values() for entry in figures)])
     best, _ = find_fastest(answers)
-    band = estimate_answer(grid, best)
+    band = estimate_answer(study, best)
     sure = "" if band is None else describe_band(best.summary, band)
     if options.html is not None:
         source = build_source(options, [options.lengths])
-        write_sweep_report(Path(options.html), title, grid, answers, source=source, sure=sure)
+        write_sweep_report(Path(options.html), title, study, answers, source=source, sure=sure)
     _print_answers(title, answers)
     if sure:
         print(f"The fastest: {sure}")
     print_cautions(summarize_cautions(caution for answer in answers for caution in answer.cautions))
-    return complain(failed, len(grid.points))
+    return complain(failed, len(points))
 
 
 def _print_answers(title: str, answers: list[CellAnswer]) -> None:

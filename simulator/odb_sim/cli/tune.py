@@ -8,8 +8,15 @@ from typing import Final
 
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import PAGE_HELP, add_number, build_source, open_study
-from odb_sim.cli.sweep import add_data_options, build_study
+from odb_sim.cli.options import (
+    PAGE_HELP,
+    add_number,
+    build_source,
+    build_study,
+    load_lengths_option,
+    open_study,
+)
+from odb_sim.cli.sweep import add_data_options
 from odb_sim.engine.metrics import describe_update
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.answers_report import write_tune_report
@@ -62,7 +69,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.window_max is not None and options.update_samples is not None:
         raise UsageError(f"--window-max {options.window_max}: windows have no say with --global-batch")
     question = Question(
-        study=build_study(options),
+        study=build_study(options, load_lengths_option(options, options.lengths)),
         ranks=options.ranks,
         memory_tokens=options.memory_tokens,
         policy=options.policy,
@@ -79,7 +86,7 @@ def run_command(options: argparse.Namespace) -> int:
     title = f"{question.study.lengths.name}, {question.ranks:,} ranks, memory for {question.memory_tokens:,} tokens"
     mebibytes = compute_host_tokens(tuning.recommended) * options.host_bytes_per_token / 2**20
     lead = _describe(tuning, question, mebibytes)
-    band = estimate_answer(question.build_grid([tuning.recommended.point]), tuning.recommended)
+    band = estimate_answer(question.study, tuning.recommended)
     sure = "" if band is None else describe_band(tuning.recommended.summary, band)
     if options.json is not None:
         write_json(options.json, _encode(tuning, mebibytes))
@@ -89,7 +96,7 @@ def run_command(options: argparse.Namespace) -> int:
             title,
             lead,
             tuning,
-            grid=question.build_grid([tuning.recommended.point]),
+            study=question.study,
             source=build_source(options, [options.lengths]),
             sure=sure,
         )

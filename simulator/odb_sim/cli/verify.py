@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.explore.scenario import encode_scenario, write_scenario
+from odb_sim.explore.scenario import write_scenario
 from odb_sim.inputs.files import check_writable
 from odb_sim.reports.terminal import show_progress
 from odb_sim.verify.core_copy import NOT_OF_THE_CORE, verify_core
 from odb_sim.verify.rule_client import LIMIT_S, PROCESSES, RuleProcesses
-from odb_sim.verify.stages import Finding, Stage
+from odb_sim.verify.stages import Finding, Stage, encode_stage
 from odb_sim.verify.verdict import compute_verdicts, list_not_looked_at, verify
 
 
@@ -132,7 +132,7 @@ def _conclude(
             "not_judged": unjudged,
             "properties": {key: {"verdict": word, "by": where} for key, (word, where) in verdicts.items()},
             "not_looked_at": list(unseen),
-            "stages": [_to_json(stage) for stage in stages],
+            "stages": list(map(encode_stage, stages)),
         }
         options.json.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
     if findings:
@@ -168,22 +168,3 @@ _WIDEST: Final = 120
 """Columns of running text, on a terminal that has more."""
 _LAST: Final = 30
 """A longer schedule is printed from its end; the file has it all."""
-
-
-def _to_json(stage: Stage) -> dict[str, object]:
-    return {
-        "name": stage.name,
-        "covered": stage.covered,
-        "ranges": stage.ranges,
-        "skipped": stage.skipped,
-        "wall_time_s": round(stage.seconds, 3),
-        "findings": [
-            {
-                "property": finding.property,
-                "detail": finding.detail,
-                "case": finding.case,
-                "scenario": None if finding.scenario is None else encode_scenario(finding.scenario),
-            }
-            for finding in stage.findings
-        ],
-    }

@@ -92,37 +92,6 @@ class Block:
     A sample is named by its place in the workload: where a rank has its own shard, the order of places is that of positions.
     """
 
-    __slots__ = (
-        "_asked",
-        "_asked_before",
-        "_bounds",
-        "_config",
-        "_costs",
-        "_due",
-        "_emitted",
-        "_ends",
-        "_first",
-        "_first_rank",
-        "_held",
-        "_held_counts",
-        "_is_ended",
-        "_is_packed",
-        "_known",
-        "_loader_factors",
-        "_marks",
-        "_reader",
-        "_runs",
-        "_runs_read",
-        "_seen",
-        "_to_emit",
-        "_trainer_factors",
-        "_windows",
-        "_workload",
-        "moved_places",
-        "rank_tokens",
-        "wants",
-    )
-
     def __init__(
         self,
         config: Config,

@@ -53,18 +53,6 @@ class Workers:
 class WindowReader:
     """Reads the windows of one rank: how long the machine waits for an answer that is partly read ahead."""
 
-    __slots__ = (
-        "_answered",
-        "_answered_s",
-        "_first",
-        "_loader",
-        "_pulled",
-        "_pulled_s",
-        "_read_ahead",
-        "_tokens",
-        "_workers",
-    )
-
     def __init__(self, loader: LoaderCost, tokens: Integers, window_samples: int) -> None:
         self._loader = loader
         self._workers = Workers(loader)

@@ -6,7 +6,7 @@ Every figure of a `Summary` has its formula in GLOSSARY.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -118,19 +118,6 @@ class Summary(RunSettings):
 
 class Recorder:
     """Sums up a run step by step; in each, every rank takes part (ALIGN)."""
-
-    __slots__ = (
-        "_budget_tokens",
-        "_emitted",
-        "_rank_tokens",
-        "_seen",
-        "exchange_s",
-        "moved_places",
-        "rounds",
-        "rows",
-        "samples_emitted",
-        "updates",
-    )
 
     def __init__(self, *, ranks: int, samples_total: int, budget_tokens: int, emitted: Sequence[int] = ()) -> None:
         self._budget_tokens = budget_tokens
@@ -319,16 +306,6 @@ def describe_update(summary: Summary) -> str:
     """Returns the same in words."""
     samples, tokens, steps = list_update_values(summary)
     return f"{samples} samples, {tokens} tokens in {steps} micro-batches"
-
-
-def list_step_columns() -> list[str]:
-    """Returns the columns of ``--steps-csv``."""
-    return [item.name for item in fields(StepRow)]
-
-
-def list_step_values(row: StepRow) -> list[int | float]:
-    """Returns the values of one row of ``--steps-csv``."""
-    return list(astuple(row))
 
 
 # How far training strays from what the sampler chose: places that samples are moved by, and length from step to step.

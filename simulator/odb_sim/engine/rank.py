@@ -40,29 +40,6 @@ class Rank:
     ``post`` takes part in an exchange for a rank, ``notice`` tells the trainers that a rank has a step more, or has ended.
     """
 
-    __slots__ = (
-        "_acceptance",
-        "_collate_fault",
-        "_draw_reader",
-        "_full_reads",
-        "_is_drawing",
-        "_notice",
-        "_post",
-        "_posted_s",
-        "_read_fault",
-        "_read_samples",
-        "_reader",
-        "_reads",
-        "_receiving",
-        "_slowness",
-        "_stage",
-        "is_gone",
-        "machine",
-        "number",
-        "outcome",
-        "queue",
-    )
-
     def __init__(
         self, stage: EpochStage, machine: Machine, *, post: Callable[[int, Post], None], notice: Callable[[int], None]
     ) -> None:

@@ -52,23 +52,6 @@ class Clock:
     updates hold several steps, ranks are apart inside one, and each has a number of its own (``lanes``).
     """
 
-    __slots__ = (
-        "_agreed_s",
-        "_depth_steps",
-        "_free_s",
-        "_is_open",
-        "_released",
-        "_sync_s",
-        "_takes_s",
-        "_waited_for",
-        "ends_s",
-        "lanes",
-        "slowest_s",
-        "starts_s",
-        "updates",
-        "waits_s",
-    )
-
     def __init__(self, *, depth_steps: int, sync_s: float, lanes: int = 1) -> None:
         self._depth_steps = depth_steps
         self._sync_s = sync_s

@@ -26,19 +26,6 @@ _TAKEN: Final = StepTaken()
 class _Step:
     """A step that some ranks have taken: a number for each of them, in turn."""
 
-    __slots__ = (
-        "batches",
-        "begun_s",
-        "compute_s",
-        "costs_s",
-        "ends_update",
-        "is_end",
-        "queued_steps",
-        "round",
-        "taken_s",
-        "takers",
-    )
-
     def __init__(
         self, batches: Batches, costs_s: list[float], round_: int, *, ends_update: bool, each_step: bool
     ) -> None:
@@ -67,25 +54,6 @@ class Trainers:
     """The training processes of all ranks, an update at a time: each takes a batch, computes it, and takes the next; after the
     last of the update it waits for all in a collective.
     """
-
-    __slots__ = (
-        "_accumulation",
-        "_busy",
-        "_departed",
-        "_free_s",
-        "_leaving",
-        "_next",
-        "_on_progress",
-        "_open",
-        "_ranks",
-        "_slowness",
-        "_stage",
-        "_taken",
-        "_waiting",
-        "_wakened",
-        "_waking",
-        "updates",
-    )
 
     def __init__(
         self,

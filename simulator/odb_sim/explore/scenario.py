@@ -68,11 +68,18 @@ def read_scenario(path: str | Path) -> Scenario:
     Raises: UsageError when it holds no scenario.
     """
     try:
-        data: object = json.loads(Path(path).read_text(encoding="utf-8"))
+        return decode_scenario(json.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except ValueError as error:  # no UTF-8, no JSON or no scenario
         raise UsageError(f"{path}: not a saved schedule: {error}") from error
+
+
+def decode_scenario(data: object) -> Scenario:
+    """Returns the scenario that `encode_scenario` made.
+
+    Raises: UsageError when it is not one.
+    """
     match data:
         case {
             "format": "odb-scenario",
@@ -91,9 +98,9 @@ def read_scenario(path: str | Path) -> Scenario:
                     rule=str(bounds.get("rule")),
                 )
             except (KeyError, TypeError, ValueError) as error:
-                raise UsageError(f"{path}: not a scenario: {error}") from error
+                raise UsageError(f"not a scenario: {error}") from error
         case _:
-            raise UsageError(f"{path}: not an {FORMAT} of version {VERSION}")
+            raise UsageError(f"not an {FORMAT} of version {VERSION}")
 
 
 def _decode_bounds(data: JsonObject) -> Bounds:

@@ -19,7 +19,7 @@ from odb_sim.reports.tables import SWEEP, TUNE_NOTE, build_row, describe_beside,
 from odb_sim.studies.cells import CellAnswer
 from odb_sim.studies.comparison import REFERENCE, Compared
 from odb_sim.studies.runs import Run, has_window
-from odb_sim.studies.sweep import Grid, find_fastest
+from odb_sim.studies.sweep import Study, find_fastest
 from odb_sim.studies.tune import NAMES, Tuning
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -138,7 +138,7 @@ def _describe_bars(reference: Summary) -> str:
 
 
 def write_sweep_report(
-    path: Path, title: str, grid: Grid, answers: Sequence[CellAnswer], *, source: PageSource, sure: str = ""
+    path: Path, title: str, study: Study, answers: Sequence[CellAnswer], *, source: PageSource, sure: str = ""
 ) -> None:
     """Writes the page of a sweep: the fastest setting, its steps beside fixed batches, and a slider for each setting."""
     best, rates = find_fastest(answers)
@@ -154,7 +154,7 @@ def write_sweep_report(
         cautions=summarize_cautions(caution for answer in answers for caution in answer.cautions),
     )
     _add_sliders(page, answers, best, {})
-    what = grid.build_run(best.point, grid.study.build_workload(best.point.ranks, best.point.samples))
+    what = study.build_run(best.point)
     page.add_maps([(title, _draw_pair(what, f"{best.point.policy}, the fastest setting"))])
     page.add_heading("All settings")
     page.add_table(list(SWEEP), [build_row(SWEEP, answer) for answer in answers], chosen=answers.index(best))
@@ -162,7 +162,7 @@ def write_sweep_report(
 
 
 def write_tune_report(
-    path: Path, title: str, lead: str, tuning: Tuning, *, grid: Grid, source: PageSource, sure: str = ""
+    path: Path, title: str, lead: str, tuning: Tuning, *, study: Study, source: PageSource, sure: str = ""
 ) -> None:
     """Writes the page of a tuning: the recommendation with its reasons, its steps, sliders, and everything that was tried."""
     chosen, point = tuning.recommended, tuning.recommended.point
@@ -194,7 +194,7 @@ def write_tune_report(
         page.add_text(line)
     notes = {chosen: "This is the recommendation.", tuning.best: "This is the fastest that was tried."}
     _add_sliders(page, tuning.tried, chosen, notes)
-    what = grid.build_run(point, grid.study.build_workload(point.ranks, point.samples))
+    what = study.build_run(point)
     page.add_maps([(title, _draw_pair(what, f"{point.policy} as recommended"))])
     page.add_heading("Everything that was tried")
     tried = sorted(tuning.tried, key=lambda answer: -answer.rate)

@@ -29,7 +29,7 @@ from odb_sim.studies.comparison import REFERENCE
 from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Run, is_rule, run
 from odb_sim.studies.search import Dimensions, SettingSearch
-from odb_sim.studies.sweep import Grid, Study, run_grid
+from odb_sim.studies.sweep import Study, run_grid
 from odb_sim.studies.tune import EDGE, LARGEST_WINDOW, PADDING_SHARES, compute_budget_ladder, compute_ladder
 
 LARGEST_JUDGED: Final = 20_000
@@ -216,16 +216,16 @@ def make_plan(
     cautions: tuple[Caution, ...] = ()
     for name, needs, policy, terms in _list_ways(wanted):
         study = _build_study(wanted, terms, _choose_global_batch(wanted, policy, ways))
-        grid = Grid(study=study, points=())
 
-        def simulate(points: Sequence[Point], grid: Grid = grid) -> list[CellAnswer | CellFailure]:
-            return run_grid(replace(grid, points=tuple(points)), executor, tell, store=store)
+        def simulate(points: Sequence[Point], study: Study = study) -> list[CellAnswer | CellFailure]:
+            study.check(points)
+            return run_grid(study, points, executor, tell, store=store)
 
         start, dimensions = _build_dimensions(wanted, policy, terms.layout)
         found = SettingSearch(simulate, dimensions, _TOLERANCE).run(start)
         summary, cautions = found.summary, cautions if ways else found.cautions
         batch = "" if summary.batch_size is None else f" of {summary.batch_size:,}"
-        what = fit_batches(grid.build_run(found.point, study.build_workload(wanted.job.gpus)))
+        what = fit_batches(study.build_run(found.point))
         ways.append(Way(name + batch, needs, what, summary))
     bands = compute_bands([way.what for way in ways], wanted.list_inputs(), executor=executor, on_done=tell)
     return RunPlan(wanted, tuple(ways), bands, _list_cautions(wanted, ways, cautions))
@@ -254,10 +254,8 @@ def choose(wanted: Sequence[Wanted]) -> Wanted:
 
 def _measure(wanted: Wanted) -> float:
     _, _, policy, terms = next(_list_ways(wanted))
-    study = _build_study(wanted, terms)
     point, _ = _build_dimensions(wanted, policy, terms.layout)
-    what = Grid(study=study, points=()).build_run(point, study.build_workload(wanted.job.gpus))
-    return run(what).summary.sim_time_s
+    return run(_build_study(wanted, terms).build_run(point)).summary.sim_time_s
 
 
 def compute_ranges(wanted: Wanted) -> Ranges:

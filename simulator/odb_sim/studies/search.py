@@ -9,7 +9,7 @@ until none is good enough: the other half is for what the search may have missed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from itertools import product
 from typing import Final
 
@@ -110,21 +110,7 @@ def compute_host_tokens(answer: CellAnswer) -> int:
 
 
 def _change(point: Point, name: str, value: Value) -> Point:
-    if isinstance(value, str):
-        return replace(point, cost=value)
-    match name:
-        case "window_samples":
-            return replace(point, window_samples=value)
-        case "budget_tokens":
-            return replace(point, budget_tokens=value)
-        case "ramp_rounds":
-            return replace(point, ramp_rounds=value)
-        case "max_age_rounds":
-            return replace(point, max_age_rounds=value)
-        case "padding_share":
-            return replace(point, padding_share=value)
-        case _:
-            return replace(point, depth_steps=value)
+    return Point(**asdict(point) | {name: value})
 
 
 def list_own(answer: CellAnswer) -> frozenset[str]:

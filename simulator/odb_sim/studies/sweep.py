@@ -39,6 +39,8 @@ class Study:
     seed: int = 0
     sharding: Sharding = Sharding.EVEN
     global_batch: GlobalBatch = EVERY_STEP
+    batch_size: int | None = None
+    """Samples of a fixed batch; None: what the budget holds of the longest."""
     costs: Costs = field(default_factory=Costs)
     conditions: Conditions = STEADY
     terms: Terms = JOIN_ALL
@@ -51,54 +53,40 @@ class Study:
         samples = self.samples if samples is None else samples
         return build_workload(self.lengths, ranks=ranks, sharding=self.sharding, samples=samples, seed=self.seed)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """The points of a study, in order.
-
-    Raises: UsageError when a point makes no sense, before any is run.
-    """
-
-    study: Study
-    points: tuple[Point, ...]
-    batch_size: int | None = None
-    """Samples of a fixed batch; None: what the budget holds of the longest."""
-
-    def __post_init__(self) -> None:
-        for ranks in dict.fromkeys(point.ranks for point in self.points):
-            workload = self.study.build_workload(ranks)
-            for point in self.points:
-                if point.ranks == ranks:
-                    self.build_run(point, workload)
-
-    def build_run(self, point: Point, workload: Workload) -> Run:
-        """Returns the simulation of ``point``.
+    def build_run(self, point: Point, workload: Workload | None = None) -> Run:
+        """Returns the simulation of ``point``, on a workload of its own where none is given.
 
         Raises: UsageError when it makes no sense.
         """
         what = Run(
-            workload=workload,
+            workload=self.build_workload(point.ranks, point.samples) if workload is None else workload,
             policy=point.policy,
             budget_tokens=point.budget_tokens,
             batch_size=self.batch_size,
-            global_batch=self.study.global_batch,
+            global_batch=self.global_batch,
             window_samples=point.window_samples,
             depth_steps=point.depth_steps,
-            sharding=self.study.sharding,
-            seed=self.study.seed,
-            costs=self.study.costs,
-            conditions=self.study.conditions,
+            sharding=self.sharding,
+            seed=self.seed,
+            costs=self.costs,
+            conditions=self.conditions,
         )
-        terms = self.study.terms
-        if point.ramp_rounds is not None:
-            terms = replace(terms, ramp_rounds=point.ramp_rounds)
-        if point.max_age_rounds is not None:
-            terms = replace(terms, max_age_rounds=point.max_age_rounds)
-        if point.padding_share is not None:
-            terms = replace(terms, padding_share=point.padding_share)
+        own = {name: getattr(point, name) for name in ("ramp_rounds", "max_age_rounds", "padding_share")}
+        terms = replace(self.terms, **{name: value for name, value in own.items() if value is not None})
         if point.cost is not None and point.cost != terms.cost.name:
             terms = replace(terms, cost=get_cost(point.cost))
         return terms.apply(what)
+
+    def check(self, points: Sequence[Point]) -> None:
+        """Checks that every point makes sense, before any is run.
+
+        Raises: UsageError when one does not.
+        """
+        for ranks in dict.fromkeys(point.ranks for point in points):
+            workload = self.build_workload(ranks)
+            for point in points:
+                if point.ranks == ranks:
+                    self.build_run(point, workload)
 
 
 def build_points(
@@ -117,12 +105,12 @@ def build_points(
     )
 
 
-def simulate_point(grid: Grid, point: Point) -> CellAnswer:
+def simulate_point(study: Study, point: Point) -> CellAnswer:
     """Returns the answer of one point: what a worker of the executor runs.
 
     Raises: InvariantError, naming the point, when a property of the protocol does not hold.
     """
-    return simulate_run(grid.build_run(point, grid.study.build_workload(point.ranks, point.samples)), point)
+    return simulate_run(study.build_run(point), point)
 
 
 def simulate_run(what: Run, point: Point) -> CellAnswer:
@@ -147,28 +135,32 @@ def find_fastest(answers: Sequence[CellAnswer]) -> tuple[CellAnswer, dict[CellAn
     return max(answers, key=rates.__getitem__), rates
 
 
-def estimate_answer(grid: Grid, answer: CellAnswer) -> Band | None:
+def estimate_answer(study: Study, answer: CellAnswer) -> Band | None:
     """Returns how sure the time of a setting is; None where that would take long to know."""
-    point = answer.point
-    what = fit_batches(grid.build_run(point, grid.study.build_workload(point.ranks, point.samples)))
+    what = fit_batches(study.build_run(answer.point))
     return estimate(what, answer.summary) if is_quick(what) else None
 
 
 def run_grid(
-    grid: Grid, executor: Executor, on_done: Callable[[int], None] | None = None, *, store: Store | None = None
+    study: Study,
+    points: Sequence[Point],
+    executor: Executor,
+    on_done: Callable[[int], None] | None = None,
+    *,
+    store: Store | None = None,
 ) -> list[CellAnswer | CellFailure]:
-    """Returns the answers of all points, in the order of the grid, and what failed. ``on_done`` hears how many are done.
+    """Returns the answers of all points, in their order, and what failed. ``on_done`` hears how many are done.
 
     Raises: what the first point to fail raises, but where its process was killed; those that have not begun are given up.
     """
-    lengths, study = grid.study.lengths, replace(grid.study, lengths=_NO_LENGTHS)
+    lengths, rest = study.lengths, replace(study, lengths=_NO_LENGTHS)
     arrays = [lengths.tokens, lengths.supervised_tokens, *([] if lengths.resources is None else [lengths.resources])]
     cells = [
         Cell(
             point,
-            compute_key(arrays, [point.policy], lengths.name, study, grid.batch_size, point),
-            partial(simulate_point, grid, point),
+            compute_key(arrays, [point.policy], lengths.name, rest, point),
+            partial(simulate_point, study, point),
         )
-        for point in grid.points
+        for point in points
     ]
     return run_cells(cells, executor, store=store, on_done=on_done)

@@ -44,7 +44,7 @@ from odb_ref.core.errors import UsageError
 from odb_sim.inputs.workload import Sharding
 from odb_sim.studies.cells import CellAnswer, CellFailure, Point, Store
 from odb_sim.studies.search import Dimensions, SettingSearch, Value, compute_host_tokens, list_own
-from odb_sim.studies.sweep import Grid, Study, run_grid
+from odb_sim.studies.sweep import Study, run_grid
 
 LARGEST_WINDOW: Final = 4096
 LARGEST_JUDGED: Final = 1_000_000
@@ -164,13 +164,6 @@ class Question:
             samples=self.judged_samples,
         )
 
-    def build_grid(self, points: Sequence[Point]) -> Grid:
-        """Returns the simulations of ``points``.
-
-        Raises: UsageError when one makes no sense.
-        """
-        return Grid(study=self.study, points=tuple(points))
-
 
 Choice = tuple[str, str, Study]
 """A choice that is the user's: its options, what it needs, and the study with it."""
@@ -244,7 +237,8 @@ def tune(
         heard = None if on_done is None else (lambda _: on_done(next(counter)))
 
         def simulate(points: Sequence[Point]) -> Sequence[CellAnswer | CellFailure]:
-            return run_grid(Grid(study=study, points=tuple(points)), executor, heard, store=store)
+            study.check(points)
+            return run_grid(study, points, executor, heard, store=store)
 
         return SettingSearch(simulate, dimensions, question.tolerance)
 

@@ -22,16 +22,17 @@ _TYPICAL_ROUND: Final = 3
 
 def make_agreement(
     *,
-    samples_min: int,
-    samples_max: int,
-    groups_min: int,
-    groups_max: int,
-    due_max: int,
+    samples: tuple[int, int],
+    groups: tuple[int, int],
+    due: int,
     round_: int,
     fingerprint: int = 1,
-    budget_min: int = NONE,
+    budget: int = NONE,
 ) -> Offer:
-    """Returns an agreement on a round that goes on: nobody has failed or stopped, and every rank is ready."""
+    """Returns an agreement on a round that goes on: nobody has failed or stopped, and every rank is ready.
+
+    ``samples`` and ``groups`` are pairs: the least of any rank, and the most.
+    """
     return Offer(
         round_min=round_,
         round_max=round_,
@@ -41,12 +42,12 @@ def make_agreement(
         failed_rank=NONE,
         stop_step=NONE,
         stop_rank=NONE,
-        samples_min=samples_min,
-        samples_max=samples_max,
-        groups_min=groups_min,
-        groups_max=groups_max,
-        due_max=due_max,
-        budget_min=budget_min,
+        samples_min=samples[0],
+        samples_max=samples[1],
+        groups_min=groups[0],
+        groups_max=groups[1],
+        due_max=due,
+        budget_min=budget,
     )
 
 
@@ -72,46 +73,26 @@ def iterate_grid() -> Iterator[Offer]:
         for groups_max in range(1, samples_max + 1):
             for samples_min in range(samples_max + 1):
                 for groups_min in (*range(1, groups_max + 1), NONE):
-                    for due_max in range(groups_max + 1):
-                        for round_, budget_min in ((0, NONE), (_TYPICAL_ROUND, NONE), (_TYPICAL_ROUND, 1)):
-                            yield make_agreement(
-                                budget_min=budget_min,
-                                samples_min=samples_min,
-                                samples_max=samples_max,
-                                groups_min=groups_min,
-                                groups_max=groups_max,
-                                due_max=due_max,
-                                round_=round_,
-                            )
+                    for due in range(groups_max + 1):
+                        samples, groups = (samples_min, samples_max), (groups_min, groups_max)
+                        for round_, budget in ((0, NONE), (_TYPICAL_ROUND, NONE), (_TYPICAL_ROUND, 1)):
+                            yield make_agreement(samples=samples, groups=groups, due=due, round_=round_, budget=budget)
 
 
 def iterate_rounds() -> Iterator[Offer]:
     """Yields every round up to 9,999, each in three shapes: uneven ranks, one that is dry, and samples that are due."""
     for round_ in range(ROUNDS):
-        for samples_min, groups_min, due_max in ((9, 3, 0), (0, NONE, 0), (5, 2, 7)):
-            yield make_agreement(
-                samples_min=samples_min,
-                samples_max=24,
-                groups_min=groups_min,
-                groups_max=8,
-                due_max=due_max,
-                round_=round_,
-            )
+        for samples_min, groups_min, due in ((9, 3, 0), (0, NONE, 0), (5, 2, 7)):
+            yield make_agreement(samples=(samples_min, 24), groups=(groups_min, 8), due=due, round_=round_)
 
 
 def iterate_sizes() -> Iterator[Offer]:
     """Yields every window up to 20,000 samples, each in two shapes."""
     for samples_max in range(1, SIZES + 1):
         groups_max = 1 + (7 * samples_max) % samples_max if samples_max % 7 else max(1, samples_max // 5)
-        for groups_min, due_max in ((max(1, groups_max // 2), 0), (NONE, groups_max)):
-            yield make_agreement(
-                samples_min=samples_max // 3,
-                samples_max=samples_max,
-                groups_min=groups_min,
-                groups_max=groups_max,
-                due_max=due_max,
-                round_=_TYPICAL_ROUND,
-            )
+        samples = samples_max // 3, samples_max
+        for groups_min, due in ((max(1, groups_max // 2), 0), (NONE, groups_max)):
+            yield make_agreement(samples=samples, groups=(groups_min, groups_max), due=due, round_=_TYPICAL_ROUND)
 
 
 def iterate_large(count: int, seed: int) -> Iterator[Offer]:
@@ -125,14 +106,12 @@ def iterate_large(count: int, seed: int) -> Iterator[Offer]:
         samples_max = 2 ** draw.randint(0, 40) if draw.random() < 0.3 else draw.randint(1, 2 ** draw.randint(1, 40))
         groups_max = between(1, samples_max)
         yield make_agreement(
-            samples_min=between(0, samples_max),
-            samples_max=samples_max,
-            groups_min=NONE if draw.random() < 0.2 else between(1, groups_max),
-            groups_max=groups_max,
-            due_max=between(0, groups_max),
+            samples=(between(0, samples_max), samples_max),
+            groups=(NONE if draw.random() < 0.2 else between(1, groups_max), groups_max),
+            due=between(0, groups_max),
             round_=draw.choice((0, 1, 2, draw.randint(3, 100), draw.randint(100, 10**6), LARGEST_ROUND)),
             fingerprint=draw.getrandbits(56),
-            budget_min=draw.choice((NONE, draw.randint(1, 64), draw.randint(1, 2 ** draw.randint(1, 40)))),
+            budget=draw.choice((NONE, draw.randint(1, 64), draw.randint(1, 2 ** draw.randint(1, 40)))),
         )
 
 

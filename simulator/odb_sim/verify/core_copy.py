@@ -6,7 +6,6 @@ A stage whose tool or files are missing is skipped, with the reason.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,15 +15,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import odb_ref
 from odb_ref.core.errors import UsageError
-from odb_sim.explore.scenario import read_scenario
-from odb_sim.verify.stages import Finding, Stage
+from odb_sim.verify.stages import Finding, Stage, decode_stage
 
 LIMIT_S: Final = 570.0
 """For all stages together."""
@@ -146,8 +145,8 @@ def refute_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Itera
 
 def _list_stages(work: Path, seed: int, deadline: float) -> list[Callable[[], Stage]]:
     """Returns what makes the stages, the short ones first."""
-    worlds = [_make_worlds(work, name, seed, deadline) for name in ("large", "properties", "exploration")]
-    return [*worlds, *(_make_suite(work, suite, deadline) for suite in _SUITES)]
+    worlds = [partial(_run_worlds, work, name, seed, deadline) for name in ("large", "properties", "exploration")]
+    return [*worlds, *(partial(_run_suite, work, suite, deadline) for suite in _SUITES)]
 
 
 def _copy_repository(work: Path, core: Path) -> None:
@@ -185,10 +184,6 @@ def _run(work: Path, arguments: list[str], deadline: float) -> subprocess.Comple
         )
     except subprocess.TimeoutExpired:
         return None
-
-
-def _make_suite(work: Path, suite: _Suite, deadline: float) -> Callable[[], Stage]:
-    return lambda: _run_suite(work, suite, deadline)
 
 
 def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
@@ -252,10 +247,6 @@ def _read_failure(printed: str, errors: str) -> tuple[str, str]:
     return " ".join(said[:4])[:1000] or last, failed[1] if failed else "the collection of the tests"
 
 
-def _make_worlds(work: Path, name: str, seed: int, deadline: float) -> Callable[[], Stage]:
-    return lambda: _run_worlds(work, name, seed, deadline)
-
-
 def _run_worlds(work: Path, name: str, seed: int, deadline: float) -> Stage:
     began = time.perf_counter()
     answer = work / f"{name}.json"
@@ -270,22 +261,4 @@ def _run_worlds(work: Path, name: str, seed: int, deadline: float) -> Stage:
         last = (done.stderr.strip() or "nothing was said").splitlines()[-1]
         finding = Finding(property="AS-TESTED", detail=last, case=f"the stage {name}, which the core brings down")
         return Stage(name=name, covered="", properties=(), seconds=seconds, findings=(finding,))
-    found = json.loads(answer.read_text(encoding="utf-8"))
-    findings = tuple(
-        Finding(
-            property=item["property"],
-            detail=item["detail"],
-            case=item["case"],
-            scenario=read_scenario(work / item["scenario"]) if item["scenario"] else None,
-        )
-        for item in found["findings"]
-    )
-    return Stage(
-        name=name,
-        covered=found["covered"],
-        ranges=found["ranges"],
-        properties=tuple(found["properties"]),
-        seconds=seconds,
-        findings=findings,
-        skipped=found["skipped"],
-    )
+    return replace(decode_stage(answer.read_text(encoding="utf-8")), seconds=seconds)

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from odb_ref.core.batching.rules import RULES
-from odb_sim.explore.scenario import write_scenario
-from odb_sim.verify.stages import Stage, explore_small_worlds, run_large_worlds, run_random_worlds
+from odb_sim.verify.stages import Stage, encode_stage, explore_small_worlds, run_large_worlds, run_random_worlds
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes what the stage found; scenarios to files beside it."""
+    """Writes what the stage found."""
     name, seed, limit_s, path = arguments[0], int(arguments[1]), float(arguments[2]), Path(arguments[3])
     stage: Stage
     if name == "exploration":
@@ -25,27 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         stage = run_large_worlds([RULES[key] for key in sorted(RULES)], seed, limit_s=limit_s)
     else:
         stage = run_random_worlds([RULES[key] for key in sorted(RULES)], "", seed, limit_s=limit_s)
-    findings = []
-    for number, finding in enumerate(stage.findings):
-        file = f"{name}-{number}.scenario.json"
-        if finding.scenario is not None:
-            write_scenario(path.with_name(file), finding.scenario)
-        findings.append(
-            {
-                "property": finding.property,
-                "detail": finding.detail,
-                "case": finding.case,
-                "scenario": file if finding.scenario is not None else None,
-            }
-        )
-    payload = {
-        "covered": stage.covered,
-        "ranges": stage.ranges,
-        "properties": list(stage.properties),
-        "skipped": stage.skipped,
-        "findings": findings,
-    }
-    path.write_text(json.dumps(payload), encoding="utf-8")
+    path.write_text(json.dumps({**encode_stage(stage), "properties": stage.properties}), encoding="utf-8")
     return 0
 
 

@@ -5,6 +5,7 @@ Each takes a target rule, an instance of its own for each rank where there is on
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import tempfile
@@ -23,7 +24,7 @@ from odb_ref.core.errors import OdbError
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Status, check_traces
 from odb_sim.explore.sampling import SHRINK_S, Sampled, make_random_bounds, run_random_schedule, shrink
-from odb_sim.explore.scenario import Scenario, compute_scenario
+from odb_sim.explore.scenario import Scenario, compute_scenario, decode_scenario, encode_scenario
 from odb_sim.explore.search import explore
 from odb_sim.explore.suites import SMALL
 from odb_sim.explore.violation import name_property
@@ -77,6 +78,44 @@ class Stage:
     findings: tuple[Finding, ...]
     skipped: str = ""
     remedy: str = ""
+
+
+def encode_stage(stage: Stage) -> dict[str, object]:
+    """Returns the stage as JSON: what it looked at and found."""
+    return {
+        "name": stage.name,
+        "covered": stage.covered,
+        "ranges": stage.ranges,
+        "skipped": stage.skipped,
+        "wall_time_s": round(stage.seconds, 3),
+        "findings": [
+            {
+                "property": finding.property,
+                "detail": finding.detail,
+                "case": finding.case,
+                "scenario": finding.scenario and encode_scenario(finding.scenario),
+            }
+            for finding in stage.findings
+        ],
+    }
+
+
+def decode_stage(text: str) -> Stage:
+    """Returns the stage that the JSON of `encode_stage`, and its ``properties`` beside, says."""
+    found = json.loads(text)
+    findings = (
+        Finding(**item | {"scenario": item["scenario"] and decode_scenario(item["scenario"])})
+        for item in found["findings"]
+    )
+    return Stage(
+        name=found["name"],
+        covered=found["covered"],
+        ranges=found["ranges"],
+        properties=tuple(found["properties"]),
+        seconds=found["wall_time_s"],
+        findings=tuple(findings),
+        skipped=found["skipped"],
+    )
 
 
 def explore_small_worlds(rule: TargetRule | None, name: str, limit_s: float = _UNLIMITED) -> Stage:

@@ -22,21 +22,6 @@ _WHOSE_LIMIT: Final[dict[str, Property]] = {
 class Output:
     """Follows the steps of one rank from their release to the end."""
 
-    __slots__ = (
-        "_depth_steps",
-        "begun_updates",
-        "delivered_steps",
-        "finish",
-        "has_left",
-        "most_queued_steps",
-        "released_steps",
-        "step_limit",
-        "stopped_after",
-        "taken_steps",
-        "taken_updates",
-        "update_ends",
-    )
-
     def __init__(self) -> None:
         self.released_steps = 0
         self.delivered_steps = 0
