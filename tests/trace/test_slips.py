@@ -9,10 +9,9 @@ import pytest
 
 from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.effects import OutcomeKind
-from odb_ref.core.events import Report
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import RoundStart
-from odb_ref.trace.check.decode import Settings, TracedFinish
+from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport
 from odb_ref.trace.check.exchanges import Exchanges
 from odb_ref.trace.check.known import check_fields
 from odb_ref.trace.check.own.draws import DrawnPlaces, RankDraws
@@ -131,7 +130,7 @@ def test_an_offer_that_fails_names_its_own_rank(failed_rank: int) -> None:
 
 def test_reports_are_those_of_the_ranks_in_their_order_whoever_posts_first() -> None:
     """Spec: R5.5. Checks: ABORT."""
-    reports = [Report(rank, "disk" if rank == 2 else "", 1, "{}") for rank in range(3)]
+    reports = [TracedReport(rank, "disk" if rank == 2 else "", 1, "{}") for rank in range(3)]
     for said, is_right in ((reports, True), (reports[::-1], False), (reports[:2], False)):
         exchanges = Exchanges(3, Findings())
         for rank in (2, 0, 1):

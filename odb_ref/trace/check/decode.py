@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import chain
 from reprlib import Repr
-from typing import Final, TypeGuard
+from typing import Final, NamedTuple, TypeGuard
 
-from odb_ref.core.events import Report
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import Mode
 from odb_ref.trace.format import Header, Json, JsonObject, TraceError
@@ -163,7 +162,18 @@ def get_offer(data: JsonObject, key: str) -> Offer:
     raise TraceError(f"expected an offer in {key!r}, with {', '.join(_OFFER_FIELDS)}")
 
 
-def get_report(value: Json) -> Report:
+class TracedReport(NamedTuple):
+    """A report as a trace holds it."""
+
+    rank: int
+    cause: str
+    round: int
+    config: str
+    peer: int = 0
+    held: str = ""
+
+
+def get_report(value: Json) -> TracedReport:
     """Returns the report that ``value`` is.
 
     Raises: TraceError when malformed.
@@ -171,14 +181,14 @@ def get_report(value: Json) -> Report:
     match value:
         case {"rank": int(rank), "cause": str(cause), "round": int(round_), "config": str(config), **rest}:
             if not rest:
-                return Report(rank, cause, round_, config)
+                return TracedReport(rank, cause, round_, config)
             peer, held = rest.get("peer", 0), rest.get("held")
             if isinstance(held, str) and type(peer) is int and rest.keys() <= {"held", "peer"}:
-                return Report(rank, cause, round_, config, peer, held)
+                return TracedReport(rank, cause, round_, config, peer, held)
     raise TraceError(f"expected a report, got {shorten(value)}")
 
 
-def get_reports(data: JsonObject) -> list[Report]:
+def get_reports(data: JsonObject) -> list[TracedReport]:
     """Returns the reports of a ``reported``.
 
     Raises: TraceError when malformed.

@@ -9,9 +9,8 @@ from itertools import count
 from operator import ge
 from typing import Final
 
-from odb_ref.core.events import Report
 from odb_ref.core.offer import Offer
-from odb_ref.trace.check.decode import Rows, get_offer
+from odb_ref.trace.check.decode import Rows, TracedReport, get_offer
 from odb_ref.trace.check.verdict import Findings, Property
 from odb_ref.trace.format import JsonObject
 
@@ -99,7 +98,7 @@ class Exchanges:
             for place, value in enumerate(row):
                 total[place] += value
 
-    def post_report(self, rank: int, report: Report) -> None:
+    def post_report(self, rank: int, report: TracedReport) -> None:
         """Takes part in the gathering of reports."""
         self._post(ExchangeKind.REPORT, rank, 0, _digest(report))
 
@@ -134,7 +133,7 @@ class Exchanges:
 
         return self._answer(ExchangeKind.COUNTS, rank, number, answer, is_sum)
 
-    def answer_reports(self, rank: int, reports: list[Report]) -> bool:
+    def answer_reports(self, rank: int, reports: list[TracedReport]) -> bool:
         """Returns True when ``reports`` are the reports of all ranks, by rank."""
         digests = list(map(_digest, reports))
 
@@ -195,6 +194,6 @@ class Exchanges:
         return True
 
 
-def _digest(report: Report) -> bytes:
+def _digest(report: TracedReport) -> bytes:
     """Returns a digest: a cause may be long, and the reports of all ranks are kept."""
     return hashlib.blake2b(repr(report).encode(), digest_size=16).digest()

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from odb_ref.core.effects import OutcomeKind
-from odb_ref.core.events import Report
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.trace.check.decode import Settings, TracedFinish, compute_fingerprint
+from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport, compute_fingerprint
 from odb_ref.trace.check.verdict import Judgement, Property
 
 
@@ -26,7 +25,7 @@ def is_ended_by(agreement: Offer | None) -> bool:
     return agreement is not None and (is_broken_off(agreement) or agreement.stop_rank != NONE)
 
 
-def judge_report(report: Report, own: tuple[int, str, int], fingerprint: int) -> Iterator[Judgement]:
+def judge_report(report: TracedReport, own: tuple[int, str, int], fingerprint: int) -> Iterator[Judgement]:
     """Yields what is judged of a report: it must be of its ``own`` rank, failure and round, and of the offered fingerprint."""
     is_own = (report.rank, report.cause, report.round) == own
     yield Property.ABORT, "" if is_own else "its report differs from what happened to it"
@@ -46,7 +45,7 @@ class Told:
     """The loss that ended it: which rank's, and why."""
 
 
-def find_blamed(reports: Sequence[Report]) -> tuple[int, str | None] | None:
+def find_blamed(reports: Sequence[TracedReport]) -> tuple[int, str | None] | None:
     """Returns whom reports blame, and why: the lowest rank that failed, else that differs from rank 0, else one of whose peers
     hold different samples. Spec: R7.2, R7.3, R17.4.
     """

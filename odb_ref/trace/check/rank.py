@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from itertools import chain
 
 from odb_ref.core.effects import OutcomeKind
-from odb_ref.core.events import Report
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.trace.check import decode
 from odb_ref.trace.check.account import Account
-from odb_ref.trace.check.decode import Rows, Settings, TracedFinish, TracedStep
+from odb_ref.trace.check.decode import Rows, Settings, TracedFinish, TracedReport, TracedStep
 from odb_ref.trace.check.exchanges import ExchangeKind, Exchanges
 from odb_ref.trace.check.known import check_fields
 from odb_ref.trace.check.lineage import PlanDigest
@@ -281,7 +280,7 @@ class RankChecker:
         self.input.offer()
         self._fingerprint.told = offer.fingerprint_min
 
-    def _post_report(self, report: Report) -> None:
+    def _post_report(self, report: TracedReport) -> None:
         self._exchanges.post_report(self.rank, report)
         self.posted[ExchangeKind.REPORT] += 1
         self.reported_cause = report.cause
