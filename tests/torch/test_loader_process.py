@@ -445,23 +445,17 @@ def test_what_belongs_to_an_epoch_that_is_over_does_not_reach_the_next(tmp_path:
             assert kinds.count("step_taken") == steps
 
 
-class KillOnce(Numbers):
-    """Kills the worker that reads the bad sample, as long as there is a file that says so."""
-
-    word: Path
-
-    def __getitem__(self, index: int) -> Any:
-        if index in self.bad and self.word.exists():
-            self.word.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
 def test_a_loader_process_with_a_dead_worker_is_replaced(tmp_path: Path) -> None:
     """Persistent workers, one of which died: the next epoch has others."""
-    data = KillOnce(0, 300, bad=200)
-    data.word = tmp_path / "kill"
-    data.word.touch()
+    word = tmp_path / "kill"
+    word.touch()
+
+    def kill_once(index: int) -> str:
+        is_first = word.exists()
+        word.unlink(missing_ok=True)
+        return "kill" if is_first else ""
+
+    data = Numbers(0, 300, bad=200, fault=kill_once)
     with ODBDataLoader(data, **nested(num_workers=1, persistent_workers=True, **SETTINGS)) as loader:
         with pytest.raises(JobError, match="exited unexpectedly"):
             list(loader)
