@@ -21,7 +21,7 @@ from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind, PostCounts, PostOffer
 from odb_ref.core.events import Agreed, Counted, PeerLost, Reported, Urged
-from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.offer import Offer
 from odb_ref.core.types import StepCounts
 from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.epoch import driver as epoch_driver
@@ -39,6 +39,7 @@ from odb_ref.torch.workers import process as loader_process
 from odb_ref.torch.workers import serving
 from odb_ref.trace.reading import read_trace
 from tests.helpers.options import nested
+from tests.helpers.world import make_offer
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import run_each
 
@@ -283,10 +284,7 @@ class Wire(Exchange):
 
 
 def make_agreement(round_: int, **changed: int) -> Offer:
-    told = {"failed_rank": NONE, "stop_rank": NONE, "stop_step": NONE, "samples_min": 1, "samples_max": 2, "due_max": 0}
-    fingerprints = {"fingerprint_min": CONFIG.fingerprint, "fingerprint_max": CONFIG.fingerprint}
-    both = {"round_min": round_, "round_max": round_, "ready_min": 1, "groups_min": 2, "groups_max": 2}
-    return Offer(**(told | fingerprints | both | changed))
+    return make_offer(round_, CONFIG.fingerprint, samples_max=2, groups=2, **changed)
 
 
 def begin() -> tuple[Delivery, Recorder, Wire]:

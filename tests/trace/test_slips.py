@@ -9,7 +9,7 @@ import pytest
 
 from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.effects import OutcomeKind
-from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.offer import NONE
 from odb_ref.core.resume import RoundStart
 from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport
 from odb_ref.trace.check.exchanges import Exchanges
@@ -21,11 +21,9 @@ from odb_ref.trace.check.own.output import Output
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import Findings, Property
 from odb_ref.trace.format import TraceError
+from tests.helpers.world import make_offer
 
-STOP = Offer(
-    round_min=1, round_max=1, fingerprint_min=1, fingerprint_max=1, ready_min=1, failed_rank=NONE, stop_step=4,
-    stop_rank=1, samples_min=1, samples_max=1, groups_min=1, groups_max=1, due_max=0,
-)  # fmt: skip
+STOP = make_offer(stop_step=4, stop_rank=1)
 
 
 def make_settings(limits: tuple[int, ...]) -> Settings:
