@@ -105,7 +105,9 @@ COMMANDS = {
 
 
 def write_data(command: str, arguments: list[str], folder: Path) -> None:
-    """Gives a command that reads data a file of them."""
+    """Gives a command that reads data, or traces, files of them."""
+    if command in ("replay", "calibrate"):
+        arguments += [str(record(folder / f"{number}.ndjson", samples=900)) for number in range(2)]
     if command == "lengths":
         (folder / "data.json").write_text(json.dumps([{"input_ids": list(range(n))} for n in range(1, 30)]))
         arguments.append(str(folder / "data.json"))
@@ -120,8 +122,6 @@ def test_what_a_command_prints_and_writes_has_a_formula(
     name: str, headings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command, arguments = name.split(maxsplit=1)[0], list(COMMANDS[name])
-    if command in ("replay", "calibrate"):
-        arguments += [str(record(tmp_path / f"{number}.ndjson", samples=900)) for number in range(2)]
     write_data(command, arguments, tmp_path)
     if command == "published":
         comparisons = compare_published(Local(), ROWS[:1], samples=160)
