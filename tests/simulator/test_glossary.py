@@ -77,28 +77,17 @@ def test_every_column_has_a_formula() -> None:
 
 
 DATA = ["gsm8k", "--ranks", "2", "--samples", "60"]
+ALONE = ["--processes", "1"]
 COMMANDS = {
     "simulate": [*DATA, "--token-budget", "2048"],
     "compare": DATA,
     "compare several": ["sgd_dialogues", *DATA],
-    "sweep": [*DATA, "--token-budget", "1024", "--window", "16", "--processes", "1"],
-    "tune": [*DATA, "--memory-tokens", "1024", "--window-max", "16", "--processes", "1"],
-    "lengths": ["--processes", "1"],
-    "plan": [
-        "DATA",
-        "--model",
-        "qwen2.5-0.5b",
-        "--gpu",
-        "h100",
-        "--gpus",
-        "2",
-        "--global-batch",
-        "64",
-        "--processes",
-        "1",
-    ],
+    "sweep": [*DATA, "--token-budget", "1024", "--window", "16", *ALONE],
+    "tune": [*DATA, "--memory-tokens", "1024", "--window-max", "16", *ALONE],
+    "lengths": ALONE,
+    "plan": ["DATA", "--model", "qwen2.5-0.5b", "--gpu", "h100", "--gpus", "2", "--global-batch", "64", *ALONE],
     "micro-batches": ["gsm8k", "--ranks", "2", "--budget", "8192", "--step-samples", "1000"],
-    "published": ["--processes", "1"],
+    "published": ALONE,
     "replay": [],
     "calibrate": ["--table"],
 }

@@ -140,23 +140,12 @@ def describe(batch: Any) -> Any:
 
 def describe_step(batch: Any, info: Any) -> Any:
     counted = ("samples", "tokens", "supervised", "costs")
+    # Those of a window are names from when the digests were taken.
     names = [
-        "step",
-        "round",
-        "epoch",
-        "loss_scale",
-        "is_idle",
-        "is_last",
-        "is_window_end",  # names from when the digests were taken
-        "window_supervised",
-        "padded_tokens",
-    ]
-    names += [
-        "emitted_samples",
-        "progress",
-        "world_size",
+        "step", "round", "epoch", "loss_scale", "is_idle", "is_last", "is_window_end", "window_supervised",
+        "padded_tokens", "emitted_samples", "progress", "world_size",
         *(f"{who}_{what}" for who in ("local", "global") for what in counted),
-    ]
+    ]  # fmt: skip
     return [describe(batch), {name: getattr(info, name.replace("window_", "update_")) for name in names}]
 
 
