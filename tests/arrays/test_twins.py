@@ -98,33 +98,24 @@ def read_runs(arrays: Windows, row: int, begins: list[int], ends: list[int]) -> 
     return tuple(tuple(reversed(positions[begin:end])) for begin, end in zip(begins, ends, strict=True))
 
 
-@given(draw_windows(), st.integers(1, 120), st.sampled_from(Sizes))
-def test_groups(windows: list[Group], budget: int, sizes: Sizes) -> None:
+two_limits = st.tuples(st.integers(1, 12), st.integers(1, 12))
+
+
+@given(draw_windows(resources=2), st.integers(1, 200), two_limits, st.sampled_from(Sizes))
+def test_groups(windows: list[Group], budget: int, limits: tuple[int, int], sizes: Sizes) -> None:
     arrays = make_arrays(windows)
-    bounds = compute_group_bounds(arrays, budget, sizes=sizes)
-    to_emit = count_groups_to_emit(arrays, bounds, Layout.PADDED, budget)
-    for row, window in enumerate(windows):
-        groups = StepOrder.FULLEST.compute_groups(window, Layout.PADDED, budget, sizes=sizes)
-        assert count_groups(bounds)[row] == len(groups)
-        assert to_emit[row] == alignment.count_groups_to_emit(groups, Layout.PADDED, budget)
-        edges = bounds[row, : len(groups) + 1].tolist()
-        assert read_runs(arrays, row, edges[:-1], edges[1:]) == list_positions(groups)
+    for bounding in ((), limits) if arrays.used else ((),):
+        bounds = compute_group_bounds(arrays if bounding else replace(arrays, used=()), budget, bounding, sizes=sizes)
+        to_emit = count_groups_to_emit(arrays, bounds, Layout.PADDED, budget)
+        for row, window in enumerate(windows):
+            groups = StepOrder.FULLEST.compute_groups(window, Layout.PADDED, budget, bounding, sizes=sizes)
+            assert count_groups(bounds)[row] == len(groups)
+            assert to_emit[row] == alignment.count_groups_to_emit(groups, Layout.PADDED, budget)
+            edges = bounds[row, : len(groups) + 1].tolist()
+            assert read_runs(arrays, row, edges[:-1], edges[1:]) == list_positions(groups)
 
 
-@given(draw_windows(resources=2), st.integers(1, 200), st.tuples(st.integers(1, 12), st.integers(1, 12)))
-def test_groups_with_limits(windows: list[Group], budget: int, limits: tuple[int, int]) -> None:
-    arrays = make_arrays(windows)
-    if not arrays.used:
-        return  # nothing is held at all
-    bounds = compute_group_bounds(arrays, budget, limits)
-    for row, window in enumerate(windows):
-        groups = compute_groups(window, budget, limits)
-        edges = bounds[row, : len(groups) + 1].tolist()
-        assert read_runs(arrays, row, edges[:-1], edges[1:]) == list_positions(groups)
-        assert count_groups(bounds)[row] == len(groups)
-
-
-@given(draw_windows(resources=2), st.integers(1, 200), st.tuples(st.integers(1, 12), st.integers(1, 12)))
+@given(draw_windows(resources=2), st.integers(1, 200), two_limits)
 def test_packed_groups(windows: list[Group], budget: int, limits: tuple[int, int]) -> None:
     arrays = make_arrays(windows)
     for bounding in ((), limits) if arrays.used else ((),):

@@ -2,7 +2,6 @@
 
     python -m tests.bench                 # about three minutes on an idle machine of two cores
     python -m tests.bench --peer-cases    # what a training job may meet, ours and the peer's answer, tried now
-    python -m tests.bench --only failures # what goes wrong on one rank, and the seconds until every rank knows
     python -m tests.bench --only process  # what the loader costs the process that trains: the lock, waiting, the first step
     python -m tests.bench --only edges    # samples that are tiny, large, slow or many, beside a plain DataLoader
     python -m tests.bench --only model    # the simulator's model of a loader beside real loaders, 1 to 4 workers
@@ -35,11 +34,11 @@ from typing import Any
 import torch
 from odb_sim.inputs.lengths import list_bundled_names
 
-from tests.bench import cases, core, edges, failures, gpu, model, plan, process, quality, speed, training, updates
+from tests.bench import cases, core, edges, gpu, model, plan, process, quality, speed, training, updates
 
 PARTS = ("loader", "exchange")
 """What is measured unless something else is asked for."""
-OTHERS = ("core", "edges", "process", "failures", "gpu", "model", "plan", "quality", "training", "updates")
+OTHERS = ("core", "edges", "process", "gpu", "model", "plan", "quality", "training", "updates")
 
 
 def main() -> int:
@@ -60,12 +59,6 @@ def main() -> int:
     parser.add_argument("--peer-cases", action="store_true", help="the table of cases instead of benchmarks")
     names = [case.name for case in cases.CASES]
     parser.add_argument("--case", action="append", choices=names, help="with --peer-cases: only this one (repeatable)")
-    parser.add_argument(
-        "--failure",
-        action="append",
-        choices=[item.name for item in failures.FAILURES],
-        help="with --only failures: only this one (repeatable)",
-    )
     parser.add_argument(
         "--edge", action="append", choices=list(edges.EDGES), help="with --only edges: only this line (repeatable)"
     )
@@ -128,15 +121,9 @@ def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
             speed.print_quality(wide, optimum, 1024, trace)
     if "exchange" in parts:
         measured = {ranks: speed.measure_exchange(ranks, 1000 if is_full else 400) for ranks in speed.NEAR}
-        runs_by_ranks = {
-            ranks: speed.measure(ranks, dynamic, 1, speed.SAMPLES_PER_RANK // 2, speed.WINDOW_SAMPLES)
-            for ranks in speed.NEAR
-        }
-        found += [item for runs in runs_by_ranks.values() for item in runs.values()]
         speed.say("")
         speed.print_exchange(measured)
         figures["exchange"] = measured
-        figures["peer_bytes_per_1000_samples"] = dict(speed.print_traffic(runs_by_ranks))
     if "core" in parts:
         figures["core"] = core.measure_core(repetitions, speed.say)
         speed.say("")
@@ -152,12 +139,6 @@ def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         speed.say("")
         figures["edges"] = found_edges | {"memory": memories}
         status |= edges.print_edges(found_edges, memories)
-    if "failures" in parts:
-        findings = failures.run_failures(options.failure, speed.say)
-        speed.say("")
-        failures.print_failures(findings)
-        figures["failures"] = {name: asdict(finding) for name, finding in findings.items()}
-        status |= int(not all(finding.is_right for finding in findings.values()))
     if "gpu" in parts:
         figures["gpu"] = gpu.measure_gpu(repetitions, speed.say)
         speed.say("")

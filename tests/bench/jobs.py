@@ -16,8 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from tests.bench import edges, failures, process, training, updates
-from tests.bench.collectives import Meter
+from tests.bench import edges, process, training, updates
 from tests.bench.data import BrokenCollate, Stream, Texts, collate, collate_known, compute_shards
 from tests.bench.launch import find_descendants, get_maker
 from tests.helpers.options import nested
@@ -80,7 +79,6 @@ def make_loader(spec: Spec, rank: int) -> tuple[Any, Callable[[Any], Any] | None
 
 def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
     """Takes all steps of one epoch, without a model, and says what they held."""
-    meter = Meter()
     _import(spec["kind"])
     if ranks > 1:
         dist.barrier()  # who imports longer than another would be waited for in the first exchange
@@ -109,7 +107,6 @@ def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
         "seconds": seconds,
         "error": error,
         "steps": len(seen["padded"]),
-        **meter.read(),
     }
 
 
@@ -277,7 +274,6 @@ JOBS: dict[str, Callable[[Spec, int, int], Spec]] = {
     "train": train,
     "breaks": breaks,
     "exchange": exchange,
-    "fail": failures.fail,
     "busy": process.busy,
     "first": process.first,
     "learn": training.learn,

@@ -11,15 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 ERROR_CHARACTERS = 300
-LINGER_S = 8.0
-"""How long what a rank has started may outlive it: torch's workers look every five seconds whether their parent is there."""
 NOISE = ("Warning", "warn", " ", "[W", "\tat ", "frame #")
 RANK_MARK = re.compile(r"^\[rank\d+\]: ?")
 
@@ -34,12 +32,6 @@ class Rank:
     error: str
     """The last line it wrote to stderr that is not a warning."""
     seconds: float
-    left_processes: int = 0
-    """What it had started and was still there ``LINGER_S`` after the last rank had ended; only where that is watched."""
-    left_files: int = 0
-    """Shared-memory files of its processes that were."""
-    kept: dict[str, str] = field(default_factory=dict)
-    """The text of the files asked for, as far as they are there: those of the job, the same for every rank."""
 
     @property
     def is_hung(self) -> bool:
@@ -53,84 +45,31 @@ def launch(
     *,
     ranks: int = 1,
     limit_s: float = 60.0,
-    is_watched: bool = False,
-    kept: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> list[Rank]:
     """Runs ``job`` of `tests.bench.jobs` on ``ranks`` processes; whatever is left after ``limit_s`` is killed.
 
-    With ``is_watched`` it is noted what the ranks leave behind. ``kept`` names files that the job may write to its folder,
-    ``environment`` what the ranks are to have beside this process's.
+    ``environment`` is what the ranks are to have beside this process's.
     """
     with tempfile.TemporaryDirectory(prefix="odb-bench-") as name:
         folder = Path(name)
         (folder / "spec.json").write_text(json.dumps({**spec, "job": job, "ranks": ranks, "folder": name}))
         began = time.monotonic()
         processes = [_start(folder, rank, ranks, environment or {}) for rank in range(ranks)]
-        watches = [_Watch(process.pid) for process in processes] if is_watched else []
         ends: list[float | None] = [None] * ranks
         try:
             while None in ends and time.monotonic() - began < limit_s:
                 time.sleep(0.02)
-                for watch in watches:
-                    watch.look()
                 for rank, process in enumerate(processes):
                     if ends[rank] is None and process.poll() is not None:
                         ends[rank] = time.monotonic() - began
-            deadline = time.monotonic() + LINGER_S
-            while any(not watch.is_clean() for watch in watches) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            left = [(watch.count_processes(), watch.count_files()) for watch in watches] or [(0, 0)] * ranks
         finally:
             for process in processes:
                 _kill(process)
-        texts = {key: (folder / key).read_text() for key in kept if (folder / key).exists()}
         return [
-            replace(
-                _collect(folder, rank, None if ends[rank] is None else process.returncode, ends[rank] or limit_s),
-                left_processes=left[rank][0],
-                left_files=left[rank][1],
-                kept=texts,
-            )
+            _collect(folder, rank, None if ends[rank] is None else process.returncode, ends[rank] or limit_s)
             for rank, process in enumerate(processes)
         ]
-
-
-class _Watch:
-    """The processes of one rank's session, by looking every now and then."""
-
-    def __init__(self, leader: int) -> None:
-        self._leader = leader
-        self._born = {leader}
-        self._next = 0.0
-
-    def look(self) -> None:
-        """Remembers who is there; at most five times a second, since it reads all of /proc."""
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + 0.2
-            self._born |= set(self._find())
-
-    def _find(self) -> list[int]:
-        return [pid for pid, fields in read_processes() if int(fields[3]) == self._leader and fields[0] not in "ZX"]
-
-    def count_processes(self) -> int:
-        """How many are there."""
-        return len(self._find())
-
-    def count_files(self) -> int:
-        """How many shared-memory files they have made are there."""
-        return sum(get_maker(name) in self._born for name in os.listdir("/dev/shm"))
-
-    def is_clean(self) -> bool:
-        """True when nothing is left of them."""
-        return not self.count_processes() and not self.count_files()
-
-
-def read_processes() -> Iterator[tuple[int, list[str]]]:
-    """Every process, with the fields of its stat file from the state on."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            yield int(path.parent.name), path.read_text().rpartition(")")[2].split()
 
 
 def get_maker(name: str) -> int | None:

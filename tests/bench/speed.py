@@ -1,6 +1,7 @@
 """The loaders beside each other: throughput, time to the first step, exchange, and how good the batches are.
 
-One job gives all four: an epoch over the same shards, without a model, so that the loader is all there is to wait for.
+All but the exchange come of one job: an epoch over the same shards, without a model, so that the loader is all there is to
+wait for.
 Loaders take turns inside each repetition; a ratio is of two jobs of the same repetition.
 """
 
@@ -48,8 +49,6 @@ class Runs:
     steps: list[int] = field(default_factory=list)
     critical_tokens: list[int] = field(default_factory=list)
     efficiency: list[float] = field(default_factory=list)
-    collectives: list[float] = field(default_factory=list)
-    bytes: list[float] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
 
     def add(self, results: Sequence[Rank]) -> None:
@@ -70,9 +69,6 @@ class Runs:
         critical = sum(map(max, zip_longest(*(item["padded"] for item in found), fillvalue=0)))
         self.critical_tokens.append(critical)
         self.efficiency.append(sum(sum(item["real"]) for item in found) / (self.ranks * critical))
-        per_thousand = 1000 * self.ranks / samples
-        self.collectives.append(found[0]["collectives"] * per_thousand)
-        self.bytes.append(found[0]["bytes"] * per_thousand)
 
 
 def make_spec(kind: str, ranks: int, samples: int, window: int, trace: str = TRACE, **more: Any) -> Figures:
@@ -228,34 +224,6 @@ def print_exchange(measured: dict[int, dict[str, Figures]]) -> None:
         ["", "ranks", "collectives", "bytes, measured", "bytes, formula", "CPU (reduce at 2 = 1)"],
         rows,
     )
-
-
-def print_traffic(runs_by_ranks: dict[int, dict[str, Runs]]) -> list[tuple[int, float]]:
-    """What whole epochs exchange; returns what the peer's line through the measured worlds says of large ones, in bytes."""
-    rows = [
-        [kind, f"{ranks}", _show_all(found.collectives), _show_all(found.bytes)]
-        for kind in ("ours", "peer")
-        for ranks, runs in runs_by_ranks.items()
-        if kind in runs and (found := runs[kind]).bytes
-    ]
-    far = extrapolate({ranks: runs["peer"] for ranks, runs in runs_by_ranks.items() if "peer" in runs})
-    rows += [["peer, on a line", f"{ranks}", "-", f"{size:,.0f}"] for ranks, size in far]
-    print_table(
-        "Exchange of an epoch of 1,000 samples a rank, per rank (ours: reduce, its bytes are the same in any world)",
-        ["", "ranks", "collectives", "bytes"],
-        rows,
-    )
-    return far
-
-
-def extrapolate(runs_by_ranks: dict[int, Runs]) -> list[tuple[int, float]]:
-    """Bytes in large worlds: with gathers a message comes back from every rank, so they lie on a line through two worlds."""
-    points = [(ranks, Spread.of(runs.bytes).median) for ranks, runs in sorted(runs_by_ranks.items()) if runs.bytes]
-    if len(points) != 2:
-        return []
-    (low, at_low), (high, at_high) = points
-    slope = (at_high - at_low) / (high - low)
-    return [(ranks, at_low + slope * (ranks - low)) for ranks in FAR]
 
 
 def list_kinds() -> list[str]:

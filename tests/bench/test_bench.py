@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from odb_ref.core.types import Sample
-from tests.bench import cases, core, model, speed
+from tests.bench import cases, core, model, process, speed
 from tests.bench.launch import Rank, launch
 from tests.bench.report import Spread, compute_ratios, format_number
 
@@ -70,11 +70,6 @@ def test_a_spread_and_its_ratios() -> None:
     assert [format_number(value) for value in (0.12345, 12.345, 1234.5, 4000)] == ["0.123", "12.3", "1,234", "4,000"]
 
 
-def test_extrapolation_is_a_line_through_two_worlds() -> None:
-    runs = {2: speed.Runs("peer", 2, bytes=[30.0]), 4: speed.Runs("peer", 4, bytes=[50.0])}
-    assert speed.extrapolate(runs) == [(512, 5130.0), (4096, 40970.0)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["reduce", "gather"])
 def test_the_formula_for_bytes_is_what_two_ranks_measure(transport: str) -> None:
@@ -131,3 +126,11 @@ def test_the_core_by_itself_emits_every_sample_once_or_says_so(monkeypatch: pyte
     monkeypatch.setattr(core, "_answer", lambda effect, shard, read: told(effect, shard[:-1], read))
     with pytest.raises(RuntimeError, match="199 samples came of 200"):
         core.run_epoch(shard)
+
+
+def test_the_clock_tells_waiting_for_the_lock_from_waiting_for_nothing() -> None:
+    turns = process._calibrate(0.01)
+    alone, rival = (process._control(kind, turns) for kind in ("alone", "rival"))
+    # About 0.001 and 0.4 on an idle machine; others that run beside this test blur both.
+    assert rival["lock_wait_s"] > 0.08 * rival["python_s"]
+    assert alone["lock_wait_s"] < 0.5 * rival["lock_wait_s"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
 
 from odb_ref.conformance.asking import Exchange
-from odb_ref.conformance.vectors import PLANNED, Json, decode, pick
-from odb_ref.plan import RankPlan, plan_all, plan_rank, plan_ranks
+from odb_ref.conformance.vectors import PLANNED, Json, decode
+from odb_ref.plan import RankPlan, plan_rank
 from tests.conformance.online import answer, run
+from tests.plan.judge import make_plan
 
 
 def plan_here(question: Mapping[str, Json]) -> Json:
@@ -19,23 +19,7 @@ def plan_here(question: Mapping[str, Json]) -> Json:
     if question["kind"] not in PLANNED:
         return answer(question)
     problem = decode(question, str(question["kind"]))
-    if problem.is_dealt:
-        plan = plan_all(
-            chain.from_iterable(problem.lengths),
-            ranks=len(problem.lengths),
-            supervised=None if problem.supervised is None else pick(problem.supervised, None),
-            together=None if problem.together is None else pick(problem.together, None),
-            uses={name: pick(column, None) for name, column in problem.uses.items()},
-            **problem.terms,
-        )
-    else:
-        plan = plan_ranks(
-            problem.lengths,
-            supervised=problem.supervised,
-            together=problem.together,
-            uses=problem.uses,
-            **problem.terms,
-        )
+    plan = make_plan(problem)
     rows = [say(rank, problem.mean) for rank in plan.ranks]
     return {**{name: [row[name] for row in rows] for name in rows[0]}, "report": asdict(plan.report)}
 

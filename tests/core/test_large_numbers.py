@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,15 +13,11 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.shards import compute_shares
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.batching.updates import compute_portion_shares
-from odb_ref.core.offer import NONE, Offer, reduce_offers
+from odb_ref.core.offer import reduce_offers
 from odb_ref.core.resume import Checkpoint, Ledger, RoundStart
 from odb_ref.core.types import Sample
 from tests.helpers.sizes import draw_size
-
-OFFER = Offer(
-    round_min=1, round_max=1, fingerprint_min=1, fingerprint_max=1, ready_min=1, failed_rank=NONE, stop_step=NONE,
-    stop_rank=NONE, samples_min=1, samples_max=1, groups_min=1, groups_max=1, due_max=0,
-)  # fmt: skip
+from tests.helpers.world import make_offer
 
 
 @pytest.mark.parametrize("samples", [65, 130, 300, 1_000])
@@ -59,7 +54,7 @@ def test_the_lightest_ranks_are_filled_to_one_level() -> None:
 
 def test_an_agreement_is_of_all_ranks_however_many() -> None:
     """Spec: R3.2."""
-    offers = [replace(OFFER, samples_min=rank, samples_max=rank) for rank in range(100)]
+    offers = [make_offer(samples=rank) for rank in range(100)]
     agreement = reduce_offers(offers)
     assert (agreement.samples_min, agreement.samples_max) == (0, 99)
     assert reduce_offers(offers[::-1]) == agreement

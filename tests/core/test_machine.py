@@ -26,11 +26,11 @@ from odb_ref.core.events import (
     Urged,
 )
 from odb_ref.core.machine import Machine, start, transition
-from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.offer import Offer
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample
 from tests.helpers.effort import IS_MUTATED
-from tests.helpers.world import Fault, make_configs, run_by_arrival
+from tests.helpers.world import Fault, make_configs, make_offer, run_by_arrival
 
 FILL, OFFER, COUNT, REPORT, DRAIN, DONE = Phase
 Edge = tuple[Phase, str, Phase]
@@ -183,7 +183,7 @@ def test_an_illegal_event_raises_and_a_legal_one_does_not(walked: Walk, data: st
         PeerLost(None, "x"),
     ]
     if state.phase is not OFFER:
-        candidates.append(Agreed(make_agreement(config, state)))
+        candidates.append(Agreed(make_offer(state.round, config.fingerprint, samples=2)))
     if state.phase is not COUNT:
         candidates.append(Counted(()))
     if state.phase is not REPORT:
@@ -197,15 +197,6 @@ def test_an_illegal_event_raises_and_a_legal_one_does_not(walked: Walk, data: st
     with pytest.raises(UsageError):
         machine.handle(event)
     assert machine.state is state
-
-
-def make_agreement(config: Config, state: State, **changes: int) -> Offer:
-    values = {
-        "round_min": state.round, "round_max": state.round, "fingerprint_min": config.fingerprint,
-        "fingerprint_max": config.fingerprint, "ready_min": 1, "failed_rank": NONE, "stop_step": NONE,
-        "stop_rank": NONE, "samples_min": 2, "samples_max": 2, "groups_min": 1, "groups_max": 1, "due_max": 0,
-    }  # fmt: skip
-    return Offer(**(values | changes))
 
 
 def test_the_same_state_and_event_give_the_same_result(walked: Walk) -> None:
@@ -269,7 +260,7 @@ def test_a_rule_outside_its_bounds_leaves_the_state() -> None:
     machine = in_offer(rule=Never())
     before = machine.state
     with pytest.raises(RuleError, match="never"):
-        machine.handle(Agreed(make_agreement(machine.config, before)))
+        machine.handle(Agreed(make_offer(before.round, machine.config.fingerprint, samples=2)))
     assert machine.state is before
 
 
@@ -293,6 +284,6 @@ def test_a_broken_invariant_names_its_id_and_leaves_the_state(monkeypatch: pytes
 
     monkeypatch.setattr("odb_ref.core.machine.form_steps", lossy)
     with pytest.raises(InvariantError, match=r"I1: CONSERVE: not true that .* rank 0 round 0") as caught:
-        machine.handle(Agreed(make_agreement(machine.config, before)))
+        machine.handle(Agreed(make_offer(before.round, machine.config.fingerprint, samples=2)))
     assert caught.value.invariant == "I1"
     assert machine.state is before

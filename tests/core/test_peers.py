@@ -25,9 +25,10 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.exchange import Answer, combine_posts
 from odb_ref.core.machine import Machine
-from odb_ref.core.offer import NONE, WIRE_SIZE, Offer, reduce_offers
+from odb_ref.core.offer import WIRE_SIZE, Offer, reduce_offers
 from odb_ref.core.peers import compute_digest, describe_held, settle, to_wire
 from odb_ref.core.types import Sample
+from tests.helpers.world import make_offer
 
 WORLD, PEERS = 2, 3
 BASE = Config(rank=0, world_size=WORLD, peers=PEERS, budget_tokens=60, window_samples=6, depth_steps=64)
@@ -187,10 +188,7 @@ def test_a_round_that_differs_names_the_peer() -> None:
     assert outcome.cause == "on its peer 2 tag is 'step 7', rank 0 has ''"
 
 
-OFFER = Offer(
-    round_min=1, round_max=1, fingerprint_min=7, fingerprint_max=7, ready_min=1, failed_rank=NONE, stop_step=NONE,
-    stop_rank=NONE, samples_min=4, samples_max=4, groups_min=2, groups_max=2, due_max=0,
-)  # fmt: skip
+OFFER = make_offer(fingerprint=7, samples=4, groups=2)
 
 
 def test_of_equal_peers_the_offer_is_that_of_each() -> None:

@@ -26,6 +26,7 @@ from odb_ref.core.rounds import (
 from odb_ref.core.state import Phase, State
 from odb_ref.core.state import replace as replace_in_state
 from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, Step
+from tests.helpers.world import make_offer
 
 
 def make_config(**changes: Any) -> Config:
@@ -40,10 +41,7 @@ def make_window(*positions: int) -> Group:
 CONFIG = make_config()
 QUOTA = make_config(mode=Mode.QUOTA, quota_samples=8)
 STATE = State(round=3, read_samples=20, window=make_window(14, 15, 18, 19), marks=(15, 18), taken_steps=6)
-OFFER = Offer(
-    round_min=3, round_max=3, fingerprint_min=CONFIG.fingerprint, fingerprint_max=CONFIG.fingerprint, ready_min=1,
-    failed_rank=NONE, stop_step=NONE, stop_rank=NONE, samples_min=4, samples_max=4, groups_min=2, groups_max=2, due_max=1,
-)  # fmt: skip
+OFFER = make_offer(3, CONFIG.fingerprint, samples=4, groups=2, due_max=1)
 
 
 def post(state: State, config: Config = CONFIG) -> Offer:

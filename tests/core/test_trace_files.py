@@ -33,6 +33,7 @@ from odb_ref.trace.format import (
 )
 from odb_ref.trace.reading import read_trace
 from odb_ref.trace.writing import TraceWriter
+from tests.helpers.world import make_offer
 
 CONFIG = Config(rank=0, world_size=2, budget_tokens=9, window_samples=3, tag="é")
 HEADER: dict[str, Any] = {
@@ -304,12 +305,7 @@ def test_a_rule_of_ones_own_goes_before_a_shipped_one_of_its_name() -> None:
     assert decode_config(shared, rank=3, depth_steps=7, rules={"other": own}).rule is get_rule("paper")
 
 
-AGREED = Agreed(
-    Offer(
-        round_min=0, round_max=0, fingerprint_min=1, fingerprint_max=1, ready_min=1, failed_rank=NONE, stop_step=NONE,
-        stop_rank=NONE, samples_min=0, samples_max=0, groups_min=NONE, groups_max=0, due_max=0,
-    )
-)  # fmt: skip
+AGREED = Agreed(make_offer(0, samples=0, groups=0, groups_min=NONE))
 
 
 @pytest.mark.parametrize("name", ["t.ndjson", "t.gz"])

@@ -26,10 +26,11 @@ from odb_ref.core.events import (
     Urged,
 )
 from odb_ref.core.machine import compute_failure, transition
-from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
 from tests.helpers.sizes import draw_text
+from tests.helpers.world import make_offer
 
 
 def make_config(**changes: Any) -> Config:
@@ -60,10 +61,7 @@ IN_OFFER = State(
     planned_steps=6, global_samples=14, taken_steps=2, taken_samples=3,
 )  # fmt: skip
 """Three groups, of 10, 5 and 9 padded tokens. Steps 4 and 5 are collated, 3 is released, 2 is delivered."""
-AGREEMENT = Offer(
-    round_min=2, round_max=2, fingerprint_min=CONFIG.fingerprint, fingerprint_max=CONFIG.fingerprint, ready_min=1,
-    failed_rank=NONE, stop_step=NONE, stop_rank=NONE, samples_min=4, samples_max=5, groups_min=2, groups_max=3, due_max=0,
-)  # fmt: skip
+AGREEMENT = make_offer(2, CONFIG.fingerprint, samples=4, samples_max=5, groups=2, groups_max=3)
 IN_COUNT = replace(
     IN_OFFER, phase=Phase.COUNT, wanted_samples=15, window=make_group(7), marks=(6, 10), groups=(),
     aligned=(make_group(6, 8), make_group(9)), plan=(), released=(STEP_4, STEP_5), queue=(STEP_2, STEP_3),

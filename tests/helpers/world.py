@@ -51,7 +51,7 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine
-from odb_ref.core.offer import NONE
+from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import Checkpoint, Ledger, Resumed, RoundStart, compute_round_start
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Group, Sample, Step
@@ -521,6 +521,16 @@ def make_shards(
 ) -> tuple[Shard, ...]:
     """One shard a rank, with ids that differ over all ranks."""
     return tuple(make_shard(shard, 1000 * rank, costs[rank] if costs else None) for rank, shard in enumerate(lengths))
+
+
+def make_offer(round_: int = 1, fingerprint: int = 1, *, samples: int = 1, groups: int = 1, **changes: int) -> Offer:
+    """Makes the offer of a rank, or of all that offer the same: nobody has failed or stopped, and nothing is due."""
+    values = {
+        "round_min": round_, "round_max": round_, "fingerprint_min": fingerprint, "fingerprint_max": fingerprint,
+        "ready_min": 1, "failed_rank": NONE, "stop_step": NONE, "stop_rank": NONE, "samples_min": samples,
+        "samples_max": samples, "groups_min": groups, "groups_max": groups, "due_max": 0,
+    }  # fmt: skip
+    return Offer(**(values | changes))
 
 
 def make_config(**options: object) -> Config:

@@ -21,21 +21,10 @@ from odb_ref.core.state import State
 from tests.mutants.defects import Defect
 
 REBUILT = (
-    "offer",
-    "batching.budgets",
-    "batching.sizes",
-    "batching.grouping",
-    "batching.layouts",
-    "batching.order",
-    "batching.alignment",
-    "batching.rules",
-    "batching.shards",
-    "batching.updates",
-    "rounds",
-    "resume",
-    "exchange",
+    "offer", "batching.budgets", "batching.sizes", "batching.grouping", "batching.layouts", "batching.order",
+    "batching.alignment", "batching.rules", "batching.shards", "batching.updates", "rounds", "resume", "exchange",
     "machine",
-)
+)  # fmt: skip
 """The modules that decide, in the order of their imports. Values (states, events, effects, offers) keep their types."""
 
 _names = itertools.count()

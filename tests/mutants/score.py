@@ -19,14 +19,8 @@ RESULTS: Final = ROOT / "mutants"
 SURVIVORS: Final = Path(__file__).with_name("SURVIVORS.md")
 EXPLAINED: Final = re.compile(r"^\| `(\S+__mutmut_\d+)` \|", re.MULTILINE)
 
-KILLED, SURVIVED, NO_TESTS, TIMED_OUT, NOT_RUN, OTHER = (
-    "killed",
-    "survived",
-    "no tests",
-    "timed out",
-    "not run",
-    "other",
-)
+KILLED, SURVIVED, NO_TESTS = "killed", "survived", "no tests"
+TIMED_OUT, NOT_RUN, OTHER = "timed out", "not run", "other"
 STATUS: Final = {
     0: SURVIVED, 1: KILLED, 3: KILLED, 5: NO_TESTS, 33: NO_TESTS, 36: TIMED_OUT, -24: TIMED_OUT, 24: TIMED_OUT,
     152: TIMED_OUT, 255: TIMED_OUT, None: NOT_RUN,

@@ -11,15 +11,9 @@ import pytest
 from tests.bench.cases import CASES, get_case, has_peer
 
 IN_DEPTH = (
-    "unequal_exact_3",
-    "empty_shard",
-    "masked_gradient",
-    "strict_collate",
-    "early_breaks",
-    "leaver",
-    "getitem_raises",
-    "collate_raises",
-)
+    "unequal_exact_3", "empty_shard", "masked_gradient", "strict_collate", "early_breaks", "leaver",
+    "getitem_raises", "collate_raises",
+)  # fmt: skip
 MORE = [pytest.param(name, marks=pytest.mark.deep) for name in IN_DEPTH]
 BESIDE = ("masked_gradient", "unequal_join", "unequal_exact_3")
 PEER_LIMIT_S = 20.0

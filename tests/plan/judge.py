@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from odb_ref.conformance.judge import find_faults
 from odb_ref.conformance.vectors import Problem, pick
-from odb_ref.plan import Options
+from odb_ref.plan import Options, Plan, plan_all, plan_ranks
 
-__all__ = ["BUDGET", "Problem", "compute_cost", "find_faults", "get_columns", "problems"]
+__all__ = ["BUDGET", "Problem", "compute_cost", "find_faults", "get_columns", "make_plan", "problems"]
 
 
 def get_columns(problem: Problem, rank: int | None = None) -> dict[str, Any]:
@@ -21,6 +21,19 @@ def get_columns(problem: Problem, rank: int | None = None) -> dict[str, Any]:
         "together": None if problem.together is None else pick(problem.together, rank),
         "uses": {name: pick(column, rank) for name, column in problem.uses.items()},
     }
+
+
+def make_plan(problem: Problem) -> Plan:
+    """Plans in one place."""
+    if problem.is_dealt:
+        return plan_all(**get_columns(problem), ranks=len(problem.lengths), **problem.terms)
+    return plan_ranks(
+        problem.lengths,
+        supervised=problem.supervised,
+        together=problem.together,
+        uses=problem.uses,
+        **problem.terms,
+    )
 
 
 def compute_cost(tokens: int) -> int:

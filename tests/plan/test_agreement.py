@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odb_ref.core.errors import PeerError, UsageError
-from odb_ref.plan import MESSAGE_SIZE, attention, plan_rank, plan_ranks
-from tests.plan.judge import Problem, problems
+from odb_ref.plan import MESSAGE_SIZE, attention, plan_rank
+from tests.plan.judge import Problem, make_plan, problems
 from tests.plan.worlds import plan_in_world
 
 
@@ -25,13 +25,7 @@ def test_ranks_plan_what_one_place_plans_and_refuse_in_its_words(problem: Proble
     """Spec: R13.1, R13.11. One exchange, of the usual number of integers."""
     found = plan_in_world(problem)
     try:
-        plans = plan_ranks(
-            problem.lengths,
-            supervised=problem.supervised,
-            together=problem.together,
-            uses=problem.uses,
-            **problem.terms,
-        ).ranks
+        plans = make_plan(problem).ranks
     except UsageError as error:
         assert [str(item) for item in found] == [str(error)] * len(found)
         assert {type(item) for item in found} == {UsageError}

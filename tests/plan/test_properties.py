@@ -12,19 +12,7 @@ from hypothesis import strategies as st
 
 from odb_ref.core.errors import UsageError
 from odb_ref.plan import Plan, plan_all, plan_ranks
-from tests.plan.judge import Problem, find_faults, get_columns, problems
-
-
-def make_plan(problem: Problem) -> Plan:
-    if problem.is_dealt:
-        return plan_all(**get_columns(problem), ranks=len(problem.lengths), **problem.terms)
-    return plan_ranks(
-        problem.lengths,
-        supervised=problem.supervised,
-        together=problem.together,
-        uses=problem.uses,
-        **problem.terms,
-    )
+from tests.plan.judge import Problem, find_faults, get_columns, make_plan, problems
 
 
 def try_plan(problem: Problem) -> Plan:

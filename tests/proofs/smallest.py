@@ -28,24 +28,10 @@ from tests.proofs.worlds import World, begin, find_difference
 LIMIT_S = 10.0
 AT_ONCE = 60
 FIELDS = (
-    *(
-        "phase",
-        "round",
-        "read",
-        "ended",
-        "wanted",
-        "window",
-        "marks",
-        "groups",
-        "budget",
-        "accepted",
-        "aligned",
-        "plan",
-        "collated",
-        "planned",
-    ),
-    *("global samples", "released", "queue", "taken", "failure", "stopped", "urged", "limit", "outcome", "post"),
-)
+    "phase", "round", "read", "ended", "wanted", "window", "marks", "groups", "budget", "accepted", "aligned", "plan",
+    "collated", "planned", "global samples", "released", "queue", "taken", "failure", "stopped", "urged", "limit",
+    "outcome", "post",
+)  # fmt: skip
 """What a line of an answer holds, in its order."""
 LAST = 10
 """How many of the last events of a longer case are told."""

@@ -107,21 +107,9 @@ def list_functions(path: Path) -> list[tuple[ast.FunctionDef, str]]:
 
 
 NO_VERBS = {
-    "A",
-    "An",
-    "The",
-    "True",
-    "False",
-    "Nothing",
-    "None",
-    "How",
-    "What",
-    "Why",
-    "Where",
-    "Whether",
-    "Which",
+    "A", "An", "The", "True", "False", "Nothing", "None", "How", "What", "Why", "Where", "Whether", "Which",
     "Exactly",
-}
+}  # fmt: skip
 
 
 def test_the_docstring_of_a_function_that_answers_begins_with_a_verb() -> None:

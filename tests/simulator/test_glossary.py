@@ -78,35 +78,26 @@ def test_every_column_has_a_formula() -> None:
 
 
 DATA = ["gsm8k", "--ranks", "2", "--samples", "60"]
+ALONE = ["--processes", "1"]
 COMMANDS = {
     "simulate": [*DATA, "--token-budget", "2048"],
     "compare": DATA,
     "compare several": ["sgd_dialogues", *DATA],
-    "sweep": [*DATA, "--token-budget", "1024", "--window", "16", "--processes", "1"],
-    "tune": [*DATA, "--memory-tokens", "1024", "--window-max", "16", "--processes", "1"],
-    "lengths": ["--processes", "1"],
-    "plan": [
-        "DATA",
-        "--model",
-        "qwen2.5-0.5b",
-        "--gpu",
-        "h100",
-        "--gpus",
-        "2",
-        "--global-batch",
-        "64",
-        "--processes",
-        "1",
-    ],
+    "sweep": [*DATA, "--token-budget", "1024", "--window", "16", *ALONE],
+    "tune": [*DATA, "--memory-tokens", "1024", "--window-max", "16", *ALONE],
+    "lengths": ALONE,
+    "plan": ["DATA", "--model", "qwen2.5-0.5b", "--gpu", "h100", "--gpus", "2", "--global-batch", "64", *ALONE],
     "micro-batches": ["gsm8k", "--ranks", "2", "--budget", "8192", "--step-samples", "1000"],
-    "published": ["--processes", "1"],
+    "published": ALONE,
     "replay": [],
     "calibrate": ["--table"],
 }
 
 
 def write_data(command: str, arguments: list[str], folder: Path) -> None:
-    """Gives a command that reads data a file of them."""
+    """Gives a command that reads data, or traces, files of them."""
+    if command in ("replay", "calibrate"):
+        arguments += [str(record(folder / f"{number}.ndjson", samples=900)) for number in range(2)]
     if command == "lengths":
         (folder / "data.json").write_text(json.dumps([{"input_ids": list(range(n))} for n in range(1, 30)]))
         arguments.append(str(folder / "data.json"))
@@ -121,8 +112,6 @@ def test_what_a_command_prints_and_writes_has_a_formula(
     name: str, headings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command, arguments = name.split(maxsplit=1)[0], list(COMMANDS[name])
-    if command in ("replay", "calibrate"):
-        arguments += [str(record(tmp_path / f"{number}.ndjson", samples=900)) for number in range(2)]
     write_data(command, arguments, tmp_path)
     if command == "published":
         comparisons = compare_published(Local(), ROWS[:1], samples=160)

@@ -73,9 +73,7 @@ def test_a_rule_that_cannot_be_run_beside_others_is_refused(
 ) -> None:
     path = tmp_path / "rule.py"
     path.write_text(text)
-    assert main(["simulate", *SMALL, "--ranks", "2", "--policy", f"{path}:R"]) == 2
-    printed = capsys.readouterr().err
-    assert message in printed and printed.count("\n") == 1
+    assert message in refuse(capsys, ["simulate", *SMALL, "--ranks", "2", "--policy", f"{path}:R"])
 
 
 def test_a_rule_that_leaves_its_bounds_is_told_so_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

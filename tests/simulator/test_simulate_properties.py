@@ -106,19 +106,6 @@ def test_a_quota_is_met_by_the_first_step_that_can(policy: str) -> None:
     assert before < 100 <= before + result.rows[-1].samples
 
 
-@pytest.mark.parametrize("sharding", list(Sharding))
-@pytest.mark.parametrize("name", list_bundled_names())
-def test_fixed_batches_cover_every_sample_once(name: str, sharding: Sharding) -> None:
-    workload, result, _ = simulate(name, 8, sharding, "standard", Mode.JOIN)
-    summary = result.summary
-    assert summary.samples_emitted == summary.samples_unique == summary.samples_total
-    assert summary.real_tokens == int(workload.tokens.sum())
-    assert summary.over_budget_groups == 0
-    assert summary.batch_size == max(1, BUDGET_TOKENS // int(workload.tokens.max()))
-    largest = max(workload.compute_shard_size(rank) for rank in range(8))
-    assert summary.steps == -(-largest // summary.batch_size)
-
-
 def test_fixed_batches_in_quota_mode_stop_at_the_first_dry_rank() -> None:
     workload, result, _ = simulate("gsm8k", 8, Sharding.UNEVEN, "standard", Mode.QUOTA)
     smallest = min(workload.compute_shard_size(rank) for rank in range(8))

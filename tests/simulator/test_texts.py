@@ -246,10 +246,7 @@ def test_what_is_wrong_is_said_with_its_place_and_without_the_text(
 ) -> None:
     data = tmp_path / "d.jsonl"
     data.write_text(text)
-    command = ["lengths", str(data), "--tokenizer", str(tokenizer), "--processes", "1", *options]
-    assert main(command) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
+    err = refuse(capsys, ["lengths", str(data), "--tokenizer", str(tokenizer), "--processes", "1", *options])
     with pytest.raises(UsageError, match=expected):
         raise UsageError(err)
     assert SECRET not in err

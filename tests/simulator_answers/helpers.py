@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
-from odb_sim.inputs.conditions import STEADY, Conditions
-from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, build_workload
 from odb_sim.studies.runs import Run, run
 
-from odb_ref.core.batching.budgets import BudgetSchedule
-from odb_ref.core.types import Mode
 from odb_ref.trace.writing import TraceWriter
 
 
@@ -25,31 +21,17 @@ def make_lengths(samples: int = 400, seed: int = 3) -> Lengths:
 def record(
     path: Path,
     *,
-    policy: str = "odb",
-    mode: Mode = Mode.JOIN,
-    quota_samples: int | None = None,
+    lengths: Lengths | None = None,
     sharding: Sharding = Sharding.UNEVEN,
     ranks: int = 3,
     samples: int = 400,
-    costs: Costs | None = None,
-    conditions: Conditions = STEADY,
-    budget_schedule: BudgetSchedule | None = None,
-    ramp_rounds: int | None = None,
-    global_batch: GlobalBatch = EVERY_STEP,
+    **settings: Any,
 ) -> Path:
+    """Writes the trace of a run with these settings."""
     what = Run(
-        workload=build_workload(make_lengths(samples), ranks=ranks, sharding=sharding),
-        policy=policy,
-        budget_tokens=2048,
-        window_samples=32,
-        mode=mode,
-        quota_samples=quota_samples,
+        workload=build_workload(lengths or make_lengths(samples), ranks=ranks, sharding=sharding),
         sharding=sharding,
-        costs=costs or Costs(),
-        conditions=conditions,
-        budget_schedule=budget_schedule,
-        ramp_rounds=ramp_rounds,
-        global_batch=global_batch,
+        **({"policy": "odb", "budget_tokens": 2048, "window_samples": 32} | settings),
     )
     with TraceWriter(path, what.build_config(), driver="simulator") as writer:
         run(what, observer=writer.record)

@@ -23,7 +23,7 @@ from odb_sim.inputs.costs import (
     StepTable,
 )
 from odb_sim.inputs.lengths import Lengths
-from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.inputs.workload import Sharding
 from odb_sim.recorded.calibrate import calibrate
 from odb_sim.recorded.fitting import (
     TimedSpans,
@@ -36,11 +36,9 @@ from odb_sim.recorded.fitting import (
 )
 from odb_sim.recorded.replay import replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
-from odb_sim.studies.runs import Run, run
 
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
-from odb_ref.trace.writing import TraceWriter
 from tests.simulator_answers.helpers import record
 
 COSTS = Costs(
@@ -61,18 +59,16 @@ def record_timed(path: Path, costs: Costs = COSTS, conditions: Conditions | None
 def record_noisy(path: Path, seed: int, costs: Costs, jitter: float, samples: int = 800) -> RecordedRun:
     """A run of one rank on texts of few lengths, so that batches of equal size come up again and again."""
     tokens = np.random.default_rng(seed).choice([128, 256, 512, 700, 1100, 1500, 1700, 1900], samples)
-    what = Run(
-        workload=build_workload(Lengths("few", tokens, tokens), ranks=1, sharding=Sharding.EVEN),
-        policy="odb",
-        budget_tokens=2048,
-        window_samples=32,
+    record(
+        path,
+        lengths=Lengths("few", tokens, tokens),
+        ranks=1,
+        sharding=Sharding.EVEN,
         order=StepOrder.FULLEST,  # so that the seed, which shuffles steps, decides of the noise alone
         seed=seed,
         costs=costs,
         conditions=Conditions(jitter=jitter),
     )
-    with TraceWriter(path, what.build_config(), driver="simulator") as writer:
-        run(what, observer=writer.record)
     (recorded,) = load_runs([path])
     return recorded
 
@@ -353,18 +349,10 @@ def test_what_a_model_was_fitted_to_goes_with_it(tmp_path: Path, capsys: pytest.
 
 def record_updates(path: Path, costs: Costs, *, update_samples: int | None = 64, goal: int | None = None) -> Path:
     tokens = np.clip(np.random.default_rng(5).lognormal(5, 0.7, 1500), 8, 1500).astype(np.int64)
-    what = Run(
-        workload=build_workload(Lengths("long", tokens, tokens), ranks=4, sharding=Sharding.EVEN),
-        policy="odb",
-        budget_tokens=2048,
-        window_samples=32,
-        update_samples=update_samples,
-        global_batch=GlobalBatch(samples=goal),
-        costs=costs,
+    updates = {"update_samples": update_samples, "global_batch": GlobalBatch(samples=goal)}
+    return record(
+        path, lengths=Lengths("long", tokens, tokens), ranks=4, sharding=Sharding.EVEN, costs=costs, **updates
     )
-    with TraceWriter(path, what.build_config(), driver="simulator") as writer:
-        run(what, observer=writer.record)
-    return path
 
 
 @pytest.mark.parametrize("each_step", [False, True])

@@ -17,6 +17,7 @@ from odb_sim.studies.runs import run
 from odb_sim.studies.sweep import Study, build_points, run_grid
 
 from odb_ref.core.errors import InvariantError, UsageError
+from tests.helpers.commands import refuse
 from tests.simulator_answers.helpers import make_lengths
 
 POINTS = build_points(policies=["odb", "standard"], ranks=[2, 4], budgets=[2048], windows=[16, 64], depths=[2])
@@ -138,8 +139,5 @@ def test_the_command_writes_the_same_bytes_twice(tmp_path: Path, capsys: pytest.
     ],
 )
 def test_bad_input_is_one_line_and_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "gsm8k", "--ranks", "2", "--token-budget", "1024", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("odb-ref sweep: ")
-    assert err.count("\n") == 1
+    command = ["sweep", "gsm8k", "--ranks", "2", "--token-budget", "1024", *arguments]
+    assert refuse(capsys, command).startswith("odb-ref sweep: ")

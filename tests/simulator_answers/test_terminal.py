@@ -26,7 +26,6 @@ from rich.cells import cell_len
 
 from tests.helpers.effort import few
 from tests.simulator.test_glossary import COMMANDS, run_demo, write_data
-from tests.simulator_answers.helpers import record
 
 MODULES = [module for module in map(load_command, EXAMPLES) if module is not None]
 WIDTH = 80
@@ -91,8 +90,6 @@ def test_no_command_s_table_is_cut_at_80_columns(
     command = name.split(maxsplit=1)[0]
     arguments = list(WIDE[command] if name.endswith("wide") else COMMANDS.get(name, []))
     arguments += ["--workers", "1"] if name == "sweep wide" else []
-    if command in ("replay", "calibrate"):
-        arguments += [str(record(tmp_path / f"{number}.ndjson", samples=900)) for number in range(2)]
     write_data(command, arguments, tmp_path)
     if command == "published":
         comparisons = compare_published(Local(), ROWS, samples=160)
@@ -134,15 +131,6 @@ def test_verify_s_words_fit_the_terminal(capsys: pytest.CaptureFixture[str], mon
         verify_command._print_item("stage", "word " * 99)
         lines = capsys.readouterr().out.splitlines()
         assert widest - 5 <= max(map(len, lines)) <= widest
-
-
-def test_every_command_that_prints_a_table_is_tried_here() -> None:
-    names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo", "verify"}
-    assert {
-        module.__name__.split(".")[-1].replace("_batches", "-batches")
-        for module in MODULES
-        if hasattr(module, "print_table")
-    } <= names
 
 
 @settings(max_examples=few(150), deadline=None)

@@ -111,18 +111,9 @@ def test_options_without_a_say_are_refused_and_what_is_given_is_tuned_no_more(
 ) -> None:
     out = tmp_path / "t.json"
     tuned = [
-        "tune",
-        "gsm8k",
-        "--samples",
-        "96",
-        "--ranks",
-        "2",
-        "--memory-tokens",
-        "2048",
-        "--processes",
-        "1",
+        "tune", "gsm8k", "--samples", "96", "--ranks", "2", "--memory-tokens", "2048", "--processes", "1",
         "--no-beside",
-    ]
+    ]  # fmt: skip
     updates = [*tuned, "--global-batch", "32", "--json", str(out)]
     assert main([*updates, "--padding-share", "4", "--cost", "tokens"]) == 0
     figures = json.loads(out.read_text())

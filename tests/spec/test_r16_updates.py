@@ -237,18 +237,8 @@ def test_a_rank_whose_part_is_bad_goes_on() -> None:
 
 def test_the_number_of_portions_follows_from_the_samples_of_a_rank() -> None:
     """Spec: R16.4."""
-    assert [count_portions(size, 8) for size in (8, 23, 24, 71, 72, 215, 216, 647, 648, 10**6)] == [
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-        4,
-        4,
-        5,
-        5,
-    ]
+    sizes = (8, 23, 24, 71, 72, 215, 216, 647, 648, 10**6)
+    assert [count_portions(size, 8) for size in sizes] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
 # What is refused -----------------------------------------------------------------------------------------------------

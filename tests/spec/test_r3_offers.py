@@ -17,7 +17,7 @@ from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE, Offer, Reduction
 from odb_ref.core.rounds import post_when_ready
 from odb_ref.core.state import State
-from tests.helpers.world import make_config, make_shard
+from tests.helpers.world import make_config, make_offer, make_shard
 
 VALUE = st.integers(0, 5) | st.just(NONE)
 OFFERS = st.builds(Offer, **{field.name: VALUE for field in fields(Offer)})
@@ -27,11 +27,6 @@ NAMES = [
     "stop_rank", "samples_min", "samples_max", "groups_min", "groups_max", "due_max",
     "budget_min",
 ]  # fmt: skip
-
-
-def _make_agreement(**values: int) -> Offer:
-    base = dict.fromkeys(NAMES, 0) | {"failed_rank": NONE, "stop_rank": NONE, "stop_step": NONE, "ready_min": 1}
-    return Offer(**(base | values))
 
 
 def _post_first(lengths: list[int], **options: object) -> Offer:
@@ -94,7 +89,7 @@ def test_the_wire_holds_the_fields_in_order_with_min_negated(offer: Offer) -> No
 
 def test_the_shipped_rules_answer_as_written() -> None:
     """Spec: R3.3."""
-    agreement = _make_agreement(samples_min=1, samples_max=9, groups_min=2, groups_max=5, due_max=1)
+    agreement = make_offer(samples_max=9, groups=2, groups_max=5, due_max=1)
     assert OdbRule().compute_target(agreement) == 2
     assert OdbRule().compute_target(replace(agreement, due_max=4)) == 4
     assert OdbRule().compute_target(replace(agreement, groups_min=NONE)) == 5

@@ -56,6 +56,13 @@ def test_due_groups_go_before_fuller_ones() -> None:
     assert [sample.position for sample in carried] == [2]
 
 
+def test_a_group_is_due_by_any_of_its_samples() -> None:
+    """Spec: R4.3."""
+    group = make_shard([5] * 8)
+    assert [is_due((group[7], group[4]), due_before) for due_before in (4, 5, 8)] == [False, True, True]
+    assert not is_due((), 9)
+
+
 @given(st.lists(st.lists(st.integers(1, 9), max_size=12), min_size=1, max_size=3), st.integers(1, 3))
 def test_nothing_is_carried_for_longer_than_the_age_allows(shards: list[list[int]], age: int) -> None:
     """Spec: R4.3. Checks: AGE."""

@@ -104,7 +104,7 @@ def align_as_written(groups: list[list[Item]], target: int, layout: Layout, reac
     return steps + [[]] * (target - len(steps))
 
 
-WINDOWS = [lengths for size in range(1, 6) for lengths in product((1, 2, 3, 5), repeat=size)]
+WINDOWS = [lengths for size in range(6) for lengths in product((1, 2, 3, 5), repeat=size)]
 
 
 @pytest.mark.parametrize("layout", Layout)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset
@@ -30,10 +31,19 @@ def make_sample(number: int, longest: int = 30) -> dict[str, Any]:
 
 
 class Numbers(Dataset[Any]):
-    """Samples ``start`` to ``start + count``; may misbehave at ``bad``, given as an index of its own, or several."""
+    """Samples ``start`` to ``start + count``; may misbehave at ``bad``, given as an index of its own, or several.
+
+    ``fault`` says how, or is a function that does it, or says it, when it is told the index.
+    """
 
     def __init__(
-        self, start: int, count: int, *, bad: int | Collection[int] | None = None, fault: str = "", delay_s: float = 0.0
+        self,
+        start: int,
+        count: int,
+        *,
+        bad: int | Collection[int] | None = None,
+        fault: str | Callable[[int], str | None] = "",
+        delay_s: float = 0.0,
     ) -> None:
         self.start, self.count = start, count
         self.bad = (bad,) if isinstance(bad, int) else tuple(bad or ())
@@ -48,36 +58,27 @@ class Numbers(Dataset[Any]):
         sample = make_sample(self.start + index)
         if index not in self.bad:
             return sample
-        match self.fault:
+        match self.fault(index) if callable(self.fault) else self.fault:
             case "raise":
                 raise ValueError(f"bad row {index}")
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "slow":
                 time.sleep(3)
+            case "block":  # as on a network mount that is gone
+                threading.Event().wait()
             case "empty":
                 sample["input_ids"] = sample["input_ids"][:0]
             case "no_ids":
                 del sample["input_ids"]
+            case "labels":
+                sample["labels"] = {"boxes": [7]}
             case "long":
                 sample["input_ids"] = torch.arange(1, 1001)
                 sample["labels"] = torch.arange(1, 1001)
             case fault if fault:
                 go_wrong(fault)
         return sample
-
-
-class Blocking(Numbers):
-    """As on a network mount that is gone: from one sample on nothing comes back."""
-
-    def __init__(self, count: int, at: int | None) -> None:
-        super().__init__(0, count)
-        self.at = at
-
-    def __getitem__(self, index: int) -> Any:
-        if self.at is not None and index >= self.at:
-            threading.Event().wait()
-        return super().__getitem__(index)
 
 
 class Prompts(Numbers):
@@ -144,6 +145,26 @@ class Stream(IterableDataset[Any]):
             yield make_sample(self.start + index)
 
 
+def draw() -> tuple[float, float, float]:
+    """Draws a number from each generator that user code may use, those that R12 speaks of."""
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+class Augmented(Numbers):
+    """Samples that carry what they drew."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) | {"drawn": draw()}
+
+
+class AugmentedStream(Stream):
+    """The same, one after another."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            yield sample | {"drawn": draw()}
+
+
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "numbers": [sample["number"] for sample in samples],
@@ -173,16 +194,17 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, lis
 
 
 def check_goes_on(
-    make: Callable[[], ODBDataLoader], limits: Iterable[int], read: Callable[..., list[Any]] = read
+    make: Callable[[], ODBDataLoader], limits: Iterable[int] | None, read: Callable[..., list[Any]] = read
 ) -> list[Any]:
-    """Checks that an epoch that is saved after so many steps continues as it would have; returns all of them."""
+    """Checks that an epoch that is saved after so many steps, or after any, continues as it would have; returns its steps."""
     with make() as loader:
         whole = read(loader)
-    for limit in limits:
+    for limit in range(1, len(whole) + 1) if limits is None else limits:
         with make() as loader:
             before = read(loader, limit)
             state = json.loads(json.dumps(loader.state_dict()))
         with make() as loader:
             loader.load_state_dict(state)
+            assert loader.state_dict() == state
             assert before + read(loader) == whole, limit
     return whole

@@ -145,7 +145,8 @@ def _kill_left(leaders: Collection[int]) -> set[int]:
     return left
 
 
-def _check_left(leaders: Collection[int]) -> None:
+def check_left(leaders: Collection[int]) -> None:
+    """Checks that the processes of these sessions end; kills those that do not."""
     deadline = time.monotonic() + LINGER_S
     while find_sessions(leaders) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -203,5 +204,5 @@ def run_ranks(
                 if process.is_alive():
                     process.kill()
                     process.join()
-        _check_left({process.pid for process in processes})
+        check_left({process.pid for process in processes})
         return [result for result in results if result is not None]

@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pytest
 import torch
 
 from odb_ref.torch import ODBDataLoader
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, collate, make_sample
+from tests.torch.data import Augmented, AugmentedStream, collate, draw, make_sample
 from tests.torch.ranks import run_ranks
 
 KEPT: Final = Path(__file__).with_name("batch_digests.json")
@@ -30,27 +29,9 @@ WORLDS: Final = (1, 2, 3, 4)
 SHARDS: Final = ("auto", "shared", "given", "sampler", "stream")
 
 
-def draw_noise() -> list[float]:
-    """What user code may draw from: the three generators that R12 speaks of."""
-    return [random.random(), float(np.random.random()), float(torch.rand(()))]
-
-
-class Noisy(Numbers):
-    """Each sample with a little noise; those at ``bad`` cannot be read."""
-
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(index) | {"noise": draw_noise()}
-
-
-class NoisyStream(Stream):
-    def __iter__(self) -> Iterator[Any]:
-        for sample in super().__iter__():
-            yield sample | {"noise": draw_noise()}
-
-
 def collate_noisy(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    noise = torch.tensor([sample["noise"] for sample in samples], dtype=torch.float64)
-    return collate(samples) | {"noise": noise, "drawn": draw_noise()}
+    noise = torch.tensor([sample["drawn"] for sample in samples], dtype=torch.float64)
+    return collate(samples) | {"noise": noise, "drawn": draw()}
 
 
 def collate_packed(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -101,7 +82,7 @@ def make_setting(seed: int) -> dict[str, Any]:
         "trainer_divides_loss": choose.choice([False, True]),
         "transport": choose.choice(["reduce", "gather"]),
         "on_idle": choose.choice(["replay", "none"] if k > 1 else ["replay", "none", "skip"]),
-        "idle_sample": make_sample(0) | {"noise": [0.0, 0.0, 0.0]},
+        "idle_sample": make_sample(0) | {"drawn": [0.0, 0.0, 0.0]},
     }
     if shard in ("auto", "shared"):
         options |= {"shuffle": choose.choice([False, True, True]), "shard": shard}
@@ -138,15 +119,15 @@ def make_loader(setting: dict[str, Any], rank: int, **more: Any) -> Any:
     count, start = setting["counts"][rank], 100 * rank
     match setting["shard"]:
         case "auto" | "shared":
-            data: Any = Noisy(0, sum(setting["counts"][: setting["world_size"]]), bad=setting["bad"], fault="raise")
+            data: Any = Augmented(0, sum(setting["counts"][: setting["world_size"]]), bad=setting["bad"], fault="raise")
         case "given":
-            data = Noisy(start, count, bad=setting["bad"], fault="raise")
+            data = Augmented(start, count, bad=setting["bad"], fault="raise")
             options["shard"] = "given"
         case "sampler":
-            data = Noisy(0, 400, bad=[start + index for index in setting["bad"]], fault="raise")
+            data = Augmented(0, 400, bad=[start + index for index in setting["bad"]], fault="raise")
             options["sampler"] = range(start + count - 1, start - 1, -1)
         case _:
-            data = NoisyStream(start, count)
+            data = AugmentedStream(start, count)
     return ODBDataLoader(data, **nested(**options))
 
 
@@ -159,23 +140,12 @@ def describe(batch: Any) -> Any:
 
 def describe_step(batch: Any, info: Any) -> Any:
     counted = ("samples", "tokens", "supervised", "costs")
+    # Those of a window are names from when the digests were taken.
     names = [
-        "step",
-        "round",
-        "epoch",
-        "loss_scale",
-        "is_idle",
-        "is_last",
-        "is_window_end",  # names from when the digests were taken
-        "window_supervised",
-        "padded_tokens",
-    ]
-    names += [
-        "emitted_samples",
-        "progress",
-        "world_size",
+        "step", "round", "epoch", "loss_scale", "is_idle", "is_last", "is_window_end", "window_supervised",
+        "padded_tokens", "emitted_samples", "progress", "world_size",
         *(f"{who}_{what}" for who in ("local", "global") for what in counted),
-    ]
+    ]  # fmt: skip
     return [describe(batch), {name: getattr(info, name.replace("window_", "update_")) for name in names}]
 
 

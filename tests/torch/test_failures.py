@@ -51,8 +51,15 @@ def read_bad(rank: int, fault: str, num_workers: int, trace: Path) -> None:
             raise RuntimeError("no memory")
         return collate(samples)
 
-    dataset = Numbers(0, SIZES[rank], bad=15 if rank == 1 else None, fault="" if fault == "collate" else fault)
+    def measure(sample: Any) -> int:
+        return -3 if rank == 1 and fault == "length" and sample["number"] == 15 else len(sample["input_ids"])
+
+    dataset = Numbers(
+        0, SIZES[rank], bad=15 if rank == 1 else None, fault="" if fault in ("collate", "length") else fault
+    )
     options = SETTINGS | {"num_workers": num_workers, "trace": trace, "collate_fn": combine}
+    if fault == "length":
+        options["length_fn"] = measure
     with ODBDataLoader(dataset, **nested(**options)) as loader:
         for _ in loader:
             synchronize()
@@ -69,6 +76,7 @@ BAD: list[tuple[str, str, int]] = [
     ("kill", "exited unexpectedly", 1),
     ("collate", "RuntimeError: no memory", 0),
     ("collate", "RuntimeError: no memory", 2),
+    ("length", "the length of a sample is -3", 0),
 ]
 
 
@@ -81,6 +89,19 @@ def test_a_failure_on_one_rank_is_the_same_error_on_all_before_any_waits(tmp_pat
         check_same(results, 1, cause)
         assert max(result.seconds for result in results) < 5
         check_traced(path.parent)
+
+
+def read_long(rank: int) -> list[int]:
+    """The samples of each step, on one rank with one that is far over the budget."""
+    dataset = Numbers(0, SIZES[rank], bad=15 if rank == 1 else None, fault="long")
+    with ODBDataLoader(dataset, **nested(num_workers=2, **SETTINGS)) as loader:
+        return [0 if info.is_idle else len(batch["numbers"]) for batch, info in loader.steps()]
+
+
+def test_a_sample_over_the_budget_on_one_rank_fails_none() -> None:
+    values = get_values(run_ranks(3, read_long))
+    assert [sum(value) for value in values] == SIZES
+    assert len({len(value) for value in values}) == 1
 
 
 def fail_and_go_on(rank: int) -> tuple[str, int]:
@@ -154,7 +175,8 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"cost": square}, "cost is 'square/"),
     ({"sizes": "even"}, "sizes is 'even', rank 0 has "),
     ({"window_bytes": 9001}, "window_bytes is 9001, rank 0 has "),
-    ({"shard": "auto"}, "shard is 'auto', rank 0 has 'given'"),  # the last: its loader is of another kind
+    ({"shard": "auto"}, "shard is 'auto', rank 0 has 'given'"),  # the last two: their loaders are of another kind
+    ({"shard": "auto", "seed": 4}, "seed is 4, rank 0 has "),
 ]
 
 

@@ -406,24 +406,28 @@ def test_what_cannot_be_compared_to_the_last_is_not_the_same() -> None:
 # Ranks in the same loaders -----------------------------------------------------------------------------------------------
 
 
-def interleave(rank: int) -> Any:
+def interleave(rank: int) -> list[list[int]]:
+    """What is read by new loaders, one after the other; others beside each other read the same."""
+    alone = read(make_first()), read(make_second())
     first, second = make_first(), make_second()
-    pairs = list(zip(first.steps(), second.steps(), strict=False))
-    nested = []
-    outer = make_first()
-    for _ in outer:
+    steps = zip(first.steps(), second.steps(), strict=True)
+    pairs = [(one["numbers"], other["numbers"]) for (one, _), (other, _) in steps]
+    assert tuple(list(itertools.chain(*numbers)) for numbers in zip(*pairs, strict=True)) == alone
+    outer = []
+    for batch, _ in make_first().steps():
+        outer += batch["numbers"]
         inner = make_second()
-        nested.append(len(read(inner)))
+        assert read(inner) == alone[1]
         inner.close()
-    anew = [sorted(read(make(epoch))) for epoch in range(3)]
+    assert outer == alone[0]
     swapped = [make_second(), make_first()] if rank else [make_first(), make_second()][::-1]
-    return len(pairs), nested, anew, sorted(map(len, map(read, swapped)))
+    assert tuple(map(read, swapped)) == alone[::-1]
+    return [alone[0], *(read(make(epoch)) for epoch in range(1, 3))]
 
 
 def test_interleaved_nested_and_new_loaders_go_on_to_work() -> None:
     values = get_values(run_ranks(2, interleave))
-    anew = zip(*(value[2] for value in values), strict=True)
-    for epoch, shards in enumerate(anew):
+    for epoch, shards in enumerate(zip(*values, strict=True)):
         assert sorted(number for shard in shards for number in shard) == list(range(epoch, epoch + 24))
 
 

@@ -21,7 +21,7 @@ from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind, PostCounts, PostOffer
 from odb_ref.core.events import Agreed, Counted, PeerLost, Reported, Urged
-from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.offer import Offer
 from odb_ref.core.types import StepCounts
 from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.epoch import driver as epoch_driver
@@ -39,6 +39,7 @@ from odb_ref.torch.workers import process as loader_process
 from odb_ref.torch.workers import serving
 from odb_ref.trace.reading import read_trace
 from tests.helpers.options import nested
+from tests.helpers.world import make_offer
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import run_each
 
@@ -283,10 +284,7 @@ class Wire(Exchange):
 
 
 def make_agreement(round_: int, **changed: int) -> Offer:
-    told = {"failed_rank": NONE, "stop_rank": NONE, "stop_step": NONE, "samples_min": 1, "samples_max": 2, "due_max": 0}
-    fingerprints = {"fingerprint_min": CONFIG.fingerprint, "fingerprint_max": CONFIG.fingerprint}
-    both = {"round_min": round_, "round_max": round_, "ready_min": 1, "groups_min": 2, "groups_max": 2}
-    return Offer(**(told | fingerprints | both | changed))
+    return make_offer(round_, CONFIG.fingerprint, samples_max=2, groups=2, **changed)
 
 
 def begin() -> tuple[Delivery, Recorder, Wire]:
@@ -445,23 +443,17 @@ def test_what_belongs_to_an_epoch_that_is_over_does_not_reach_the_next(tmp_path:
             assert kinds.count("step_taken") == steps
 
 
-class KillOnce(Numbers):
-    """Kills the worker that reads the bad sample, as long as there is a file that says so."""
-
-    word: Path
-
-    def __getitem__(self, index: int) -> Any:
-        if index in self.bad and self.word.exists():
-            self.word.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
 def test_a_loader_process_with_a_dead_worker_is_replaced(tmp_path: Path) -> None:
     """Persistent workers, one of which died: the next epoch has others."""
-    data = KillOnce(0, 300, bad=200)
-    data.word = tmp_path / "kill"
-    data.word.touch()
+    word = tmp_path / "kill"
+    word.touch()
+
+    def kill_once(index: int) -> str:
+        is_first = word.exists()
+        word.unlink(missing_ok=True)
+        return "kill" if is_first else ""
+
+    data = Numbers(0, 300, bad=200, fault=kill_once)
     with ODBDataLoader(data, **nested(num_workers=1, persistent_workers=True, **SETTINGS)) as loader:
         with pytest.raises(JobError, match="exited unexpectedly"):
             list(loader)

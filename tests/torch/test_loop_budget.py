@@ -19,7 +19,6 @@ from odb_ref.core.errors import JobError, UsageError
 from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.loop import MemoryFit, fit_token_budget, rehearse, scaled_learning_rate
 from odb_ref.torch.loop.memory import get_available_bytes, is_out_of_memory, measure_peak, release_memory
-from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import get_values, run_each, run_ranks
 
@@ -226,20 +225,6 @@ def test_the_hardest_batches_come_first_and_stay_in_the_budget() -> None:
 # Several ranks -----------------------------------------------------------------------------------------------------------
 
 
-def fit_fake_on_rank(rank: int) -> Any:
-    with FakeTensorMode():
-        return fit_token_budget(Step(), [30 + 20 * rank], limit_bytes=20 * MIB).token_budget
-
-
-@pytest.mark.deep
-def test_ranks_may_probe_with_fake_tensors() -> None:
-    """As examples/train_from_memory.py does in make test."""
-    alone = fit_token_budget(Step(), [50, 30], limit_bytes=20 * MIB).token_budget
-    results = run_ranks(2, fit_fake_on_rank)
-    assert [result.error for result in results] == ["", ""], results
-    assert results[0].value == results[1].value == pytest.approx(alone, rel=0.01)
-
-
 def fit_on_rank(rank: int) -> Any:
     step = Step()
     if rank == 1:  # needs more than the other
@@ -295,13 +280,6 @@ def test_the_rate_is_scaled_for_one_step_only() -> None:
     with pytest.raises(ZeroDivisionError), scaled_learning_rate(optimizer, 3.0):
         _ = 1 / 0
     assert schedule.get_last_lr() == pytest.approx([group["lr"] for group in optimizer.param_groups])
-
-
-def test_the_number_of_samples_has_a_limit_where_one_is_wanted() -> None:
-    options: dict[str, Any] = {"cost_fn": lambda sample: (1,), "limits": (4,), "collate_fn": collate}
-    with ODBDataLoader(Numbers(0, 50), token_budget=300, **nested(**options)) as loader:
-        counts = [info.local_samples for _, info in loader.steps()]
-    assert max(counts) == 4 and counts.count(4) > 8
 
 
 def test_a_fit_is_a_value() -> None:

@@ -50,7 +50,7 @@ def read(loader: Any, steps: int | None = None) -> list[tuple[bool, list[int]]]:
         if len(found) == steps:
             break
     else:
-        assert info.emitted_samples == COUNT - isinstance(loader.dataset, BadOn)  # of each rank once
+        assert info.emitted_samples == COUNT - len(loader.dataset.bad)  # of each rank once
     return found
 
 
@@ -124,22 +124,19 @@ def test_a_budget_that_one_peer_accepts_holds_on_all() -> None:
             assert all(len(sizes) == 1 or len(sizes) * max(sizes) <= 31 for sizes in lengths)
 
 
-class BadOn(Numbers):
-    """Raises for one sample, on some ranks of the job."""
+def make_bad(ranks: tuple[int, ...]) -> Numbers:
+    """Makes what raises for one sample, on some ranks of the job."""
 
-    def __init__(self, ranks: tuple[int, ...]) -> None:
-        super().__init__(0, COUNT)
-        self.ranks = ranks
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 30 and dist.get_rank() in self.ranks:
+    def fail(index: int) -> None:
+        if dist.get_rank() in ranks:
             raise OSError("no such file")
-        return super().__getitem__(index)
+
+    return Numbers(0, COUNT, bad=30, fault=fail)
 
 
 def read_bad(rank: int, ranks: tuple[int, ...], options: dict[str, Any]) -> Any:
     del rank
-    with make_loader(dataset=BadOn(ranks), **options) as loader:
+    with make_loader(dataset=make_bad(ranks), **options) as loader:
         return read(loader)
 
 
@@ -330,7 +327,7 @@ def test_groups_that_are_said_to_be_apart_read_apart(groups: list[list[int]]) ->
 
 
 def write_traces(rank: int, folder: Path, told: int, failing: tuple[int, ...]) -> Any:
-    with make_loader(dataset=BadOn(failing), trace=folder / "run.ndjson") as loader:
+    with make_loader(dataset=make_bad(failing), trace=folder / "run.ndjson") as loader:
         for _, info in loader.steps():
             if info.step == 1 and rank == told:
                 loader.accept_budget(31)

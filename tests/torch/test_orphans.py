@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from odb_ref.torch.workers.serving import _is_orphaned
+from tests.torch.ranks import check_left, find_sessions
 
 SCRIPT = """
 import os, signal, sys, time
@@ -38,19 +38,6 @@ if __name__ == "__main__":
 """
 
 
-def get_descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z" and int(fields[1]) == pid:
-            child = int(path.parent.name)
-            found |= {child} | get_descendants(child)
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "method"),
@@ -65,18 +52,14 @@ def get_descendants(pid: int) -> set[int]:
 )
 def test_no_process_outlives_the_training_process(how: signal.Signals, method: str) -> None:
     command = [sys.executable, "-c", SCRIPT, method]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        descendants = get_descendants(process.pid)
-        assert len(descendants) >= 3
+        assert len(find_sessions({process.pid})) >= 4
         process.send_signal(how)
         process.wait(15)
-        deadline = time.monotonic() + 15
-        while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in descendants):
-            time.sleep(0.1)
-        assert not [pid for pid in descendants if Path(f"/proc/{pid}").exists()]
+        check_left({process.pid})
     finally:
         process.kill()
         process.communicate()

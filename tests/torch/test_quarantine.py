@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
-import signal
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -26,7 +24,7 @@ from odb_ref.torch.reading.quarantine import BadSample, Quarantine
 from odb_ref.trace.check import check_traces
 from tests.helpers.effort import few
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, check_goes_on, collate, make_sample, read
+from tests.torch.data import Numbers, Stream, check_goes_on, collate, read
 from tests.torch.ranks import get_values, run_each
 
 pytestmark = pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
@@ -45,27 +43,10 @@ BAD = (0, 1, 9, 10, 11, 23, 38, 45, 46)
 FAULTS = ("raise", "empty", "no_ids", "labels")
 
 
-class Spoiled(Numbers):
+def spoil(count: int = COUNT, bad: Iterable[int] = BAD, faults: tuple[str, ...] = FAULTS, kind: Any = Numbers) -> Any:
     """Samples of which those of ``bad`` are bad, each in the next of several ways."""
-
-    def __init__(self, count: int = COUNT, bad: Iterable[int] = BAD, faults: tuple[str, ...] = FAULTS) -> None:
-        super().__init__(0, count)
-        self.fault_of = dict(zip(bad, itertools.cycle(faults)))
-
-    def __getitem__(self, index: int) -> Any:
-        sample = make_sample(index)
-        match self.fault_of.get(index):
-            case "raise":
-                raise ValueError(f"bad row {index}")
-            case "empty":
-                sample["input_ids"] = sample["input_ids"][:0]
-            case "no_ids":
-                del sample["input_ids"]
-            case "labels":
-                sample["labels"] = {"boxes": [7]}
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-        return sample
+    fault_of = dict(zip(bad, itertools.cycle(faults)))
+    return kind(0, count, bad=fault_of, fault=fault_of.get)
 
 
 def get_numbers(rows: Iterable[list[int]]) -> list[int]:
@@ -81,7 +62,7 @@ GOOD = [number for number in range(COUNT) if number not in BAD]
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_bad_samples_are_set_aside_and_all_others_trained_on(num_workers: int) -> None:
     """Spec: R11, R11.1. Checks: COVER, ONCE."""
-    with ODBDataLoader(Spoiled(), **nested(num_workers=num_workers, **SETTINGS)) as loader:
+    with ODBDataLoader(spoil(), **nested(num_workers=num_workers, **SETTINGS)) as loader:
         assert loader.quarantined == ()
         with pytest.warns(
             BadSampleWarning, match="epoch 0: the sample 0 was set aside: ValueError: bad row 0"
@@ -105,7 +86,7 @@ def test_bad_samples_are_set_aside_and_all_others_trained_on(num_workers: int) -
 
 
 def test_a_warning_made_an_error_is_raised_to_the_one_who_trains() -> None:
-    with warnings.catch_warnings(), ODBDataLoader(Spoiled(), **nested(**SETTINGS)) as loader:
+    with warnings.catch_warnings(), ODBDataLoader(spoil(), **nested(**SETTINGS)) as loader:
         warnings.simplefilter("error", BadSampleWarning)
         with pytest.raises(BadSampleWarning):
             read(loader)
@@ -149,8 +130,8 @@ def fail_to_collate(samples: list[Any]) -> Any:
     ("dataset", "options", "cause"),
     [
         (Cracked(COUNT, raising=True), {}, "the disk is gone"),
-        (Spoiled(), {"collate_fn": fail_to_collate}, "KeyError: 'pixel_values'"),
-        (Spoiled(faults=("kill",)), {"num_workers": 1}, "exited unexpectedly"),
+        (spoil(), {"collate_fn": fail_to_collate}, "KeyError: 'pixel_values'"),
+        (spoil(faults=("kill",)), {"num_workers": 1}, "exited unexpectedly"),
     ],
 )
 def test_what_is_no_matter_of_a_sample_still_fails(dataset: Any, options: dict[str, Any], cause: str) -> None:
@@ -166,14 +147,14 @@ def test_what_is_no_matter_of_a_sample_still_fails(dataset: Any, options: dict[s
 def test_more_than_the_limit_end_the_epoch_with_their_number_and_the_last_cause(num_workers: int) -> None:
     """Spec: R11.2."""
     options = SETTINGS | {"max_bad_samples": 4, "num_workers": num_workers}
-    with ODBDataLoader(Spoiled(faults=("raise",)), **nested(**options)) as loader:
+    with ODBDataLoader(spoil(faults=("raise",)), **nested(**options)) as loader:
         message = "rank 0 failed: 5 bad samples, of which max_bad_samples=4 allows 4 here; the last, 11: ValueError: bad row 11"
         with pytest.raises(JobError, match=message):
             read(loader)
 
 
 def test_a_share_is_one_of_the_samples_of_the_rank_and_allows_a_few_in_any_case() -> None:
-    many = Spoiled(2000, range(0, 60, 2), ("raise",))
+    many = spoil(2000, range(0, 60, 2), ("raise",))
     with ODBDataLoader(
         many, **nested(**(SETTINGS | {"max_bad_samples": 0.015, "window": 50, "token_budget": 400}))
     ) as loader:
@@ -185,7 +166,7 @@ def test_a_share_is_one_of_the_samples_of_the_rank_and_allows_a_few_in_any_case(
         pytest.raises(JobError, match=r"29 bad samples, of which max_bad_samples=0.014 allows 28 here"),
     ):
         read(loader)
-    with ODBDataLoader(Spoiled(), **nested(**(SETTINGS | {"max_bad_samples": 0.001}))) as loader:
+    with ODBDataLoader(spoil(), **nested(**(SETTINGS | {"max_bad_samples": 0.001}))) as loader:
         assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
 
 
@@ -193,7 +174,7 @@ def test_a_share_is_one_of_the_samples_of_the_rank_and_allows_a_few_in_any_case(
 def test_an_epoch_without_a_good_sample_fails(num_workers: int) -> None:
     """Spec: R11.2."""
     with (
-        ODBDataLoader(Spoiled(5, range(5), ("raise",)), **nested(num_workers=num_workers, **SETTINGS)) as loader,
+        ODBDataLoader(spoil(5, range(5), ("raise",)), **nested(num_workers=num_workers, **SETTINGS)) as loader,
         pytest.raises(JobError, match="each of the 5 samples of this rank is bad; 4: ValueError: bad row 4"),
     ):
         read(loader)
@@ -203,7 +184,7 @@ def test_an_epoch_without_a_good_sample_fails(num_workers: int) -> None:
 
 
 def read_epochs(rank: int, options: dict[str, Any]) -> Any:
-    with ODBDataLoader(Spoiled(), **nested(**(SETTINGS | {"shuffle": True, "seed": 5} | options))) as loader:
+    with ODBDataLoader(spoil(), **nested(**(SETTINGS | {"shuffle": True, "seed": 5} | options))) as loader:
         epochs = [read(loader), read(loader)]
         return epochs, [item.index for item in loader.quarantined], loader.metrics()["odb/quarantined_samples"]
 
@@ -228,7 +209,7 @@ def test_the_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> No
 
 
 def read_one_bad_shard(rank: int, limit: int) -> Any:
-    dataset = Spoiled(40, (3, 5, 7, 30) if rank == 1 else (), ("raise",))
+    dataset = spoil(40, (3, 5, 7, 30) if rank == 1 else (), ("raise",))
     with ODBDataLoader(dataset, **nested(shard="given", **(SETTINGS | {"max_bad_samples": limit}))) as loader:
         return [step for step, _, _ in read(loader)], len(loader.quarantined)
 
@@ -246,7 +227,7 @@ def test_bad_samples_of_one_rank_leave_all_ranks_in_step_and_too_many_end_all() 
 
 
 def read_empty_shard(rank: int, bad: range) -> Any:
-    dataset = Numbers(20, 20) if rank == 0 else Spoiled(40, bad, ("raise",))
+    dataset = Numbers(20, 20) if rank == 0 else spoil(40, bad, ("raise",))
     options = SETTINGS | {"name": "one"} | ({} if rank == 0 else {"sampler": []})
     with ODBDataLoader(dataset, **nested(shard="given", **options)) as loader:
         return [(info.is_idle, batch["numbers"]) for batch, info in loader.steps()]
@@ -267,15 +248,15 @@ def test_a_rank_without_samples_replays_the_first_good_one() -> None:
 def save_and_go_on(rank: int, num_workers: int, limits: Iterable[int] | None) -> list[Any]:
     """At these steps, or at every one: what was read before, what a new loader reads from the state, and what it reports."""
     options = SETTINGS | {"shuffle": True, "accumulation_steps": 2, "num_workers": num_workers}
-    with ODBDataLoader(Spoiled(), **nested(**options)) as loader:
+    with ODBDataLoader(spoil(), **nested(**options)) as loader:
         whole = read(loader)
         bad = {item.index for item in loader.quarantined}
     rows: list[Any] = [whole]
     for limit in limits or range(len(whole) + 1):
-        with ODBDataLoader(Spoiled(), **nested(**options)) as loader:
+        with ODBDataLoader(spoil(), **nested(**options)) as loader:
             before = read(loader, limit)
             state = json.loads(json.dumps(loader.state_dict()))
-        with ODBDataLoader(Spoiled(), **nested(**options)) as loader:
+        with ODBDataLoader(spoil(), **nested(**options)) as loader:
             loader.load_state_dict(state)
             assert loader.state_dict() == state
             steps = loader.steps()
@@ -302,7 +283,7 @@ def test_the_same_ranks_go_on_identically_after_any_step() -> None:
 
 
 def save(rank: int, limit: int, base: list[Any], bad: tuple[int, ...]) -> tuple[list[int], dict[str, Any], list[Any]]:
-    with ODBDataLoader(Spoiled(bad=bad), **nested(**(SETTINGS | {"shuffle": True, "seed": 11, "window": 6}))) as loader:
+    with ODBDataLoader(spoil(bad=bad), **nested(**(SETTINGS | {"shuffle": True, "seed": 11, "window": 6}))) as loader:
         if base:
             loader.load_state_dict(base)
         numbers = [number for _, numbers, _ in read(loader, limit) for number in numbers]
@@ -327,13 +308,13 @@ def test_what_decided_the_steps_taken_must_be_readable_again(is_last: bool) -> N
     order = compute_order(COUNT, 11, 0)
     needed = order[state["known"] - 1 if is_last else 0]
     options = SETTINGS | {"shuffle": True, "seed": 11, "window": 6}
-    with ODBDataLoader(Spoiled(bad=(needed,), faults=("raise",)), **nested(**options)) as loader:
+    with ODBDataLoader(spoil(bad=(needed,), faults=("raise",)), **nested(**options)) as loader:
         loader.load_state_dict(state)
         with pytest.raises(
             JobError, match=f"the sample {needed} was good before the state was saved, and cannot be read"
         ):
             read(loader)
-    with ODBDataLoader(Spoiled(bad=(order[state["known"]],), faults=("raise",)), **nested(**options)) as loader:
+    with ODBDataLoader(spoil(bad=(order[state["known"]],), faults=("raise",)), **nested(**options)) as loader:
         loader.load_state_dict(state)
         assert len(get_numbers(numbers for _, numbers, _ in read(loader))) < COUNT
         assert len(loader.quarantined) == 1
@@ -351,7 +332,7 @@ def test_what_is_read_after_a_failure_does_not_hide_it(monkeypatch: pytest.Monke
     order = compute_order(COUNT, 11, 0)
     monkeypatch.setattr(Exchange, "_exchange", exchange_late)
     options = SETTINGS | {"shuffle": True, "seed": 11, "window": 6}
-    with ODBDataLoader(Spoiled(bad=(order[0],), faults=("raise",)), **nested(**options)) as loader:
+    with ODBDataLoader(spoil(bad=(order[0],), faults=("raise",)), **nested(**options)) as loader:
         loader.load_state_dict(state)
         with pytest.raises(JobError, match=f"the sample {order[0]} was good before"):
             read(loader)
@@ -382,19 +363,19 @@ def test_random_data_go_on_identically_and_with_other_settings_completely(seed: 
         "max_age_rounds": choose.randint(1, 4),
         "ramp_rounds": choose.randint(0, 3),
     }
-    with ODBDataLoader(Spoiled(count, bad), **nested(**options)) as loader:
+    with ODBDataLoader(spoil(count, bad), **nested(**options)) as loader:
         whole = read(loader)
         assert get_numbers(numbers for _, numbers, _ in whole) == good
     limit = choose.randint(1, len(whole))
-    with ODBDataLoader(Spoiled(count, bad), **nested(**options)) as loader:
+    with ODBDataLoader(spoil(count, bad), **nested(**options)) as loader:
         before = read(loader, limit)
         state = json.loads(json.dumps(loader.state_dict()))
-    with ODBDataLoader(Spoiled(count, bad), **nested(**options)) as loader:
+    with ODBDataLoader(spoil(count, bad), **nested(**options)) as loader:
         loader.load_state_dict(state)
         assert before + read(loader) == whole
         assert sorted(item.index for item in loader.quarantined) == bad
     if limit < len(whole):
-        with ODBDataLoader(Spoiled(count, bad), **nested(**(options | {"token_budget": 70}))) as loader:
+        with ODBDataLoader(spoil(count, bad), **nested(**(options | {"token_budget": 70}))) as loader:
             loader.load_state_dict([state])
             assert get_numbers(numbers for _, numbers, _ in before + read(loader)) == good
 
@@ -415,7 +396,7 @@ def test_positions_count_the_places_that_are_not_set_aside(bad: set[int]) -> Non
     assert resumed.count == len(bad)
 
 
-class AtOnce(Spoiled):
+class AtOnce(Numbers):
     """A data set that reads several samples at once, and fails as a whole."""
 
     calls = 0
@@ -426,7 +407,7 @@ class AtOnce(Spoiled):
 
 
 def test_a_guarded_data_set_that_reads_at_once_says_which_sample_is_bad() -> None:
-    inner = AtOnce()
+    inner = spoil(kind=AtOnce)
     guarded = SeededDataset(inner, list, is_guarded=True)
     found: Any = guarded[KeyChunk(0, [(0, 2), (1, 3)])]
     assert [(place, sample["number"]) for place, sample in found] == [(0, 2), (1, 3)]

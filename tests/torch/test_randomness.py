@@ -13,31 +13,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from odb_ref.torch import ODBDataLoader
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Stream, collate, make_sample
+from tests.torch.data import Augmented, AugmentedStream, Numbers, collate, draw, make_sample
 from tests.torch.ranks import get_values, run_each, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 10, "shuffle": True, "timeout_s": 20}
 COUNT = 40
-
-
-def draw() -> tuple[float, float, float]:
-    """One number of each generator that user code may use."""
-    return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-
-class Augmented(Numbers):
-    """Samples that carry what they drew."""
-
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(index) | {"drawn": draw()}
-
-
-class AugmentedStream(Stream):
-    """The same, one after another."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for sample in super().__iter__():
-            yield sample | {"drawn": draw()}
 
 
 def collate_at_random(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -168,20 +148,17 @@ def test_reading_in_the_trainers_process_leaves_its_generators_alone(kind: str) 
             assert found == train(range(len(found)))
 
 
-class Torn(Numbers):
-    """A data set that raises after it has drawn."""
+def test_an_interrupt_in_user_code_leaves_the_generators_alone_too() -> None:
+    """Spec: R12.2."""
 
-    def __getitem__(self, index: int) -> Any:
+    def draw_and_raise(index: int) -> None:
         draw()
         if index == 7:
             raise KeyboardInterrupt
-        return super().__getitem__(index)
 
-
-def test_an_interrupt_in_user_code_leaves_the_generators_alone_too() -> None:
-    """Spec: R12.2."""
     torch.manual_seed(7)
-    with ODBDataLoader(Torn(0, COUNT), **nested(collate_fn=collate, **(SETTINGS | {"shuffle": False}))) as loader:
+    torn = Numbers(0, COUNT, bad=range(8), fault=draw_and_raise)
+    with ODBDataLoader(torn, **nested(collate_fn=collate, **(SETTINGS | {"shuffle": False}))) as loader:
         batches = iter(loader)
         with pytest.raises(KeyboardInterrupt):
             list(batches)

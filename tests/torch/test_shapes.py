@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
@@ -52,19 +50,19 @@ def test_the_padding_is_a_sample_of_its_own_without_labels() -> None:
     }
 
 
-def read_groups(name: str, window: int, layout: Layout, samples: int | None = None) -> list[list[int]]:
-    """The lengths of the samples of each batch of eight ranks."""
-    groups: list[list[int]] = []
+def read_rows(name: str, window: int) -> list[int]:
+    """The tokens of each packed row of eight ranks."""
+    rows: list[int] = []
 
     def observe(rank: int, event: object, effects: Sequence[object], time_s: float) -> None:
         for effect in effects:
             if isinstance(effect, Collate):
-                groups.extend([sample.length for sample in step.group] for step in effect.steps if step.group)
+                rows.extend(sum(sample.length for sample in step.group) for step in effect.steps if step.group)
 
-    workload = build_workload(load_lengths(name), ranks=8, sharding=Sharding.EVEN, seed=0, samples=samples)
-    settings = {"budget_tokens": BUDGET, "window_samples": window, "layout": layout}
+    workload = build_workload(load_lengths(name), ranks=8, sharding=Sharding.EVEN, seed=0)
+    settings = {"budget_tokens": BUDGET, "window_samples": window, "layout": Layout.PACKED}
     run(Run(workload=workload, policy="odb", **settings), observer=observe)
-    return groups
+    return rows
 
 
 @pytest.mark.deep
@@ -75,7 +73,7 @@ def test_what_the_shapes_cost() -> None:
     for name in list_bundled_names():
         cells = []
         for window in (256, 1024):
-            rows = [sum(lengths) for lengths in read_groups(name, window, Layout.PACKED)]
+            rows = read_rows(name, window)
             lengths = [bounded.compute_length(tokens) for tokens in rows]
             # One trace has a sample beyond the budget.
             assert len({length for length in lengths if length <= BUDGET}) <= SHAPES
@@ -84,54 +82,6 @@ def test_what_the_shapes_cost() -> None:
             assert price < GOAL, (name, window)
             cells.append(f"{len(set(rows)):,} -> {len(set(lengths))}, {price:.1%}")
         print(f"| `{name}` | {' | '.join(cells)} |")
-
-
-def compute_least_padding(lengths: Sequence[int], shapes: int, values: int = 1500) -> float:
-    """The least padding, as a share of the tokens, of padded batches with ``shapes`` lengths, however they are formed.
-
-    Batches of so many shapes have no more lengths than that, and a sample takes the next one at least. Exact for traces of up
-    to ``values`` different lengths; of more, lengths are rounded down, so it is a little lower still.
-    """
-    marks = np.unique(lengths)
-    if len(marks) > values:
-        marks = np.unique(np.quantile(lengths, np.linspace(0, 1, values), method="lower"))
-    marks, counts = np.unique(marks[np.searchsorted(marks, lengths, side="right") - 1], return_counts=True)
-    before = np.concatenate([[0], np.cumsum(counts)])
-    least = np.array(
-        [0, *[np.inf] * len(marks)]
-    )  # the fewest tokens of the shortest so many, with the lengths allowed as yet
-    for _ in range(shapes):
-        more = [
-            (least[:last] + marks[last - 1] * (before[last] - before[:last])).min() for last in range(1, len(least))
-        ]
-        least = np.array([0, *more])
-    return float(least[-1] / sum(lengths) - 1)
-
-
-def test_the_least_padding_is_that_of_the_best_of_all_choices() -> None:
-    lengths = [3, 5, 5, 8, 13, 21]
-    for shapes in (1, 2, 3, 5):
-        choices = itertools.combinations(sorted(set(lengths)), shapes)
-        tokens = [
-            sum(min(item for item in choice if item >= length) for length in lengths)
-            for choice in choices
-            if choice[-1] == 21
-        ]
-        assert compute_least_padding(lengths, shapes) == pytest.approx(min(tokens) / sum(lengths) - 1)
-        assert compute_least_padding(lengths, shapes, values=4) <= min(tokens) / sum(lengths) - 1
-
-
-@pytest.mark.deep
-def test_few_shapes_of_padded_batches_cannot_be_cheap() -> None:
-    """``pytest tests/torch/test_shapes.py -s -k cheap`` prints the table of docs/howto/packed.md."""
-    print("\n| trace | padding as it is | with eight lengths at least |\n|---|--:|--:|")
-    for name in list_bundled_names():
-        groups = [group for group in read_groups(name, 1024, Layout.PADDED, 8 * 8 * 1024) if max(group) <= BUDGET]
-        lengths = [length for group in groups for length in group]
-        present = sum(len(group) * max(group) for group in groups) / sum(lengths) - 1
-        least = compute_least_padding(lengths, SHAPES)
-        assert least > present + GOAL
-        print(f"| `{name}` | {present:.1%} | {least:.1%} |")
 
 
 class Attention(nn.Module):

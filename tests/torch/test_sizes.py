@@ -1,18 +1,12 @@
-"""Batches of friendly numbers of samples, or of like costs, in real jobs; and what they cost."""
+"""Batches of friendly numbers of samples, or of like costs, in real jobs."""
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 
-from odb_ref.core.batching.grouping import compute_groups, compute_sized_groups
-from odb_ref.core.batching.sizes import Sizes
-from odb_ref.core.types import Sample
 from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import Property, Status, check_traces
 from tests.helpers.options import nested
@@ -82,24 +76,3 @@ def test_every_batch_of_a_job_is_friendly_or_meets_others_of_its_cost(jobs: list
         verdict = check_traces(sorted(case["trace"].parent.iterdir()), is_replayed=status is Status.HOLDS)
         assert not verdict.violations
         assert verdict.jobs[0].get_status(checked) is status
-
-
-BUDGET = 12288
-
-
-@pytest.mark.deep
-def test_what_friendly_sizes_cost() -> None:
-    """``pytest tests/torch/test_sizes.py -s -k cost`` prints the table of docs/howto/memory.md."""
-    kinds = [sizes for sizes in Sizes if sizes is not Sizes.ANY]
-    print(f"\n| trace | {' | '.join(kinds)} |\n|---|{'---|' * len(kinds)}")
-    for name in list_bundled_names():
-        tokens = np.random.default_rng(0).permutation(load_lengths(name).tokens)[:8192].tolist()
-        samples = [Sample(id=n, position=n, length=length, supervised=0) for n, length in enumerate(tokens)]
-        windows = [samples[start : start + 256] for start in range(0, len(samples), 256)]
-        fewest = sum(len(compute_groups(window, BUDGET)) for window in windows)
-        more = [
-            Fraction(sum(len(compute_sized_groups(window, sizes, BUDGET)) for window in windows), fewest) - 1
-            for sizes in kinds
-        ]
-        print(f"| `{name}` | {' | '.join(f'{float(share):.0%}' for share in more)} |")
-        assert all(share >= 0 for share in more)

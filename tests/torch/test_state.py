@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, Sampler
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, collate, make_sample, read
+from tests.torch.data import Numbers, Stream, check_goes_on, collate, make_sample, read
 from tests.torch.ranks import get_values, run_ranks
 from tests.torch.states import change
 
@@ -32,31 +32,20 @@ def make_loader(**options: Any) -> ODBDataLoader:
     return ODBDataLoader(Numbers(0, COUNT), **nested(**(SETTINGS | options)))
 
 
-def save_and_go_on(rank: int, options: dict[str, Any]) -> list[Any]:
-    """At every step: what was read before it, and what a new loader reads from the state saved there, to the epoch's end."""
+def read_on(loader: ODBDataLoader, limit: int | None = None) -> list[Any]:
+    """So many steps, or what is left of an epoch and the next."""
+    return read(loader) + read(loader) if limit is None else read(loader, limit)
+
+
+def save_and_go_on(rank: int, options: dict[str, Any]) -> None:
     with make_loader(**options) as loader:
-        whole = read(loader)
-        second = read(loader)
-    rows = [whole, second]
-    for limit in range(len(whole) + 1):
-        with make_loader(**options) as loader:
-            before = read(loader, limit)
-            state = json.loads(json.dumps(loader.state_dict()))
-        with make_loader(**options) as loader:
-            loader.load_state_dict(state)
-            assert loader.state_dict() == state
-            after = read(loader)
-            assert read(loader) == second
-        rows.append((before, after))
-    return rows
+        steps = len(read(loader))
+    check_goes_on(lambda: make_loader(**options), range(steps + 1), read_on)
 
 
 def test_the_same_ranks_go_on_identically_to_a_quota_and_in_the_next_epoch() -> None:
     """After any step. That of a whole epoch is in tests/torch/test_resume_matrix.py."""
-    values = get_values(run_ranks(2, save_and_go_on, {"mode": "quota", "quota": 30}, timeout_s=120))
-    for value in values:
-        whole, _, *rows = value
-        assert all(before + after == whole for before, after in rows)
+    get_values(run_ranks(2, save_and_go_on, {"mode": "quota", "quota": 30}, timeout_s=120))
 
 
 def test_a_state_is_small() -> None:
@@ -84,25 +73,16 @@ def test_states_that_do_not_fit_are_refused() -> None:
                 iter(loader)
 
 
-class Stream(IterableDataset[Any]):
-    """Workers share it out."""
-
-    def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        yield from (make_sample(number) for number in range(first, 60, step))
-
-
 def test_a_stream_does_not_go_on_with_another_number_of_workers() -> None:
     """One worker reads what the training thread would; two yield other samples first."""
     options = SETTINGS | {"shuffle": False}
-    with ODBDataLoader(Stream(), **nested(**options)) as loader:
+    with ODBDataLoader(Stream(0, 60), **nested(**options)) as loader:
         first, state = read(loader, 2), loader.state_dict()
-    with ODBDataLoader(Stream(), **nested(num_workers=1, **options)) as loader:
+    with ODBDataLoader(Stream(0, 60), **nested(num_workers=1, **options)) as loader:
         loader.load_state_dict(state)
         taken = [number for _, numbers, _ in (*first, *read(loader)) for number in numbers]
     assert sorted(taken) == list(range(60))
-    with ODBDataLoader(Stream(), **nested(num_workers=2, **options)) as loader:
+    with ODBDataLoader(Stream(0, 60), **nested(num_workers=2, **options)) as loader:
         loader.load_state_dict(state)
         with pytest.raises(UsageError, match="num_workers: saved 1, now 2"):
             iter(loader)

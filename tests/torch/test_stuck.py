@@ -20,11 +20,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from odb_ref.torch import Batching, JobError, ODBDataLoader
+from odb_ref.torch import JobError, ODBDataLoader
 from odb_ref.torch.reading.description import describe
 from tests.helpers.options import nested
-from tests.torch.data import Blocking, Numbers, Unspeakable, collate, go_wrong
-from tests.torch.ranks import Result, get_values, run_each, run_ranks
+from tests.torch.data import Numbers, Unspeakable, collate, go_wrong
+from tests.torch.ranks import Result, check_left, get_values, run_each, run_ranks
 
 SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "shard": "given", "timeout_s": 5}
 
@@ -84,10 +84,9 @@ def test_what_cannot_be_described_is_described() -> None:
 
 
 def read_blocking(rank: int, num_workers: int) -> None:
-    dataset: Numbers = Blocking(400, 12) if rank == 0 else Numbers(0, 400, bad=12, fault="Panic")
-    with ODBDataLoader(
-        dataset, **nested(num_workers=num_workers, collate_fn=collate, name="one", **SETTINGS)
-    ) as loader:
+    bad, fault = (range(12, 400), "block") if rank == 0 else (12, "Panic")
+    options = SETTINGS | {"num_workers": num_workers, "collate_fn": collate, "name": "one"}
+    with ODBDataLoader(Numbers(0, 400, bad=bad, fault=fault), **nested(**options)) as loader:
         list(loader)
 
 
@@ -96,11 +95,12 @@ import atexit, time
 atexit.register(lambda: print(time.monotonic(), flush=True))  # the last of all: from then on it is the interpreter that ends
 import signal, sys, threading
 from odb_ref.torch import Batching, ODBDataLoader
-from tests.torch.data import Blocking, collate
+from tests.torch.data import Numbers, collate
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
+data = Numbers(0, 400, bad=range(30, 400), fault="block")
 loader = ODBDataLoader(
-    Blocking(400, 30), token_budget=60, collate_fn=collate, num_workers=int(sys.argv[1]), batching=Batching(window=8)
+    data, token_budget=60, collate_fn=collate, num_workers=int(sys.argv[1]), batching=Batching(window=8)
 )
 batches = iter(loader)
 next(batches)
@@ -125,15 +125,7 @@ def test_control_c_ends_a_process_whose_data_set_blocks(num_workers: int) -> Non
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         assert float(process.stdout.readline()) - began < 3  # 0.7 s on an idle machine; 11 s before
         assert process.wait(30) == -signal.SIGINT
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
-                break
-            time.sleep(0.05)
-        else:
-            pytest.fail("processes of its own are left")
+        check_left({process.pid})
     finally:
         process.kill()
         process.communicate()
@@ -192,23 +184,14 @@ def test_a_loader_process_that_holds_its_lock_is_waited_for_as_long_as_it_may() 
     check_blamed(idle, 1, "interpreter lock")
 
 
-class Clinging(Numbers):
-    """Holds the lock of a worker once, and with it all that the worker has open."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(0, 400)
-        self.path = path
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 300:
-            self.path.touch()
-            hold_the_lock(6)
-        return super().__getitem__(index)
-
-
 def test_a_killed_loader_process_is_noticed_before_its_worker_ends(tmp_path: Path) -> None:
+    def cling(index: int) -> None:
+        """Holds the lock of a worker, and with it all that the worker has open."""
+        (tmp_path / "held").touch()
+        hold_the_lock(6)
+
     options = SETTINGS | {"collate_fn": collate, "num_workers": 1}
-    with ODBDataLoader(Clinging(tmp_path / "held"), **nested(**options)) as loader:
+    with ODBDataLoader(Numbers(0, 400, bad=300, fault=cling), **nested(**options)) as loader:
         batches = iter(loader)
         while not (tmp_path / "held").exists():
             next(batches)
@@ -221,9 +204,8 @@ def test_a_killed_loader_process_is_noticed_before_its_worker_ends(tmp_path: Pat
 
 
 def test_a_loader_whose_data_set_blocks_can_be_closed() -> None:
-    loader = ODBDataLoader(
-        Blocking(400, 200), token_budget=60, num_workers=1, collate_fn=collate, batching=Batching(window=8)
-    )
+    data = Numbers(0, 400, bad=range(200, 400), fault="block")
+    loader = ODBDataLoader(data, **nested(num_workers=1, collate_fn=collate, **SETTINGS))
     next(iter(loader))
     began = time.monotonic()
     loader.close()
@@ -294,7 +276,8 @@ def wait_and_listen(rank: int, what: str, num_workers: int, text: str, folder: P
             wait_for_both(folder)
         return collate(samples)
 
-    slow = Slow(60, folder if what == "read" and rank == 2 else None)
+    is_slow = what == "read" and rank == 2
+    slow = Numbers(0, 60, bad=20 if is_slow else None, fault=lambda index: wait_for_both(folder))
     options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers, "timeout_s": 6 if what == "stop" else 1}
     with ODBDataLoader(slow, **nested(**options)) as loader:
         for step, _ in enumerate(loader):
@@ -315,19 +298,6 @@ def wait_for_both(folder: Path) -> None:
     deadline = time.monotonic() + 10
     while len(os.listdir(folder)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-
-
-class Slow(Numbers):
-    """Takes its time for one sample."""
-
-    def __init__(self, count: int, folder: Path | None) -> None:
-        super().__init__(0, count)
-        self.folder = folder
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 20 and self.folder is not None:
-            wait_for_both(self.folder)
-        return super().__getitem__(index)
 
 
 WAITED_FOR = [

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.torch import ODBDataLoader, StepInfo
 from tests.helpers.options import nested
-from tests.torch.data import Numbers, Prompts, Stream, collate, make_sample
+from tests.torch.data import Numbers, Prompts, Stream, collate
 from tests.torch.models import (
     check_gradient,
     check_updates,
@@ -90,41 +88,6 @@ def test_the_gradient_of_uneven_shards_is_that_of_the_union(kind: str) -> None:
         check_updates(updates, sum(sizes))
 
 
-RATE = 0.5
-
-
-def train_sharded(rank: int, sizes: list[int]) -> Any:
-    """The samples of each step, and the parameters at the end, with the optimizer's state sharded over the ranks (ZeRO)."""
-    loader = ODBDataLoader(make_shard(rank, sizes), **nested(**SETTINGS))
-    wrapped = wrap(make_model(), "ddp")
-    optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, lr=RATE)
-    steps = []
-    with loader:
-        for batch, info in loader.steps():
-            optimizer.zero_grad()
-            info.scale(compute_loss(wrapped, batch, "mean")).backward()
-            optimizer.step()
-            steps.append([] if info.is_idle else batch["numbers"])
-    return steps, [parameter.tolist() for parameter in wrapped.parameters()]
-
-
-def test_zero_sharded_training_equals_one_process_on_the_union() -> None:
-    """Checks: ALIGN, WEIGHT with collectives in the optimizer's step too."""
-    values = get_values(run_ranks(3, train_sharded, [20, 7, 2], timeout_s=120))
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    for groups in zip(*(value[0] for value in values), strict=True):
-        optimizer.zero_grad()
-        samples = [make_sample(number) for group in groups for number in group]
-        losses = [compute_loss(model, collate([sample]), "sum") for sample in samples]
-        count = sum(int((sample["labels"][1:] != -100).sum()) for sample in samples)
-        (sum(losses) / count).backward()
-        optimizer.step()
-    for value in values:
-        for found, expected in zip(value[1], model.parameters(), strict=True):
-            torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected.data, rtol=1e-9, atol=1e-12)
-
-
 def compute_own_mean(logits: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
     """As many write it: 0/0 where nothing is supervised, and then NaN in every gradient."""
     labels = batch["labels"][:, 1:].flatten()
@@ -180,46 +143,6 @@ def check_finite(masked: list[str], options: dict[str, Any], values: list[Any]) 
         if "loss_scaling" not in options:
             union = [data[rank][number] for rank, (_, numbers, _) in enumerate(step) for number in numbers]
             check_gradient(found[0], compute_gradient(union))
-
-
-def read_auto(rank: int) -> Any:
-    options = SETTINGS | {"shard": "auto", "shuffle": True}
-    with ODBDataLoader(Numbers(0, 31), **nested(**options)) as loader:
-        batches = [(info, batch) for batch, info in loader.steps()]
-    assert batches[-1][0].is_last
-    assert not any(info.is_last for info, _ in batches[:-1])
-    assert batches[-1][0].progress == 1.0
-    return [number for info, batch in batches if not info.is_idle for number in batch["numbers"]]
-
-
-def test_by_default_the_ranks_share_the_data_set_without_padding() -> None:
-    results = run_ranks(4, read_auto)
-    assert sorted(number for result in results for number in result.value) == list(range(31))
-    assert sorted(len(result.value) for result in results) == [7, 8, 8, 8]
-
-
-def read_with_two_loaders(rank: int) -> Any:
-    train_loader = ODBDataLoader(make_shard(rank, [12, 5]), **nested(**SETTINGS))
-    eval_loader = ODBDataLoader(make_shard(rank, [2, 6]), **nested(**SETTINGS))
-    seen: dict[str, list[int]] = {"train": [], "eval": []}
-    with train_loader, eval_loader:
-        for step, (batch, info) in enumerate(train_loader.steps()):
-            if not info.is_idle:
-                seen["train"] += batch["numbers"]
-            if step == 1:
-                for other, of_other in eval_loader.steps():
-                    seen["eval"] += [] if of_other.is_idle else other["numbers"]
-    total: list[Any] = [None, None]
-    dist.all_gather_object(total, seen)
-    return total
-
-
-def test_two_loaders_at_once_do_not_disturb_each_other() -> None:
-    values = get_values(run_ranks(2, read_with_two_loaders))
-    first, second = values[0]
-    assert sorted(first["train"] + second["train"]) == list(range(17))
-    assert set(first["eval"]) == {0, 1}
-    assert set(second["eval"]) == set(range(2, 8))
 
 
 def read_on_idle(rank: int, on_idle: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from odb_ref.torch import Batching, ODBDataLoader
+from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.reading import datasets
 from odb_ref.torch.reading.datasets import KeyChunk, SeededDataset
 from odb_ref.torch.reading.quarantine import BadSample
@@ -214,46 +213,6 @@ def test_a_detector_shows_each_way_to_draw() -> None:
         assert detector.has_drawn() is (name != "put back"), name
         detector.arm()
         assert not detector.has_drawn()
-
-
-@contextmanager
-def make_loader(workers: int) -> Iterator[Any]:
-    with ODBDataLoader(
-        Rare(), token_budget=60, num_workers=workers, collate_fn=lambda samples: samples, batching=Batching(window=16)
-    ) as loader:
-        yield loader
-
-
-class Rare(Dataset[Any]):
-    """One sample in nine draws a little."""
-
-    def __len__(self) -> int:
-        return 90
-
-    def __getitem__(self, index: int) -> Any:
-        drawn = (random.random(), float(np.random.random()), float(torch.rand(()))) if index % 9 == 5 else ()
-        return make_sample(index) | {"drawn": drawn}
-
-
-def test_the_draws_of_few_samples_are_the_same_with_any_number_of_workers() -> None:
-    found = []
-    for workers in (0, 1, 2):
-        with make_loader(workers) as loader:
-            found.append([[(sample["number"], sample["drawn"]) for sample in batch] for batch in loader])
-    assert found[0] == found[1] == found[2]
-    assert len({drawn for batch in found[0] for _, drawn in batch}) == 11
-
-
-def test_the_consumer_draws_what_it_would_have_drawn() -> None:
-    """Spec: R12.2."""
-    seed_generators(3)
-    expected = [DRAWS["all"](0) for _ in range(5)]
-    seed_generators(3)
-    found = []
-    with make_loader(0) as loader:
-        for batch, _ in zip(loader, range(5), strict=False):
-            found.append(DRAWS["all"](len(batch)))
-    assert found == expected
 
 
 def read_numpy() -> tuple[bytes, int, int, float]:

@@ -295,40 +295,44 @@ def train_plain() -> list[list[float]]:
 class SeededOrder(DistributedSampler[Any]):
     """The order of one `DistributedSampler`, on every rank."""
 
-    def __init__(self, data: Any) -> None:
-        super().__init__(data, 1, 0, seed=7)
+
+def make_loader(sampler: type[DistributedSampler[Any]], **settings: Any) -> ODBDataLoader:
+    data = Numbers(0, TRAINED)
+    options = {"token_budget": 64, "collate_fn": collate, "loss_reduction": "sum", "shard": "shared"} | settings
+    return ODBDataLoader(data, **nested(sampler=sampler(data, 1, 0, seed=7), update_samples=UPDATE, **options))
+
+
+def train(loader: ODBDataLoader, model: Any, optimizer: Any, updates: int) -> list[list[float]]:
+    """So many updates; the weights after each."""
+    weights: list[list[float]] = []
+    while True:
+        for batch, info in loader.steps():
+            info.scale(compute_loss(model, batch, "sum")).backward()
+            if info.is_update_end:
+                optimizer.step()
+                optimizer.zero_grad()
+                weights.append(get_weights(model))
+                if len(weights) == updates:
+                    return weights
 
 
 def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[list[float]]:
-    data, model = Numbers(0, TRAINED), make_model()
-    wrapped: Any
+    model: Any = make_model()
     if fsdp:
         from torch.distributed.fsdp import fully_shard
 
-        wrapped = model
-        fully_shard(wrapped)
+        fully_shard(model)
     else:
-        wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
-    options: dict[str, Any] = {"token_budget": 64, "collate_fn": collate, "loss_reduction": "sum"} | settings
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     weights: list[list[float]] = []
     state: Any = None
-    for updates in (RESUMED, EPOCHS * UPDATES):  # saved in the second epoch; another loader goes on
-        with ODBDataLoader(
-            data, **nested(sampler=SeededOrder(data), shard="shared", update_samples=UPDATE, **options)
-        ) as loader:
+    for updates in (RESUMED, EPOCHS * UPDATES - RESUMED):  # saved in the second epoch; another loader goes on
+        with make_loader(SeededOrder, **settings) as loader:
             if state is not None:
                 loader.load_state_dict(state)
-            while len(weights) < updates:
-                for batch, info in loader.steps():
-                    info.scale(compute_loss(wrapped, batch, "sum")).backward()
-                    if info.is_update_end:
-                        optimizer.step()
-                        optimizer.zero_grad()
-                        weights.append(get_weights(wrapped))
-                        if len(weights) == updates:
-                            state = loader.state_dict()
-                            break
+            weights += train(loader, model, optimizer, updates)
+            state = loader.state_dict()
     return weights
 
 
@@ -361,32 +365,17 @@ def test_the_weights_are_those_of_plain_training_after_every_update(
 
 def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tuple[list[list[float]], bytes]:
     """So many updates from what was saved on, with a `DistributedSampler` of one replica; their weights, and what is saved."""
-    data, model = Numbers(0, TRAINED), make_model()
+    model = make_model()
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
-    options = {
-        "token_budget": 64,
-        "collate_fn": collate,
-        "loss_reduction": "sum",
-        "update_samples": UPDATE,
-        "shard": shard,
-    }
-    weights: list[list[float]] = []
-    sampler: Any = DistributedSampler(data, 1, 0, seed=7)
-    with ODBDataLoader(data, **nested(sampler=sampler, **options)) as loader:
+    with make_loader(DistributedSampler, shard=shard) as loader:
+        parts = (model, optimizer, loader)
         if saved is not None:
-            for part, state in zip((model, optimizer, loader), pickle.loads(saved), strict=True):
+            for part, state in zip(parts, pickle.loads(saved), strict=True):
                 part.load_state_dict(state)
-        while True:
-            for batch, info in loader.steps():
-                info.scale(compute_loss(wrapped, batch, "sum")).backward()
-                if info.is_update_end:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    weights.append(get_weights(wrapped))
-                if len(weights) == updates:
-                    # As bytes: a tensor would be sent by a file of this process, which ends.
-                    return weights, pickle.dumps([part.state_dict() for part in (model, optimizer, loader)])
+        weights = train(loader, wrapped, optimizer, updates)
+        # As bytes: a tensor would be sent by a file of this process, which ends.
+        return weights, pickle.dumps([part.state_dict() for part in parts])
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from odb_ref.trace.check import Property, Status, check_traces
 from odb_ref.trace.check.own.groups import compute_fewest_groups
 from odb_ref.trace.format import TraceError
 from odb_ref.trace.writing import TraceWriter
+from tests.helpers.commands import refuse
 from tests.helpers.effort import few
 from tests.helpers.partitions import count_fewest
 from tests.helpers.tamper import Tampered
@@ -262,16 +263,6 @@ def test_ranks_that_complete_with_different_configurations_are_refused(tmp_path:
     assert "completes with another configuration than other ranks" in {item.what for item in violations}
 
 
-def test_a_rule_the_core_does_not_know_cannot_be_replayed(tmp_path: Path) -> None:
-    (path,) = run(tmp_path / "t")
-    trace = Tampered(path)
-    trace.header["config"]["rule"] = "mine"
-    job = check_traces([trace.write(path)], is_replayed=True).jobs[0]
-    (replay,) = (item for item in job.properties if item.property is Property.REPLAY)
-    assert replay.status is Status.NOT_APPLICABLE
-    assert "mine" in replay.reason
-
-
 @settings(max_examples=few(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_malformed_trace_crashes_the_checker(data: st.DataObject, tmp_path: Path) -> None:
@@ -347,43 +338,15 @@ def test_the_command_says_what_does_not_hold(tmp_path: Path, capsys: pytest.Capt
     assert answer["jobs"][0]["violations"][0]["rank"] == 1
 
 
-BAD = {
-    "empty": "",
-    "text": "hello\n",
-    "no object": "[1]\n",
-    "another format": '{"format": "other"}\n',
-    "another version": '{"format": "odb-trace", "version": 99}\n',
-    "no config": '{"format": "odb-trace", "version": 1, "world_size": 1}\n',
-    "a number for a record": '{"format":"odb-trace","version":1,"world_size":1,"driver":"d","epoch":0,'
-    '"config":{"mode":"join","budget_tokens":1,"max_age_rounds":1}}\n17\n',
-}
-
-
-@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
-def test_a_file_that_is_no_trace_is_one_line_and_status_2(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "bad"
-    path.write_text(text)
-    assert main(["check", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"odb-ref check: {path}")
-    assert len(captured.err.splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", ["absent", "binary", "folder", "absent.gz", "plain.gz"])
+@pytest.mark.parametrize("name", ["absent", "binary", "empty", "folder", "absent.gz", "plain.gz"])
 def test_a_file_that_cannot_be_read_is_one_line_and_status_2(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "binary").write_bytes(bytes(range(256)))
+    (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "plain.gz").write_text("{}")
-    assert main(["check", str(tmp_path / name)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"odb-ref check: {tmp_path / name}")
-    assert len(captured.err.splitlines()) == 1
+    assert refuse(capsys, ["check", str(tmp_path / name)]).startswith(f"odb-ref check: {tmp_path / name}")
 
 
 def test_a_folder_is_all_the_traces_in_it(tmp_path: Path) -> None:

