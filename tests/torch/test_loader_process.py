@@ -21,6 +21,7 @@ from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind, PostCounts, PostOffer
 from odb_ref.core.events import Agreed, Counted, PeerLost, Reported, Urged
+from odb_ref.core.errors import RuleError
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import StepCounts
 from odb_ref.torch import JobError, ODBDataLoader
@@ -84,9 +85,10 @@ class Failing:
 def test_a_rule_that_raises_ends_the_epoch_and_is_told(num_workers: int) -> None:
     with (
         ODBDataLoader(Numbers(0, 60), **nested(policy=Failing(), num_workers=num_workers, **SETTINGS)) as loader,
-        pytest.raises(KeyError, match="the rule's own"),
+        pytest.raises(RuleError, match="rule 'failing' raised KeyError") as caught,
     ):
         list(loader)
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 # What crosses ------------------------------------------------------------------------------------------------------------
