@@ -20,8 +20,8 @@ import torch.distributed as dist
 from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind, PostCounts, PostOffer
-from odb_ref.core.events import Agreed, Counted, PeerLost, Reported, Urged
 from odb_ref.core.errors import RuleError
+from odb_ref.core.events import Agreed, Counted, PeerLost, Reported, Urged
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import StepCounts
 from odb_ref.torch import JobError, ODBDataLoader
