@@ -216,10 +216,9 @@ def test_the_weighed_losses_add_up_to_that_of_all_samples(task: str) -> None:
                 if side in batch and batch[side].ndim > 1 and info.local_samples > 1:
                     assert batch[side].numel() <= 60, side
     assert steps > 3
-    # Causal models of transformers compute their loss in single precision.
-    assert float(added) == pytest.approx(
-        float(whole.detach()), rel=1e-6 if isinstance(model, LlamaForCausalLM) else 1e-12
-    )
+    # Causal models of transformers compute their loss in single precision, and T5 before transformers 5 a part of its layers.
+    is_single = isinstance(model, LlamaForCausalLM | T5ForConditionalGeneration)
+    assert float(added) == pytest.approx(float(whole.detach()), rel=1e-6 if is_single else 1e-12)
 
 
 WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
