@@ -115,6 +115,14 @@ def test_labels_of_a_model_that_seems_not_to_shift_them_are_warned_of_once(
     assert ["causal_shift=False" in str(item.message) for item in caught] == [True] * is_told
 
 
+def test_rows_of_labels_are_not_compared_with_their_input() -> None:
+    rows = {"input_ids": [[7, 8], [9]], "labels": [[1, 2], [3]]}
+    told: list[str] = []
+    check = LabelCheck(True, is_assumed=True, has_own_length=False)
+    assert check.collate(lambda samples: samples[0], [rows], 1, told.append) is rows
+    assert told == []
+
+
 @pytest.mark.parametrize("options", [{}, {"length_fn": lambda sample: 2 * len(sample["input_ids"])}])
 def test_a_second_text_that_no_length_counts_is_warned_of(options: dict[str, Any]) -> None:
     """Checks: BUDGET."""

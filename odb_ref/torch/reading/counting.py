@@ -15,7 +15,7 @@ import torch
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.costs import Resources
-from odb_ref.torch.reading.measure import LengthFn, Measure, SupervisedCounter
+from odb_ref.torch.reading.measure import LengthFn, Measure, SupervisedCounter, count_row
 from odb_ref.torch.reading.quarantine import MeasureFn
 from odb_ref.torch.reading.tasks import (
     CHOOSING,
@@ -143,13 +143,11 @@ def _list_other_texts(sample: object) -> list[str]:
 
 def _is_unlike_input(sample: object) -> bool:
     """Returns whether the labels are not those of a model that shifts a copy of its input, and it matters: the first counts."""
-    ids, labels = (get_field(sample, name) for name in ("input_ids", "labels"))
-    if ids is None or labels is None:
+    rows = [get_field(sample, name) for name in ("input_ids", "labels")]
+    if not count_row(rows[0]) or count_row(rows[0]) != count_row(rows[1]):
         return False
-    ids, labels = to_array(ids), to_array(labels)
-    if labels.ndim != 1 or labels.shape != ids.shape or labels[0] == IGNORE_INDEX:
-        return False
-    return bool(((labels != ids) & (labels != IGNORE_INDEX)).any())
+    ids, labels = map(to_array, rows)
+    return bool(labels[0] != IGNORE_INDEX and ((labels != ids) & (labels != IGNORE_INDEX)).any())
 
 
 def _list_masks(samples: list[object]) -> dict[str, list[object]]:

@@ -207,12 +207,12 @@ def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
     if not (type(sample) is dict or isinstance(sample, Mapping)):
         return None
     ids, labels = sample.get("input_ids"), sample.get("labels")
-    length = _count_row(ids)
+    length = count_row(ids)
     if not length or not _UNUSUAL.isdisjoint(sample):
         return None
     if labels is None:
         return length, length - is_shifted
-    if type(labels) is not type(ids) or _count_row(labels) != length:
+    if type(labels) is not type(ids) or count_row(labels) != length:
         return None
     if isinstance(labels, list):
         ignored = labels.count(IGNORE_INDEX) - (is_shifted and labels[0] == IGNORE_INDEX)
@@ -220,7 +220,7 @@ def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
     return None if is_one_label(labels) else (length, _count_labels(labels, is_shifted))
 
 
-def _count_row(value: object) -> int:
+def count_row(value: object) -> int:
     """Returns the length of a tensor, an array or a list that is one row of integers; else 0."""
     if type(value) is torch.Tensor:
         return value.numel() if value.ndim == 1 else 0
