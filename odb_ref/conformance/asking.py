@@ -13,6 +13,7 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from itertools import chain, repeat
@@ -264,7 +265,8 @@ class Program:
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with suppress(OSError):  # what it has not taken cannot be written now either
+                        pipe.close()
             self._process = None
 
 

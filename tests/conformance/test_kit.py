@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from odb_ref.conformance.asking import ask_here, ask_ranks
+from odb_ref.conformance.asking import PlannerEndedError, Program, ask_here, ask_ranks
 from odb_ref.conformance.judge import RULES, compute_least, find_faults
 from odb_ref.conformance.running import CaseVerdict, Judging, judge, run_cases
 from odb_ref.conformance.vectors import PLANNED, VECTORS, Problem, decode, encode, read_cases
@@ -207,6 +207,16 @@ def test_the_command_judges_any_program(tmp_path: Path) -> None:
     found = run("--only", "length", "--", sys.executable, "-c", "print('no JSON')")
     assert found.returncode == 1
     assert "ANSWER       broken" in found.stdout
+
+
+def test_a_program_that_ended_before_it_was_asked_has_refused_nothing() -> None:
+    """A broken pipe would be taken for a refusal, and right where one is expected."""
+    program = Program([sys.executable, "-c", ""], "0")
+    program._start()
+    assert program._process is not None
+    program._process.wait()
+    with pytest.raises(PlannerEndedError, match="takes no question"):
+        program.answer({"lengths": [3]})
 
 
 RANK_PROGRAM = """
