@@ -153,10 +153,10 @@ class ODBDataLoader(Epochs[Batch]):
         )
         self.dataset: Dataset[object] = dataset
         self.sampler: Iterable[object] | None = sampler
-        causal_shift = None if loss.causal_shift is None else check_flag(loss.causal_shift, "causal_shift")
+        causal_shift = loss.causal_shift is None or check_flag(loss.causal_shift, "causal_shift")
         shape = choose(Layout, layout, "layout")
         if collate_fn is None:
-            self.collate_fn = FlattenSamples(causal_shift is not False) if shape is Layout.PACKED else default_collate
+            self.collate_fn = FlattenSamples(causal_shift) if shape is Layout.PACKED else default_collate
         else:  # what the data set yields is what it takes: past this point samples are opaque
             self.collate_fn = cast(CollateFn, collate_fn)
         # Checked once, here: from here on numbers and flags are Python's own.
@@ -242,6 +242,7 @@ class ODBDataLoader(Epochs[Batch]):
             cast(LengthFn | None, batching.length_fn),
             cast(LengthFn | None, loss.supervised_fn),
             causal_shift=causal_shift,
+            is_assumed=loss.causal_shift is None,
             resources=self._resources,
             is_checked=self._weighting.needs_supervised,
             is_packing=self.num_workers > 0,

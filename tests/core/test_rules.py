@@ -51,9 +51,12 @@ class Always:
         return self.answer
 
 
+@dataclass(frozen=True)
 class Raising(Always):
+    error: Exception = TypeError("no such answer")  # noqa: RUF009
+
     def compute_target(self, agreement: Offer) -> int:
-        raise TypeError("no such answer")
+        raise self.error
 
 
 class Meddling:
@@ -93,6 +96,13 @@ def test_a_rule_that_raises_is_named() -> None:
     with pytest.raises(RuleError, match="'always' raised TypeError: no such answer, for Offer") as caught:
         compute_checked_target(Raising(0), make_offer(5, 3, 0, False))
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize("kind", [RuleError, UsageError])
+def test_what_a_rule_that_is_asked_elsewhere_says_of_itself_is_told_as_it_is(kind: type[Exception]) -> None:
+    with pytest.raises(kind) as caught:
+        compute_checked_target(Raising(0, error=kind("does not answer")), make_offer(5, 3, 0, False))
+    assert str(caught.value) == str(kind("does not answer"))
 
 
 def test_an_unknown_rule_is_refused_with_the_ones_there_are() -> None:

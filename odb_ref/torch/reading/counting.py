@@ -47,7 +47,7 @@ _UNLIKE = (
     "shifted beforehand, and the first of each sample was not counted: pass Loss(causal_shift=False), or causal_shift=True if "
     "the model shifts them"
 )
-_UNCOUNTED: Final = (
+_UNCOUNTED = (
     "{} of samples are in no length, so their batches exceed the budget: pass Batching(length_fn=) which counts them too. If a "
     "loss compares the samples of a batch, as with negatives in the batch, it depends on how an update is divided"
 )
@@ -189,7 +189,8 @@ def make_counting(
     length_fn: LengthFn | None,
     supervised_fn: LengthFn | None,
     *,
-    causal_shift: bool | None,
+    causal_shift: bool,
+    is_assumed: bool,
     resources: Resources,
     is_checked: bool,
     is_packing: bool,
@@ -198,7 +199,7 @@ def make_counting(
     """Returns how samples are measured; how batches are checked, None where no weight depends on it, or only the user knows
     what carries loss; and what all ranks must have in common: functions cannot be compared, but whether there is one can.
 
-    ``causal_shift`` is None where nobody has said: it is assumed then. ``is_checked`` when weights depend on what carries loss,
+    ``is_assumed`` when nobody has said what ``causal_shift`` is, ``is_checked`` when weights depend on what carries loss,
     ``is_packing`` when samples go on to another process, ``is_weighing`` when their bytes are bounded.
     """
     settings: dict[str, object] = {
@@ -206,13 +207,12 @@ def make_counting(
         "supervised_fn": "default" if supervised_fn is None else "given",
         "cost_fn": "none" if resources.cost_fn is None else "given",
     }
-    is_shifted = causal_shift is not False
     if supervised_fn is None:
-        settings["causal_shift"] = is_shifted
+        settings["causal_shift"] = causal_shift
     length = length_fn or get_length
-    supervised = supervised_fn or SupervisedCounter(length, is_shifted, is_checked=is_checked)
+    supervised = supervised_fn or SupervisedCounter(length, causal_shift, is_checked=is_checked)
     measure = Measure(length, supervised, is_packing=is_packing, is_weighing=is_weighing)
     label_check = None
     if is_checked and supervised_fn is None:
-        label_check = LabelCheck(is_shifted, is_assumed=causal_shift is None, has_own_length=length_fn is not None)
+        label_check = LabelCheck(causal_shift, is_assumed=is_assumed, has_own_length=length_fn is not None)
     return resources.make_measure(measure), label_check, settings
