@@ -295,7 +295,10 @@ def test_a_rule_that_does_not_answer_leaves_its_bounds_as_in_verify(
 ) -> None:
     monkeypatch.setattr("odb_sim.verify.rule_client.RuleProcesses.__init__.__defaults__", (0.2,))
     path, saved = tmp_path / "rule.py", str(tmp_path / "found.json")
-    path.write_text(f"class Rule:\n    name = 'mine'\n    def compute_target(self, a):\n        {body}\n")
+    path.write_text(
+        f"from sys import orig_argv\nassert 'odb_sim.verify.rule_process' in orig_argv\n"
+        f"class Rule:\n    name = 'mine'\n    def compute_target(self, a):\n        {body}\n"
+    )
     for arguments in (["--policy", f"{path}:Rule", "--save", saved], ["--replay", saved]):
         assert main(["explore", *arguments]) == 1
         assert f"RULE-BOUNDS: rule 'mine' {said}" in capsys.readouterr().out

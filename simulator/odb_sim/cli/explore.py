@@ -7,8 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -265,10 +264,9 @@ def _print_counterexample(scenario: Scenario) -> None:
 
 
 def _replay(path: Path) -> int:
-    scenario = read_scenario(path)
     violation = None
-    with _open_rule(scenario.rule) as rule:
-        scenario = replace(scenario, bounds=replace(scenario.bounds, rule=rule))
+    with ExitStack() as rules:
+        scenario = read_scenario(path, lambda name: rules.enter_context(_open_rule(name)))
         for number, moment in enumerate(replay(scenario), 1):
             after = describe_rank(moment.after) if moment.after is not None else "refused"
             print(f"{number:4}  {moment.action!s:24} {describe_rank(moment.before)}  ->  {after}")

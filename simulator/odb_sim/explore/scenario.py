@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from odb_ref.core.batching.rules import RULES
+from odb_ref.core.batching.rules import RULES, TargetRule
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.format import Json, JsonObject, decode_fields
 from odb_sim.explore.bounds import Bounds
@@ -62,20 +62,20 @@ def encode_scenario(scenario: Scenario) -> dict[str, Json]:
     }
 
 
-def read_scenario(path: str | Path) -> Scenario:
-    """Returns the scenario in the file.
+def read_scenario(path: str | Path, load: Callable[[str], TargetRule] = load_rule) -> Scenario:
+    """Returns the scenario in the file; ``load`` finds its rule.
 
     Raises: UsageError when it holds no scenario.
     """
     try:
-        return decode_scenario(json.loads(Path(path).read_text(encoding="utf-8")))
+        return decode_scenario(json.loads(Path(path).read_text(encoding="utf-8")), load)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:  # no UTF-8, no JSON or no scenario
         raise UsageError(f"{path}: not a saved schedule: {error}") from error
 
 
-def decode_scenario(data: object) -> Scenario:
+def decode_scenario(data: object, load: Callable[[str], TargetRule] = load_rule) -> Scenario:
     """Returns the scenario that `encode_scenario` made.
 
     Raises: UsageError when it is not one.
@@ -91,11 +91,11 @@ def decode_scenario(data: object) -> Scenario:
         }:
             try:
                 return Scenario(
-                    bounds=_decode_bounds(bounds),
+                    bounds=_decode_bounds(bounds, load(str(bounds["rule"]))),
                     schedule=tuple(Action(int(rank), Act[str(act).upper()]) for rank, act in schedule),
                     property=property_,
                     detail=detail,
-                    rule=str(bounds.get("rule")),
+                    rule=str(bounds["rule"]),
                 )
             except (KeyError, TypeError, ValueError) as error:
                 raise UsageError(f"not a scenario: {error}") from error
@@ -103,14 +103,14 @@ def decode_scenario(data: object) -> Scenario:
             raise UsageError(f"not an {FORMAT} of version {VERSION}")
 
 
-def _decode_bounds(data: JsonObject) -> Bounds:
+def _decode_bounds(data: JsonObject, rule: TargetRule) -> Bounds:
     return decode_fields(
         Bounds,
         data,
         lengths=_decode_rows(data, "lengths"),
         accepted=_decode_rows(data, "accepted"),
         budget_schedule=tuple((step, tokens) for step, tokens in _decode_rows(data, "budget_schedule")),
-        rule=load_rule(str(data["rule"])),
+        rule=rule,
     )
 
 
