@@ -61,8 +61,7 @@ class FollowedLoader(ABC):
         self._place: Mapping[str, object] | None = None
         """The loader's state for a checkpoint: after the batches trained on. Initially the state at the beginning."""
         self._after: Mapping[str, object] | None = None
-        """The next value of `_place`, once training on the present batch is done. None inside an update, where it does not
-        change."""
+        """The next value of `_place`, once the present batch is trained on. None inside an update, where it does not change."""
         self._is_trained_on: Callable[[], bool] = bool
         """Whether training on that batch is done, including the optimizer's step."""
         self._is_scaled = False
@@ -145,15 +144,13 @@ class FollowedLoader(ABC):
             )
 
     def _settle(self) -> None:
-        """Updates the position once the batch is trained on. Called when it is needed, because other callbacks may save in any
-        hook."""
+        """Updates the position once the batch is trained on. Called on demand, because other callbacks may save in any hook."""
         if self._after is not None and self._is_trained_on():
             self._place, self._after = self._after, None
 
     @property
     def _counted_steps(self) -> int:
-        """The number of batches that make an update, for counting. It is 1 with ``update_samples``, where the loader marks the
-        end."""
+        """The number of batches that make an update. It is 1 with ``update_samples``, where the loader marks the end."""
         return self.accumulation_steps if self.loader.update_samples is None else 1
 
     @property

@@ -36,8 +36,7 @@ _Loops = Mapping[str, Mapping[str, Mapping[str, int]]]
 
 
 class LoaderCallback(Callback):  # type: ignore[misc]
-    """Reports to a `LightningLoader` what Lightning does, and to Lightning what to save. Use `LightningLoader.callback` to get
-    one."""
+    """Tells a `LightningLoader` what Lightning does, and Lightning what to save. Made by `LightningLoader.callback`."""
 
     def __init__(self, loader: FollowedLoader) -> None:
         self.loader = loader
@@ -68,8 +67,7 @@ class LoaderCallback(Callback):  # type: ignore[misc]
             )
 
     def _evaluate_by_intervals(self, trainer: Trainer) -> None:
-        """Lets callbacks that monitor a metric act after each evaluation. With the value 1.0 they act only at an epoch's
-        end."""
+        """Lets callbacks that monitor a metric act after each evaluation. With 1.0 they act only at an epoch's end."""
         for callback in trainer.callbacks[: trainer.callbacks.index(self)]:
             if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
                 raise UsageError(
@@ -149,8 +147,7 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         return self.loader.gather_state()
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Loads the state from Lightning's checkpoint, unless the checkpoint is only loaded for an evaluation between
-        trainings."""
+        """Loads the state from Lightning's checkpoint, unless it is loaded for an evaluation between trainings."""
         if self.loader.trainer is not None:
             self.loader.load_gathered_state(state_dict)
 

@@ -46,8 +46,7 @@ Value = TypeVar("Value")
 
 
 class Epochs(Generic[Batch]):
-    """Runs the epochs of a loader, one after another. `ODBDataLoader`, its subclass, checks the arguments and sets the
-    fields."""
+    """Runs the epochs of a loader, one after another. Its subclass `ODBDataLoader` checks arguments and sets the fields."""
 
     dataset: Dataset[object]
     num_workers: int

@@ -46,8 +46,7 @@ class EpochIterator(_Unique, Generic[Batch]):
         self._loader: object = loader
         self._is_over = False
         self._put_off: Warning | None = None
-        """A warning that the user has turned into an error. It is raised after the batch it came with, which would be lost
-        otherwise."""
+        """A warning that the user has turned into an error. Raised after its batch, which would be lost otherwise."""
         self._first = 0
         """The number of the next step to hand out."""
         self._delivery = delivery

@@ -266,8 +266,7 @@ def arrange(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def spread(options: Mapping[str, object]) -> dict[str, object]:
-    """Returns arguments of `ODBDataLoader` with all settings that differ from the default by their own names: undoes
-    `arrange`."""
+    """Undoes `arrange`: returns arguments of `ODBDataLoader` with non-default settings by their own names."""
     found = {name: value for name, value in options.items() if name not in GROUPS}
     for name, kind in GROUPS.items():
         group = options.get(name, kind())

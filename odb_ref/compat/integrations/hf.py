@@ -297,8 +297,7 @@ class ODBTrainerMixin:
     def compute_loss(
         self, model: nn.Module, inputs: MutableMapping[str, object], *args: object, **kwargs: object
     ) -> object:
-        """Returns the loss, weighted if the batch carries its step's information, which is stored in
-        ``state.odb_step_infos``."""
+        """Returns the loss, weighted if the batch says how. Stores its step's information in ``state.odb_step_infos``."""
         if not carries_step(inputs):
             other: object = super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
             return other

@@ -69,8 +69,7 @@ class EvaluationSteps:
             self._gradient_state._remove_dataloader(self)
 
     def _find_rows(self) -> Rows | None:
-        """Returns the positions of the data set's samples, in order, in the gathered rows. None if ranks read their own
-        samples."""
+        """Returns where the data set's samples are, in order, in the gathered rows. None if ranks read their own samples."""
         if self._info is None or (self._info.world_size > 1 and isinstance(self.loader.dataset, IterableDataset)):
             return None
         steps = zip(*gather_objects(self._ids, None), strict=True)

@@ -243,8 +243,7 @@ class ODBTrainer(SteppingTrainer):
         )
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """Returns the Trainer's scheduler. It follows the samples trained on, unless ``max_steps`` or fixed updates bound
-        training."""
+        """Returns the Trainer's scheduler. It follows the samples, unless ``max_steps`` or fixed updates bound training."""
         is_new = self.lr_scheduler is None
         scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
         is_bounded = self.args.max_steps > 0 or isinstance(self._steps, TrainerUpdates)

@@ -80,8 +80,7 @@ class TrainerUpdates:
         return self._batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch to read next, counted from the beginning of training or, for a stream, from where training
-        resumed."""
+        """Chooses the next epoch, counted from the beginning of training or, for a stream, from where training resumed."""
         set_epoch(self.loader, self._first_epoch + epoch)
 
     def __iter__(self) -> Iterator[UpdateBatch]:

@@ -287,8 +287,7 @@ class Delivery:
             raise UsageError(f"{self.lost}: go on from the last state saved")
 
     def leave(self, lost_to: str = "") -> None:
-        """Ends the consumer's part: it takes no more steps. Does not wait. ``lost_to`` says what took the epoch away from
-        it."""
+        """Ends the consumer's part: it takes no more steps. Does not wait. ``lost_to`` names what took the epoch away."""
         if os.getpid() != self._pid:
             return
         with self._condition:

@@ -288,8 +288,7 @@ class EpochDriver:
         self.exchange.abort(describe(error))
 
     def _ask_schedule(self) -> None:
-        """Asks the budget schedule which budget this rank accepts from now on. If the schedule raises, the rank fails. Spec:
-        R15.4."""
+        """Asks the budget schedule which budget this rank accepts next. If it raises, the rank fails. Spec: R15.4."""
         try:
             acceptance = self._acceptance.ask(self.state.planned_steps, self.state.agreed_tokens)
         except Exception as error:

@@ -88,8 +88,7 @@ class Session:
             delivery.leave_and_close(timeout_s, lost_to)
 
     def close(self) -> None:
-        """Closes everything: leaves the epoch, says goodbye to the other ranks, ends workers. Does nothing in a forked
-        child."""
+        """Closes everything: leaves the epoch, tells the other ranks, ends workers. Does nothing in a forked child."""
         if self._is_inherited:
             return
         with self._lock:

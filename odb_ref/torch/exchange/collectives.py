@@ -46,8 +46,7 @@ class Transport:
         self.links = links
         self.roster = roster
         self.run = secrets.randbits(RUN_BITS)
-        """A number that identifies this transport. All its processes have it once they have met, and no other transport
-        does."""
+        """A number that all processes of this transport have once they have met, and no other transport."""
         self._tree = compute_tree(roster)
 
     def reduce_max(self, values: Sequence[int], check: Check = lambda: None) -> list[int]:
@@ -105,8 +104,7 @@ class Transport:
 
 
 class GatherTransport(Transport):
-    """Gathers all values on every process, as in the published method: the same answers, at a cost that grows with the
-    world."""
+    """Gathers all values on every process, like the published method. Same answers, at a cost that grows with the world."""
 
     name = "gather"
 

@@ -136,8 +136,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Registers the consumer as waiting while the body runs, because ranks in other loaders may wait for it. Spec:
-        R18.2."""
+        """Marks the consumer as waiting while the body runs, for ranks in other loaders that wait for it. Spec: R18.2."""
         with self._condition:
             self._waits += 1
             self._wait.since_s = self._wait.since_s or time.monotonic()

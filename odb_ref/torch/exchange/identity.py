@@ -49,8 +49,7 @@ class LoaderIdentity:
     """Identifies a loader: equal on all of its ranks, and different from any other loader. Spec: R18, R18.1."""
 
     name: str
-    """The name given by the user, otherwise the line that made the loader, without its folder, which may differ between
-    hosts."""
+    """The user's name for it, otherwise the line that made it, without the folder, which may differ between hosts."""
     ordinal: int
     """How many otherwise equal loaders the process has begun before, in the present generation."""
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -188,8 +187,7 @@ class LoaderOrigin:
         )
 
     def _is_like(self, other: LoaderOrigin) -> bool:
-        """Returns True for another loader of the same name, unless it reads the same data. In that case their order does not
-        matter."""
+        """Returns True for another loader of the same name, unless it reads the same data: then their order does not matter."""
         return other is not self and other.name == self.name and not is_same(self._data, other._data)
 
     def retire(self) -> None:

@@ -47,8 +47,7 @@ Check = Callable[[], None]
 
 
 class Links:
-    """The links of one rank. A link may be silent for ``timeout_s`` at most. ``name`` turns a rank into its name in
-    messages."""
+    """The links of one rank. A link may be silent for at most ``timeout_s``. ``name`` names a rank in messages."""
 
     def __init__(
         self, rank: int, links: Mapping[int, Link], timeout_s: float, name: Callable[[int], str] = "rank {}".format
@@ -250,8 +249,7 @@ class Links:
         self._describe = describe
 
     def ask(self, rank: int | None) -> None:
-        """Asks what a rank is doing. All ranks ask the same one; it reports with its heartbeats, and each rank passes that
-        on."""
+        """Asks what a rank is doing. All ranks ask the same one; its heartbeats answer, and each rank passes that on."""
         if rank != self._asked:
             self._asked, self._latest = rank, None
 

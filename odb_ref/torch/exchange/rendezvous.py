@@ -327,8 +327,7 @@ class _Meeting:
         return end if self._own.endpoint.secret in come else None
 
     def _read_end(self) -> tuple[PeerLost, list[str]] | None:
-        """Returns the reason in the store why ranks did not meet, and the secrets of the processes it is addressed to; or
-        None."""
+        """Returns why ranks did not meet, as stored, and the secrets of the processes it is addressed to; or None."""
         if not self._store.check(["end"]):
             return None
         rank, cause, come = json.loads(self._store.get("end"))

@@ -55,8 +55,7 @@ class Roster:
         return len(self.processes) // self.peers
 
     def name(self, rank: int, peer: int | None = None) -> str:
-        """Returns the name of a rank, or of one of its processes, in messages: its number in the job, then that in its
-        group."""
+        """Returns the name of a rank, or of one of its processes, for messages: its number in the job, then in its group."""
         own = self.processes[rank * self.peers : (rank + 1) * self.peers]
         if self.peers > 1:
             which = f"rank {own[peer]}" if peer is not None else f"one of ranks {list_some(own)}"

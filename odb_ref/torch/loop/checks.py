@@ -44,8 +44,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_parameters(loss: torch.Tensor, known: Iterable[nn.Parameter]) -> None:
-    """Raises: UsageError when a loss trains parameters that are not ``known``, whose gradients nobody would clear or
-    average."""
+    """Raises: UsageError when a loss trains parameters that are not ``known``: their gradients would not be averaged."""
     ids = {id(parameter) for parameter in known}
     seen, ahead = set(), [loss.grad_fn]
     while ahead:

@@ -190,8 +190,7 @@ class UpdateGuard(Generic[Batch]):
     # A sharded model -----------------------------------------------------------------------------------------------------
 
     def _run_together(self, piece: Piece[Batch]) -> None:
-        """Runs a batch in the number of pieces that the neediest rank requires. Other ranks repeat their last piece with weight
-        0."""
+        """Runs a batch in the number of pieces that the neediest rank requires. Others repeat their last with weight 0."""
         pieces, failure = [piece], None
         try:
             self._try_halves(piece)

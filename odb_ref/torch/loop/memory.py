@@ -35,8 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def attempt(run: Callable[[], Result]) -> tuple[Result | None, str]:
-    """Returns ``run()`` and an empty string. If memory runs out, returns None and the error text, with no frames left that
-    hold tensors."""
+    """Returns ``run()``'s result and an empty string or, if memory runs out, None and the error text, keeping no frames."""
     try:
         return run(), ""
     except Exception as error:

@@ -29,8 +29,7 @@ def compute_order(count: int, seed: int, epoch: int) -> Sequence[int]:
 
 
 def _pack(keys: Sequence[object]) -> Sequence[object]:
-    """Returns the keys as an array if all are plain integers. It takes a fifth of the memory, in this and the reading
-    process."""
+    """Returns the keys as an array if all are plain integers, which takes a fifth of the memory wherever they are kept."""
     if isinstance(keys, array | range):
         return keys
     numbers = [key for key in keys if type(key) is int]
@@ -97,8 +96,7 @@ class Order:
         return len(source)
 
     def follow(self, saved: str, world_size: int) -> None:
-        """Lists the keys as the ``world_size`` ranks that ``saved`` did, if the sampler's length depends on the number of
-        ranks."""
+        """Adopts the length that the saving job's ``world_size`` ranks had, if it depends on the number of ranks."""
         sampler: object = self.sampler
         samples = json.loads(saved).get("samples")
         if isinstance(sampler, Repeating) and isinstance(samples, int):

@@ -22,8 +22,7 @@ _left: Final[dict[int, tuple[weakref.ref[object], Mapping[str, int]]]] = {}
 
 @runtime_checkable
 class Repeating(Protocol):
-    """A sampler that repeats keys until they divide evenly among the ranks, so that its length depends on the number of
-    ranks."""
+    """A sampler that repeats keys until they divide evenly, so that its length depends on the number of ranks."""
 
     least: int
     """The number of keys without repetitions."""

@@ -80,8 +80,7 @@ class EpochStart:
         return None if first == RoundStart() else first
 
     def make_acceptance(self, budget_tokens: int, schedule: BudgetSchedule | None) -> Acceptance:
-        """Returns what the rank accepts, from `accept_budget` and from a schedule that counts the steps of the whole
-        training."""
+        """Returns what the rank accepts, by `accept_budget` and by a schedule that counts the steps of the whole training."""
         return Acceptance(
             budget_tokens=budget_tokens,
             schedule=schedule,
@@ -127,8 +126,7 @@ class EpochStart:
 
 
 class Drawing:
-    """Lists what a rank reads of an order that all ranks share: what it has drawn, and what it will draw. Spec: R14.4,
-    R16.4."""
+    """Lists what a rank reads of a shared order: what it has drawn, and ahead what it will draw. Spec: R14.4, R16.4."""
 
     def __init__(self, start: EpochStart, config: Config) -> None:
         self._start = start

@@ -113,8 +113,7 @@ class EpochProgress:
     known: int = 0
     """The number of places that determine the steps taken. Each is set aside, or must yield the same sample when read again."""
     digest: str = ""
-    """A digest of positions and measures of all samples in the last taken step's round. They must be the same when read
-    again."""
+    """A digest of positions and measures of all samples in the round of the last taken step. Read again, they must match."""
     base: tuple[Generation, ...] = ()
     """What earlier jobs, with other ranks or settings, had taken of the epoch."""
     places: tuple[int, ...] = ()
@@ -159,8 +158,7 @@ class EpochState:
     progress: EpochProgress = START
 
     def to_dict(self) -> StateDict:
-        """Returns the state as plain integers, strings, lists and dicts. Each field of ``progress`` becomes one of the
-        state."""
+        """Returns the state as plain integers, strings, lists and dicts, with the fields of ``progress`` among its own."""
         own = _encode_fields(self)
         del own["progress"]
         return own | _encode_fields(self.progress)

@@ -135,8 +135,7 @@ class LabelCheck:
 
 
 def _list_other_texts(sample: object) -> list[str]:
-    """Returns the fields with tokens of other texts than `input_ids`. A decoder's text does not count: it is as long as the
-    labels."""
+    """Returns the fields with tokens of other texts, except a decoder's, which are covered by the labels' length."""
     names = sample if isinstance(sample, Mapping) and "input_ids" in sample else ()
     return [name for name in names if name.endswith("_input_ids") and name != "decoder_input_ids"]
 

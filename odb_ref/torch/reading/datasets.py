@@ -67,8 +67,7 @@ class KeyFeed:
             self._append(items, known - self.added)
 
     def add(self, items: Sequence[tuple[int, object]], count: int) -> None:
-        """Adds places and keys. Requests ``count`` samples, added now or before; they are not queued behind those read
-        ahead."""
+        """Adds places and keys. Requests ``count`` samples, added now or before, ahead of those that are read ahead."""
         self._asked += count
         cut = max(0, self._asked - self.added)
         for part in (items[:cut], items[cut:]):
@@ -279,8 +278,7 @@ def _read_at_once(dataset: Dataset[object], names: list[object]) -> list[object]
 
 
 class SeededStream(IterableDataset[object]):
-    """An iterable data set. The random numbers for a worker's n-th sample depend on the epoch, the worker's number and n
-    only."""
+    """An iterable data set. Random numbers for a worker's n-th sample depend only on the epoch, the worker's number and n."""
 
     def __init__(self, dataset: Dataset[object], epoch_seed: torch.Tensor) -> None:
         self._wrapped = dataset

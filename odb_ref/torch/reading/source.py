@@ -334,8 +334,7 @@ def _sum_bytes(samples: Sequence[tuple[int, Measured]]) -> int:
 
 
 class DrawReader(Reader):
-    """Reads samples that were drawn, and known future draws ahead. Answers a draw once it has read all its samples, good or
-    bad."""
+    """Reads samples that were drawn, and known draws ahead. Answers a draw once all its samples are read, good or bad."""
 
     _answered_samples = 0
 

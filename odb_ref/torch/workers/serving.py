@@ -38,8 +38,7 @@ WATCH_S: Final = 0.5
 """How often a loader process checks the training process and its own workers, and reports that it is alive."""
 
 ORPHAN_CODE: Final = 83
-"""The exit code of a process that ends because the one that started it is gone. Neither this library nor Python uses it
-else."""
+"""The exit code of a process that ends because the one that started it is gone. Nothing else in Python or here uses it."""
 
 
 _FATAL: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
@@ -173,8 +172,7 @@ def _start_watch(forked_from: int | None, look: Callable[[], object] = lambda: N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderTask:
-    """The arguments of a loader process. They include its first epoch, so that starting the process never waits for a
-    message."""
+    """The arguments of a loader process. They include its first epoch, so that its start never waits for a message."""
 
     spec: PipelineSpec
     pipe: Pipe

@@ -68,8 +68,7 @@ class Stops:
         """The time for each process that was stopped at the last look."""
 
     def look(self, processes: Iterable[BaseProcess], seconds: float) -> tuple[BaseProcess, str] | None:
-        """Checks the processes, ``seconds`` after the last time. Returns one that was stopped for too long, and how long in
-        words."""
+        """Checks the processes, ``seconds`` after the last time. Returns one stopped for too long, and how long in words."""
         stopped = {process.pid: process for process in processes if _is_stopped(process.pid)}
         self._stopped_s = {pid: self._stopped_s.get(pid, 0.0) + seconds for pid in stopped if pid is not None}
         for pid, stopped_s in self._stopped_s.items():
