@@ -23,9 +23,8 @@ class ODBDataLoader(Generic[Batch]):
     """Takes a DataLoader's arguments and a token budget. Its batches carry their step's information until `pop_step_info`.
 
     ``batch_size`` must be 1, because batches are formed under the budget. Without ``buffer_size`` the window from which batches
-    are
-    formed has the number of samples that the workers would have ready (``num_workers * prefetch_factor``, if both are given).
-    Further arguments of `odb_ref.ODBDataLoader`, such as ``causal_shift=False``, are passed on.
+    are formed has the number of samples that the workers would have ready (``num_workers * prefetch_factor``, if both are
+    given). Further arguments of `odb_ref.ODBDataLoader`, such as ``causal_shift=False``, are passed on.
 
     Raises: UsageError when an argument is invalid.
     """
@@ -173,12 +172,10 @@ def apply(
     **options: object,
 ) -> ODBHandle:
     """Turns a DataLoader into an `ODBDataLoader`, in place. Everything that holds it iterates over batches under the budget
-    from
-    now on.
+    from now on.
 
     A plain one is then no longer a `torch.utils.data.DataLoader`, so frameworks do not take it apart and rebuild it with
-    batches of
-    one sample.
+    batches of one sample.
 
     Raises: UsageError, like `ODBDataLoader`.
     """

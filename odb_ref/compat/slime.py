@@ -3,8 +3,7 @@
 The interface is that of THUDM/slime at 04e6743, with miles' partial last step. After you change the import, the budget is kept,
 micro-batches are balanced by the cost of attention, and there are few of them. Deliberate differences: ``balance_data`` and
 ``balance_by_flops`` are always on, and a sample longer than the budget is refused unless ``oversize="alone"``. Steps with a
-number
-of tokens (``global_batch_tokens``) and batches that keep images apart (``multimodal_aware_packing``) are refused.
+number of tokens (``global_batch_tokens``) and batches that keep images apart (``multimodal_aware_packing``) are refused.
 """
 
 from __future__ import annotations
@@ -38,14 +37,11 @@ def build_dp_schedule(
     oversize: Oversize | str = Oversize.REFUSE,
 ) -> tuple[list[list[int]], list[list[list[int]]], list[int], list[int]]:
     """Returns the samples of each rank; for each rank its micro-batches, as indices into these; the number of micro-batches in
-    each
-    optimizer step; and the number of rollouts in each step.
+    each optimizer step; and the number of rollouts in each step.
 
     ``cost`` is the quantity to balance, as a function of the tokens (default: `odb_ref.plan.attention` for
-    ``args.hidden_size``, or
-    for 4,096). Trailing rollouts that do not fill a step are left out, unless ``args.allow_partial_train_step`` is set and
-    there is a
-    sample for each rank.
+    ``args.hidden_size``, or for 4,096). Trailing rollouts that do not fill a step are left out, unless
+    ``args.allow_partial_train_step`` is set and there is a sample for each rank.
 
     Raises: UsageError when the terms cannot be met, or something unsupported is requested.
     """

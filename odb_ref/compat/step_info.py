@@ -78,10 +78,8 @@ def pop_step_info(
     """Removes a step's information from its batch and returns it. The batch is then as ``collate_fn`` has made it.
 
     ``loss_scaling`` determines how to weight the loss; ``"auto"`` follows the loader. ``world_size`` replaces the loader's, if
-    a
-    trainer averages gradients over another number of ranks. A batch of a plain DataLoader counts as one of this rank alone,
-    with
-    weight 1 and a warning.
+    a trainer averages gradients over another number of ranks. A batch of a plain DataLoader counts as one of this rank alone,
+    with weight 1 and a warning.
 
     Numbers that others have put into the batch, under the keys of `odb.constants`, are removed and used for the weight.
 

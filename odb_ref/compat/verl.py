@@ -3,8 +3,7 @@
 The interface is that of verl 0.9.1. Older versions, and copies in other projects, have the first of these arguments. After you
 change the import, calls that hung or exceeded the budget no longer do. Deliberate differences: a rank with fewer samples than
 micro-batches repeats its shortest sample with an empty loss mask, or all ranks refuse if there is no such column. And if one
-rank
-cannot plan, all ranks raise the same error. Neither verl nor tensordict is imported.
+rank cannot plan, all ranks raise the same error. Neither verl nor tensordict is imported.
 """
 
 from __future__ import annotations

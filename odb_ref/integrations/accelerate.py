@@ -12,10 +12,8 @@
             optimizer.zero_grad()
 
 `Accelerator.prepare` leaves an `ODBDataLoader` unchanged. `Accelerator.accumulate` does not know where such a loader's epoch
-ends.
-If the end does not fill an update, it would carry the rest into the next epoch; ``is_update_end`` prevents this. You may also
-call
-a prepared optimizer or scheduler in every step, within the context: it steps only where an update ends.
+ends. If the end does not fill an update, it would carry the rest into the next epoch; ``is_update_end`` prevents this. You may
+also call a prepared optimizer or scheduler in every step, within the context: it steps only where an update ends.
 """
 
 from __future__ import annotations
@@ -59,12 +57,10 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
     Preserves: WEIGHT.
 
     Warns if the model is not sharded as requested (`check_strategy`), and if a prepared scheduler steps several times per
-    update,
-    once for each rank.
+    update, once for each rank.
 
     Raises: UsageError when `Accelerator.backward` would divide the loss, which ``loss_scale`` has already normalised, or the
-    loader
-    expects that it does; and when Accelerate does not connect the ranks.
+    loader expects that it does; and when Accelerate does not connect the ranks.
     """
     if accelerator.gradient_accumulation_steps != 1:
         raise UsageError(
@@ -102,10 +98,8 @@ class PlainOrder(Sampler[object]):
     """The order in which a prepared loader's ranks together would have read the data set: the same on every rank.
 
     If that loader gives each rank the same number of batches, the order is extended from its beginning until this is possible.
-    If
-    the sampler draws from the process's generators, these are seeded from seed and epoch, so that a run can resume inside an
-    epoch.
-    The order then differs from the prepared loader's, with a warning.
+    If the sampler draws from the process's generators, these are seeded from seed and epoch, so that a run can resume inside an
+    epoch. The order then differs from the prepared loader's, with a warning.
     """
 
     def __init__(self, sampler: Sampler[object], batch: int, *, is_even: bool, drops_last: bool, seed: int = 0) -> None:
@@ -149,8 +143,7 @@ class PlainOrder(Sampler[object]):
 
 def find_order(accelerator: Accelerator, dataloader: DataLoader[object]) -> PlainOrder:
     """Returns the order in which all ranks together would read ``dataloader`` if it were prepared. Pass it as ``sampler=`` of
-    an
-    `ODBDataLoader` with ``shard="shared"``, and its updates are those of plain Accelerate, in each epoch.
+    an `ODBDataLoader` with ``shard="shared"``, and its updates are those of plain Accelerate, in each epoch.
 
     Raises: UsageError when that order cannot be determined beforehand.
     """

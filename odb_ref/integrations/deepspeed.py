@@ -9,12 +9,9 @@
         engine.step()
 
 An engine divides each loss by the ``gradient_accumulation_steps`` of its configuration, and steps each time it has counted to
-that
-number. If the end of an epoch does not fill an update, the engine would carry it into the next epoch. `backward` tells the
-engine
-where an update ends, and makes it divide nothing. ``train_batch_size`` and ``train_micro_batch_size_per_gpu`` have no meaning
-for
-these batches; DeepSpeed only requires them to be consistent, and computes its own throughput from them.
+that number. If the end of an epoch does not fill an update, the engine would carry it into the next epoch. `backward` tells the
+engine where an update ends, and makes it divide nothing. ``train_batch_size`` and ``train_micro_batch_size_per_gpu`` have no
+meaning for these batches; DeepSpeed only requires them to be consistent, and computes its own throughput from them.
 
 This module does not import DeepSpeed. Under Accelerate use `odb_ref.integrations.accelerate.accumulate`, under the Trainer
 `odb_ref.integrations.hf.ODBTrainer`.

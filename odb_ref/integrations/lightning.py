@@ -15,20 +15,18 @@ step-based schedules count updates, as in plain training with batches of N sampl
 
 In the free mode Lightning divides each loss by ``accumulate_grad_batches``. The loader's weights take this into account, and a
 number other than the loader's is refused. The gradient of every optimizer step is that of the mean over all supervised tokens
-of
-its update on all ranks. If an epoch's last update is not full, the epoch ends with up to ``accumulation_steps - 1`` idle
+of its update on all ranks. If an epoch's last update is not full, the epoch ends with up to ``accumulation_steps - 1`` idle
 replays.
 
 Lightning shards and wraps only loaders of PyTorch's class, so ``use_distributed_sampler`` has no effect here. Because the
-length
-of an epoch is unknown before its end, Lightning reads one batch ahead, and ``max_epochs`` or ``max_steps`` ends training.
+length of an epoch is unknown before its end, Lightning reads one batch ahead, and ``max_epochs`` or ``max_steps`` ends
+training.
 
 The callback saves the loader's position in each checkpoint. It is the position of all ranks after the last update, so another
 number of ranks can resume from it, and an update in progress is repeated as a whole. Lightning's own support for stateful
 loaders is not used, because it keeps only rank 0's state, and loads none from a checkpoint made at the end of an epoch. In the
 free mode the position is that after the last batch, because Lightning continues its count of batches. A checkpoint in the
-middle
-of an update then loses the update's gradient, as Lightning's own do, and a warning says so.
+middle of an update then loses the update's gradient, as Lightning's own do, and a warning says so.
 
 The callback also logs ``train_coverage``, the share of the epoch's samples trained on, and makes the progress bar count towards
 the estimated length of the epoch. ``LightningLoader(intervals=Intervals(...))`` evaluates by samples or tokens, in addition to
@@ -61,10 +59,8 @@ class LightningLoader(FollowedLoader):
     trained on.
 
     ``options`` are those of `ODBDataLoader`. ``Loss(accumulation_steps=)`` must equal Lightning's ``accumulate_grad_batches``;
-    with
-    ``update_samples`` it is 1. ``intervals`` set after how many samples or tokens to evaluate, in addition to an epoch's end
-    and
-    instead of ``val_check_interval``, and to save (`IntervalCheckpoint`). Pass its `callback` to the Trainer.
+    with ``update_samples`` it is 1. ``intervals`` set after how many samples or tokens to evaluate, in addition to an epoch's
+    end and instead of ``val_check_interval``, and to save (`IntervalCheckpoint`). Pass its `callback` to the Trainer.
 
     Raises: UsageError like `ODBDataLoader`, and when an option is not free to choose.
     """

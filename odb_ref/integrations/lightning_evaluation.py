@@ -13,9 +13,8 @@
     trainer.fit(Tuned(), loader, EvaluationLoader(validation, token_budget=65_536, collate_fn=collate))
 
 Lightning's mean over an epoch, weighted by ``batch_size`` and summed over the ranks, is then the mean over all supervised
-tokens.
-An idle step adds nothing to it. The weight is a float, because Lightning rounds down a mean of integers over ranks. To gather
-outputs for each sample, use `odb_ref.gather_samples`.
+tokens. An idle step adds nothing to it. The weight is a float, because Lightning rounds down a mean of integers over ranks. To
+gather outputs for each sample, use `odb_ref.gather_samples`.
 """
 
 from __future__ import annotations

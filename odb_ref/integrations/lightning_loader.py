@@ -111,8 +111,7 @@ class FollowedLoader(ABC):
 
     def begin_step(self, batch_idx: int, epoch: int, is_trained_on: Callable[[], bool]) -> None:
         """Notes that Lightning trains on the next batch. ``batch_idx`` and ``epoch`` are Lightning's own counts;
-        ``is_trained_on``
-        returns whether training on the batch is done.
+        ``is_trained_on`` returns whether training on the batch is done.
 
         Raises: UsageError when Lightning counts the micro-steps of an update differently from the loader.
         """
@@ -179,10 +178,8 @@ class FollowedLoader(ABC):
 
     def choose_accumulation(self, batches: int) -> int:
         """Returns the ``accumulate_grad_batches`` that makes Lightning step after this batch, number ``batches`` of the epoch
-        counted
-        from 1, only if it ends an update. Lightning steps if the value divides ``batches``, and zeroes gradients if it divides
-        the
-        number before.
+        counted from 1, only if it ends an update. Lightning steps if the value divides ``batches``, and zeroes gradients if it
+        divides the number before.
         """
         if self.loader.update_samples is not None and self._info is not None:
             self.accumulation_steps = batches if self._info.is_update_end else 2 * batches

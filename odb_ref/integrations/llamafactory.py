@@ -147,8 +147,7 @@ def _store_weighed(
     train_eval: str = "train",
 ) -> None:
     """Stores the metrics of training passes once per update, weighted like their loss. The trainer logs the mean of what is
-    stored,
-    over all ranks, and micro-batches have different numbers of pairs.
+    stored, over all ranks, and micro-batches have different numbers of pairs.
     """
     info = trainer.weighed
     if train_eval != "train" or info is None or trainer.may_repeat:

@@ -25,8 +25,7 @@ class Progress:
     """Counts updates and samples while an epoch runs, and estimates how many updates each epoch takes.
 
     The estimate starts with a given value, is corrected by the share of the epoch's samples seen so far, and then follows the
-    epochs
-    that were measured. Schedules depend on it, so it is saved with a checkpoint.
+    epochs that were measured. Schedules depend on it, so it is saved with a checkpoint.
     """
 
     def __init__(self, updates_per_epoch: float) -> None:

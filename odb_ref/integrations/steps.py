@@ -18,8 +18,7 @@ def read_updates(loader: ODBDataLoader[Batch], accumulation_steps: int) -> Itera
     update is not full, idle replays of its last batch fill it, on all ranks alike.
 
     The loader's epoch is completed before its last batch is yielded. So a framework that stops after this batch does not leave
-    the
-    epoch early, and a state saved at that point is the start of the next epoch. Spec: R10.
+    the epoch early, and a state saved at that point is the start of the next epoch. Spec: R10.
 
     Raises: JobError, like the loader.
     """

@@ -276,14 +276,11 @@ class Epochs(Generic[Batch]):
         """Returns this rank's counters for the present or last epoch, by slash-prefixed name. Times are in seconds.
 
         For the steps taken so far: ``odb/steps``, ``odb/idle_steps``, ``odb/samples``, ``odb/tokens``; ``odb/padding_ratio``,
-        the
-        share of padding; ``odb/fill``, the share of the token budgets in force that held real tokens; ``odb/efficiency``, the
-        same
-        over all ranks; ``odb/token_budget``, the last of these budgets; and ``odb/patches``, or ``odb/cost_0`` and so on.
-        Also: ``odb/data_wait_s``, how long the training thread has waited for steps; ``odb/first_step_s``, from the epoch's
-        start
-        to its first step; ``odb/exchanges`` and ``odb/exchange_s``, the number and duration of collectives with an answer, over
-        all epochs; and ``odb/quarantined_samples``.
+        the share of padding; ``odb/fill``, the share of the token budgets in force that held real tokens; ``odb/efficiency``,
+        the same over all ranks; ``odb/token_budget``, the last of these budgets; and ``odb/patches``, or ``odb/cost_0`` and so
+        on. Also: ``odb/data_wait_s``, how long the training thread has waited for steps; ``odb/first_step_s``, from the epoch's
+        start to its first step; ``odb/exchanges`` and ``odb/exchange_s``, the number and duration of collectives with an
+        answer, over all epochs; and ``odb/quarantined_samples``.
         """
         delivery, exchange = self._delivery, self._session.exchange
         if delivery is None or exchange is None:
@@ -306,8 +303,8 @@ class Epochs(Generic[Batch]):
 
         May be called on any rank, during or between epochs, by the training thread. It communicates nothing by itself: the next
         offer carries the value, and the round after that is formed with it, so up to two windows of steps still use the old
-        one.
-        The value may rise again, up to ``token_budget``. In an epoch's first round each rank uses the value it accepts itself.
+        one. The value may rise again, up to ``token_budget``. In an epoch's first round each rank uses the value it accepts
+        itself.
 
         Spec: R15.1 to R15.3.
         Raises: UsageError when it is not a number of tokens.

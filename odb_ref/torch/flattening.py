@@ -26,13 +26,12 @@ class FlattenSamples:
     """Makes one row from samples that are mappings with ``input_ids``, and with ``labels`` unless every token is its own label.
 
     ``input_ids``, ``labels``, ``position_ids`` (from 0 in each sample, unless it has its own) and all other fields with one
-    value
-    per token have the shape [1, tokens]. ``cu_seq_lens_q`` and ``_k`` hold the boundaries between samples, ``max_length_q`` and
-    ``_k`` the longest length. There is no ``attention_mask``, because its size would be tokens times tokens.
+    value per token have the shape [1, tokens]. ``cu_seq_lens_q`` and ``_k`` hold the boundaries between samples,
+    ``max_length_q`` and ``_k`` the longest length. There is no ``attention_mask``, because its size would be tokens times
+    tokens.
 
     With ``is_shifted`` the first label of each sample becomes -100, because the token before it belongs to another sample. So
-    no
-    label reaches across samples, and the tokens that carry loss are those that were counted (WEIGHT).
+    no label reaches across samples, and the tokens that carry loss are those that were counted (WEIGHT).
     """
 
     is_shifted: bool = True
@@ -72,11 +71,9 @@ class BoundedShapes:
     """Makes rows of at most ``shapes`` different lengths, for torch.compile and CUDA graphs, which handle each length anew.
 
     Rows are those of `FlattenSamples`, padded to the next of ``shapes`` equal parts of the token budget, so that none exceeds
-    it. A
-    longer sample, in a batch of its own, is padded to whole budgets, which adds a shape for each. The padding follows the
-    samples
-    like one more sample: its positions begin again, and its labels are -100. ``cu_seq_lens`` and ``max_length`` are left out,
-    because they would have shapes and values of their own.
+    it. A longer sample, in a batch of its own, is padded to whole budgets, which adds a shape for each. The padding follows the
+    samples like one more sample: its positions begin again, and its labels are -100. ``cu_seq_lens`` and ``max_length`` are
+    left out, because they would have shapes and values of their own.
     """
 
     token_budget: int

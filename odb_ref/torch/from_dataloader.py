@@ -32,12 +32,9 @@ def apply(dataloader: DataLoader[object], *, token_budget: int, **options: Unpac
     """Returns an `ODBDataLoader` over the data set of ``dataloader``, with its workers and its ``collate_fn``.
 
     ``options`` are those of `ODBDataLoader` and take precedence. A random, sequential or distributed sampler of the whole data
-    set
-    is replaced by the loader's own shards, in random or sequential order. The first two would read everything on every rank,
-    and the
-    last repeats or drops samples to make shards equal. The source of the shuffling's seed remains. Any other sampler is kept as
-    it
-    is, including one of a part of the data set; only its batches are formed anew.
+    set is replaced by the loader's own shards, in random or sequential order. The first two would read everything on every
+    rank, and the last repeats or drops samples to make shards equal. The source of the shuffling's seed remains. Any other
+    sampler is kept as it is, including one of a part of the data set; only its batches are formed anew.
 
     Warns about ``drop_last`` without updates of a fixed size (``update_samples``).
 

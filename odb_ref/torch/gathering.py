@@ -33,8 +33,7 @@ def gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> list[V
     """Returns the object of each rank, in rank order, the same on every rank. A collective of the trainer, not of the exchange.
 
     ``own`` is anything that can be pickled; ``group`` defaults to all ranks. Without a process group, or with one rank, the
-    list has
-    one entry. Works like ``torch.distributed.all_gather_object``, but a process over gloo may end right after it: see
+    list has one entry. Works like ``torch.distributed.all_gather_object``, but a process over gloo may end right after it: see
     `_wait_for_release`.
     """
     _, size = get_rank_and_size(group)
@@ -52,8 +51,7 @@ def gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> list[V
 
 def gather_integers(own: Sequence[int], group: dist.ProcessGroup | None = None) -> list[list[int]]:
     """Returns the integers of each rank, in rank order. One all-gather, on any device, with the same number of integers from
-    each
-    rank. Use it as the ``exchange`` of `odb_ref.plan_rank`.
+    each rank. Use it as the ``exchange`` of `odb_ref.plan_rank`.
 
     ``group`` defaults to all ranks. Without a process group there is one rank. Spec: R13.11.
     """
@@ -108,14 +106,11 @@ def _wait_for_release(tensors: Sequence[torch.Tensor]) -> None:
     """Waits until gloo's thread has released the tensors of a finished collective. The caller holds each of them once.
 
     The thread releases them shortly after the collective, and needs the interpreter lock for it. If the process ends at that
-    time,
-    the last owner of the process group, such as DDP, waits for ever for the thread while it holds the lock. Or the interpreter
-    ends
-    before the thread, which aborts the process (pytorch issue 190489). While this function holds a tensor, the thread only
-    lowers its
-    reference count, under the lock, and does nothing with it afterwards. If the thread were the last holder, it would need the
-    lock
-    once more, after any visible trace of the tensor is gone. Other holders of the tensors are not waited for.
+    time, the last owner of the process group, such as DDP, waits for ever for the thread while it holds the lock. Or the
+    interpreter ends before the thread, which aborts the process (pytorch issue 190489). While this function holds a tensor, the
+    thread only lowers its reference count, under the lock, and does nothing with it afterwards. If the thread were the last
+    holder, it would need the lock once more, after any visible trace of the tensor is gone. Other holders of the tensors are
+    not waited for.
     """
     own = torch.empty(0, device="cpu")
     alone = _count_references([own])
@@ -152,12 +147,9 @@ def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.Proces
     collective.
 
     ``outputs`` has an entry for each sample of this rank's batch. The entries of a tensor are its rows, which are moved to the
-    CPU
-    and may have other sizes on other ranks. Outputs of an idle step, which replays a batch, are left out, so that over an epoch
-    each
-    sample appears once. ``group`` must contain the ranks among which the loader divides samples; `ODBDataLoader.gather` finds
-    them
-    for any mesh. Spec: R1.3. Preserves: ONCE.
+    CPU and may have other sizes on other ranks. Outputs of an idle step, which replays a batch, are left out, so that over an
+    epoch each sample appears once. ``group`` must contain the ranks among which the loader divides samples;
+    `ODBDataLoader.gather` finds them for any mesh. Spec: R1.3. Preserves: ONCE.
 
     Raises: UsageError, on every rank, when a rank does not have one entry per sample, or the group has other ranks.
     """

@@ -70,8 +70,7 @@ class EpochIterator(_Unique, Generic[Batch]):
         """Returns the next batch and its `StepInfo`.
 
         Raises: StopIteration when the epoch is complete, JobError when it has ended early, UsageError when the iterator has
-        lost it,
-        or when a step was lost because Ctrl-C or a signal handler's exception came while it was handed out.
+        lost it, or when a step was lost because Ctrl-C or a signal handler's exception came while it was handed out.
         """
         delivery = self._delivery
         delivery.check_whole()

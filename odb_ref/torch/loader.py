@@ -77,39 +77,38 @@ class ODBDataLoader(Epochs[Batch]):
                 optimizer.zero_grad()
 
     Samples are read with a standard ``DataLoader``, and arguments with the same name mean the same as there. The same seed,
-    data
-    and world size always give the same batches, whatever the timing. For a map-style data set the number of workers does not
-    matter either (REPLAY).
+    data and world size always give the same batches, whatever the timing. For a map-style data set the number of workers does
+    not matter either (REPLAY).
 
     Args:
-    dataset: Map-style or iterable, of any length, including empty.
-    token_budget: The maximum number of tokens in a batch, including padding. A longer sample gets a batch of its own.
-    update_samples: Samples in an optimizer update, over all ranks. Update u holds the samples at places [uN, (u+1)N) of the
-        order that all ranks share (R16). Default: an update holds ``Loss(accumulation_steps=)`` full batches.
-    layout: ``"padded"`` gives each sample a row (default). ``"packed"`` lays them end to end in one row (`FlattenSamples`).
-    collate_fn: Makes a batch from a list of samples. It runs outside the workers. Default: torch's, or `FlattenSamples` if
-        packed.
-    shuffle: Whether to permute the order by seed and epoch. Default: False.
-    sampler: Lists what this rank reads, instead of its shard. With ``update_samples`` every rank must pass the same order, or
-        a `DistributedSampler`.
-    shard: ``"auto"`` gives a rank every world_size-th index (default). ``"shared"`` lets ranks draw from one order as they
-        have room (R14). ``"given"`` means that the data set holds only this rank's samples.
-    seed: Seeds the order, and random numbers drawn while samples are read. Default: 0.
-    generator: Supplies the seed: one number is drawn from it now. It must be in the same state on every rank.
-    drop_last: Whether to drop the last update if it is not full. Default: False.
-    num_workers: Processes that read samples. With 0 the training thread reads. Default: 0.
-    prefetch_factor: As in a DataLoader.
-    persistent_workers: Whether processes outlive an epoch. Default: True, unless they are forked.
-    multiprocessing_context: As in a DataLoader.
-    worker_init_fn: As in a DataLoader.
-    pin_memory: As in a DataLoader.
-    timeout: Seconds to wait for a sample from the workers, as in a DataLoader. Default: 0, no limit.
-    mesh: The device mesh of a model spread over several processes. Ranks lie along its data-parallel dimensions (R17).
-    batching: How batches are formed: window, order, sizes, costs, a changing budget.
-    loss: How losses are weighted: scaling, reduction, accumulation.
-    faults: How to handle bad samples, and ranks and processes that stop responding.
-    protocol: How ranks agree, and how an epoch ends.
-    trace: Path of a file, one per rank, that records events and effects (`odb_ref.trace.format`). Default: none.
+        dataset: Map-style or iterable, of any length, including empty.
+        token_budget: The maximum number of tokens in a batch, including padding. A longer sample gets a batch of its own.
+        update_samples: Samples in an optimizer update, over all ranks. Update u holds the samples at places [uN, (u+1)N) of the
+            order that all ranks share (R16). Default: an update holds ``Loss(accumulation_steps=)`` full batches.
+        layout: ``"padded"`` gives each sample a row (default). ``"packed"`` lays them end to end in one row (`FlattenSamples`).
+        collate_fn: Makes a batch from a list of samples. It runs outside the workers. Default: torch's, or `FlattenSamples` if
+            packed.
+        shuffle: Whether to permute the order by seed and epoch. Default: False.
+        sampler: Lists what this rank reads, instead of its shard. With ``update_samples`` every rank must pass the same order,
+            or a `DistributedSampler`.
+        shard: ``"auto"`` gives a rank every world_size-th index (default). ``"shared"`` lets ranks draw from one order as they
+            have room (R14). ``"given"`` means that the data set holds only this rank's samples.
+        seed: Seeds the order, and random numbers drawn while samples are read. Default: 0.
+        generator: Supplies the seed: one number is drawn from it now. It must be in the same state on every rank.
+        drop_last: Whether to drop the last update if it is not full. Default: False.
+        num_workers: Processes that read samples. With 0 the training thread reads. Default: 0.
+        prefetch_factor: As in a DataLoader.
+        persistent_workers: Whether processes outlive an epoch. Default: True, unless they are forked.
+        multiprocessing_context: As in a DataLoader.
+        worker_init_fn: As in a DataLoader.
+        pin_memory: As in a DataLoader.
+        timeout: Seconds to wait for a sample from the workers, as in a DataLoader. Default: 0, no limit.
+        mesh: The device mesh of a model spread over several processes. Ranks lie along its data-parallel dimensions (R17).
+        batching: How batches are formed: window, order, sizes, costs, a changing budget.
+        loss: How losses are weighted: scaling, reduction, accumulation.
+        faults: How to handle bad samples, and ranks and processes that stop responding.
+        protocol: How ranks agree, and how an epoch ends.
+        trace: Path of a file, one per rank, that records events and effects (`odb_ref.trace.format`). Default: none.
 
     ``docs/explanation/loader.md`` explains each of them.
 

@@ -20,17 +20,14 @@ class MicroBatch:
 
     indices: Indices
     """Which of this rank's samples it holds. An idle one holds the shortest sample, to run again with weight 0, so that this
-    rank
-    takes part in every collective. Empty if the rank has no sample."""
+    rank takes part in every collective. Empty if the rank has no sample."""
     is_idle: bool
     loss_scale: float
     """Multiply the micro-batch's loss, a mean over its supervised tokens, by this before ``backward``. Gradients averaged over
-    ranks
-    (DDP, FSDP) and summed over micro-batches are then those of the mean over all."""
+    ranks (DDP, FSDP) and summed over micro-batches are then those of the mean over all."""
     token_weights: tuple[float, ...]
     """For each sample, a factor for the sum of its tokens' losses. Use these instead of ``loss_scale`` if tokens of a
-    micro-batch
-    have different weights, as in every mean except ``"token-mean"``."""
+    micro-batch have different weights, as in every mean except ``"token-mean"``."""
 
 
 def plan_micro_batches(
@@ -48,10 +45,8 @@ def plan_micro_batches(
     it.
 
     ``lengths`` are the numbers of tokens in this rank's samples, ``supervised`` how many of these carry loss (default: all).
-    The
-    weights are those of ``mean``. `odb_ref.plan_rank` explains the other arguments, `odb_ref.plan.PlanTerms` the terms. Without
-    a
-    process group, a process plans for itself.
+    The weights are those of ``mean``. `odb_ref.plan_rank` explains the other arguments, `odb_ref.plan.PlanTerms` the terms.
+    Without a process group, a process plans for itself.
 
     Raises: UsageError on every rank, with the same message, when one rank cannot plan, or two ranks' terms or means differ.
     Spec: R13.9, R13.11. Preserves: WEIGHT.

@@ -36,26 +36,26 @@ class Batching:
     """How batches are formed.
 
     Args:
-    window: Samples a rank considers when it forms batches. A larger window fills batches better. Default: 1024.
-    window_bytes: Limit on the bytes of the samples in a window. Default: none.
-    depth: Steps to prepare ahead. Default: 8.
-    length_fn: Counts the tokens of a sample. Default: reads the usual fields (`odb_ref.torch.reading.tasks`).
-    order: ``"shuffled"`` shuffles the batches of a window (default). ``"sampler"`` makes batches of neighbours, in the
-        sampler's order. ``"fullest"`` puts the fullest batches first.
-    cost: The quantity in which the batches of one step are alike across ranks: ``"tokens"`` (default), ``"attention/Q"``
-        (``tokens + tokens**2 // Q``), or a function of a sample's tokens.
-    sizes: Number of samples in a padded batch: ``"any"`` (default), ``"powers"`` of two, ``"threes"`` (powers of two and
-        three times these), or an ``"even"`` number. A batch of one sample is always allowed.
-    padding_share: With ``update_samples`` a batch holds at most 1/``padding_share`` of the budget as padding. Set it to about
-        what a full step costs, divided by what an empty one does. Default: 16. If each step gathers weights (FSDP, ZeRO 3)
-        4 is often better.
-    max_patches: Limit on a batch's image and video patches (`odb_ref.torch.count_patches`). Default: none.
-    cost_fn: Returns what a sample uses of further resources, as integers. Default: none.
-    limits: What a batch may use of each further resource. A sample above one gets a batch of its own. Default: none.
-    budget_schedule: ``(step, current) -> token budget``, where ``step`` counts the steps planned since training began. It is
-        called once per round, when batches are formed (R15). Default: the budget does not change.
-    len_bound: What ``len()`` returns without ``update_samples``: ``"samples"``, which always holds, or a number of steps.
-        Default: ``len()`` raises TypeError.
+        window: Samples a rank considers when it forms batches. A larger window fills batches better. Default: 1024.
+        window_bytes: Limit on the bytes of the samples in a window. Default: none.
+        depth: Steps to prepare ahead. Default: 8.
+        length_fn: Counts the tokens of a sample. Default: reads the usual fields (`odb_ref.torch.reading.tasks`).
+        order: ``"shuffled"`` shuffles the batches of a window (default). ``"sampler"`` makes batches of neighbours, in the
+            sampler's order. ``"fullest"`` puts the fullest batches first.
+        cost: The quantity in which the batches of one step are alike across ranks: ``"tokens"`` (default), ``"attention/Q"``
+            (``tokens + tokens**2 // Q``), or a function of a sample's tokens.
+        sizes: Number of samples in a padded batch: ``"any"`` (default), ``"powers"`` of two, ``"threes"`` (powers of two and
+            three times these), or an ``"even"`` number. A batch of one sample is always allowed.
+        padding_share: With ``update_samples`` a batch holds at most 1/``padding_share`` of the budget as padding. Set it to
+            about what a full step costs, divided by what an empty one does. Default: 16. If each step gathers weights (FSDP,
+            ZeRO 3) 4 is often better.
+        max_patches: Limit on a batch's image and video patches (`odb_ref.torch.count_patches`). Default: none.
+        cost_fn: Returns what a sample uses of further resources, as integers. Default: none.
+        limits: What a batch may use of each further resource. A sample above one gets a batch of its own. Default: none.
+        budget_schedule: ``(step, current) -> token budget``, where ``step`` counts the steps planned since training began. It
+            is called once per round, when batches are formed (R15). Default: the budget does not change.
+        len_bound: What ``len()`` returns without ``update_samples``: ``"samples"``, which always holds, or a number of steps.
+            Default: ``len()`` raises TypeError.
     """
 
     window: int = 1024
@@ -78,14 +78,14 @@ class Loss:
     """How `StepInfo.scale` weights a loss: see the table in `odb_ref.core.batching.weighting`. Preserves: WEIGHT.
 
     Args:
-    scaling: The average over ranks becomes the mean over all supervised tokens (``"exact"``, default) or over all
-        ``"samples"``; ``"none"`` leaves the loss alone.
-    reduction: What the loss function computes over a batch: the ``"mean"`` (default) or the ``"sum"``.
-    accumulation_steps: Batches in an optimizer update, without ``update_samples``. Default: 1.
-    is_divided_by_trainer: Whether the trainer divides each loss by ``accumulation_steps``. Default: False.
-    supervised_fn: Counts the tokens of a sample that carry loss. Default: counts labels other than -100.
-    causal_shift: Whether the model shifts its labels by one token, so that the first does not count. Default: True, unless
-        an integration finds that the model does not.
+        scaling: The average over ranks becomes the mean over all supervised tokens (``"exact"``, default) or over all
+            ``"samples"``; ``"none"`` leaves the loss alone.
+        reduction: What the loss function computes over a batch: the ``"mean"`` (default) or the ``"sum"``.
+        accumulation_steps: Batches in an optimizer update, without ``update_samples``. Default: 1.
+        is_divided_by_trainer: Whether the trainer divides each loss by ``accumulation_steps``. Default: False.
+        supervised_fn: Counts the tokens of a sample that carry loss. Default: counts labels other than -100.
+        causal_shift: Whether the model shifts its labels by one token, so that the first does not count. Default: True, unless
+            an integration finds that the model does not.
     """
 
     scaling: ScalingName = "exact"
@@ -101,12 +101,12 @@ class Faults:
     """What to do about samples, processes and ranks that fail.
 
     Args:
-    on_bad_sample: If a sample cannot be read or measured, every rank will ``"fail"`` (default), or the sample goes to
-        ``"quarantine"``.
-    max_bad_samples: How many samples one rank may set aside in an epoch: a number, or a share of its samples (below 1).
-        Any share above 0 allows at least ten. Default: 0.01.
-    timeout_s: A rank or a loader process without a sign of life for this many seconds is lost. After half that time the
-        logger ``odb_ref`` reports what a slow job is waiting for, and repeats it. Default: 60.
+        on_bad_sample: If a sample cannot be read or measured, every rank will ``"fail"`` (default), or the sample goes to
+            ``"quarantine"``.
+        max_bad_samples: How many samples one rank may set aside in an epoch: a number, or a share of its samples (below 1). Any
+            share above 0 allows at least ten. Default: 0.01.
+        timeout_s: A rank or a loader process without a sign of life for this many seconds is lost. After half that time the
+            logger ``odb_ref`` reports what a slow job is waiting for, and repeats it. Default: 60.
     """
 
     on_bad_sample: BadSampleName = "fail"
@@ -119,23 +119,24 @@ class Protocol:
     """How ranks agree, and how an epoch ends.
 
     Args:
-    policy: The target rule: ``"odb"`` (default), ``"paper"``, or a rule object of your own.
-    max_age_rounds: Rounds that a sample may be put off. Default: 4.
-    ramp_rounds: How many of the first windows are smaller, so that the first step comes early. Few of their batches are full,
-        and their other samples move on to larger windows. Default: 3, or 1 if the epoch is known to be shorter than two
-        windows.
-    mode: ``"join"`` reads each sample (default). With ``"quota"`` all ranks stop together, at ``quota`` or when one runs dry.
-    quota: Number of samples over all ranks after which an epoch ends. Default: none.
-    on_idle: What a rank with no samples left does in a step: ``"replay"`` a small batch with weight 0 (default), yield
-        ``"none"``, or ``"skip"`` it, for DDP's Join.
-    idle_sample: The sample to replay on a rank that never gets one. Default: none.
-    transport: ``"reduce"`` (default) or ``"gather"``, the paper's exchange.
-    process_group: The ranks, if there is no ``mesh``. Default: all.
-    is_apart: Promises that no rank outside ``process_group`` is a model-parallel peer of one inside. Default: False, so a
-        group that leaves out ranks of the job is refused.
-    mesh_dims: The dimensions of ``mesh`` along which ranks lie. Default: those named dp, dp_replicate, dp_shard or batch.
-    name: Identifies this loader, the same on all of its ranks, if one line of the script makes several loaders (R18).
-        Default: the line that makes it, and what it reads.
+        policy: The target rule: ``"odb"`` (default), ``"paper"``, or a rule object of your own.
+        max_age_rounds: Rounds that a sample may be put off. Default: 4.
+        ramp_rounds: How many of the first windows are smaller, so that the first step comes early. Few of their batches are
+            full, and their other samples move on to larger windows. Default: 3, or 1 if the epoch is known to be shorter than
+            two windows.
+        mode: ``"join"`` reads each sample (default). With ``"quota"`` all ranks stop together, at ``quota`` or when one runs
+            dry.
+        quota: Number of samples over all ranks after which an epoch ends. Default: none.
+        on_idle: What a rank with no samples left does in a step: ``"replay"`` a small batch with weight 0 (default), yield
+            ``"none"``, or ``"skip"`` it, for DDP's Join.
+        idle_sample: The sample to replay on a rank that never gets one. Default: none.
+        transport: ``"reduce"`` (default) or ``"gather"``, the paper's exchange.
+        process_group: The ranks, if there is no ``mesh``. Default: all.
+        is_apart: Promises that no rank outside ``process_group`` is a model-parallel peer of one inside. Default: False, so a
+            group that leaves out ranks of the job is refused.
+        mesh_dims: The dimensions of ``mesh`` along which ranks lie. Default: those named dp, dp_replicate, dp_shard or batch.
+        name: Identifies this loader, the same on all of its ranks, if one line of the script makes several loaders (R18).
+            Default: the line that makes it, and what it reads.
     """
 
     policy: Literal["odb", "paper"] | TargetRule = "odb"

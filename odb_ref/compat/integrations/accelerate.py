@@ -72,8 +72,7 @@ def configure_accelerator(
     """Returns the bridge for a loop over ``dataloader``, which is turned into an `ODBDataLoader` if it is not one yet.
 
     `Accelerator.prepare` leaves such a loader unchanged, before and after. With ``prepare_dataloader`` the bridge's loader also
-    moves
-    batches to the device. With a ``handle`` the loader may be any that was made before.
+    moves batches to the device. With a ``handle`` the loader may be any that was made before.
 
     Raises: UsageError, like `ODBDataLoader`.
     """

@@ -140,8 +140,7 @@ def configure_trainer(
     """Turns a Trainer into an `odb_ref.integrations.hf.ODBTrainer`, over the data of ``dataloader`` or its own.
 
     Training ends after ``sample_budget`` samples, with the number of epochs that they take, or after ``max_optimizer_steps``
-    updates.
-    The Trainer's loader is always replaced, so ``replace_train_dataloader`` has no effect.
+    updates. The Trainer's loader is always replaced, so ``replace_train_dataloader`` has no effect.
 
     Raises: UsageError when settings contradict each other, and like `ODBDataLoader`.
     """
@@ -241,8 +240,7 @@ def enable_odb(
     """Turns a Trainer into an `odb_ref.integrations.hf.ODBTrainer`, for the epochs in its arguments.
 
     The arguments that require or validate something have no effect: batch size and number of workers do not matter, and a
-    sample
-    that cannot be measured ends the epoch with an error that names it.
+    sample that cannot be measured ends the epoch with an error that names it.
 
     Raises: UsageError, like `configure_trainer`.
     """

@@ -56,10 +56,8 @@ def configure_lightning_module(
     """Returns the bridge of a module, whose ``training_step`` weights its loss from now on.
 
     ``dataloader`` is turned into an `ODBDataLoader` if it is not one yet. Lightning divides losses by
-    ``accumulate_grad_batches``, so
-    over an update the gradient is the mean of the micro-steps' exact ones. With `odb_ref.integrations.lightning` it is exact
-    over the
-    update.
+    ``accumulate_grad_batches``, so over an update the gradient is the mean of the micro-steps' exact ones. With
+    `odb_ref.integrations.lightning` it is exact over the update.
 
     Raises: UsageError like `ODBDataLoader`, and when there is neither a loader nor a handle.
     """

@@ -57,8 +57,7 @@ def configure_trainer(
     """Turns a LLaMA-Factory Trainer into an `odb_ref.integrations.hf.ODBTrainer`.
 
     Settings that are not given are read from the arguments, as ``odb_token_budget``, ``odb_loss_scaling`` and ``odb_join``.
-    With
-    ``trainer_integration="framework"`` the Trainer itself takes a step's information out of its batch.
+    With ``trainer_integration="framework"`` the Trainer itself takes a step's information out of its batch.
 
     Raises: UsageError, like `odb_ref.compat.integrations.hf.configure_trainer`.
     """

@@ -2,8 +2,7 @@
 ones.
 
 A Trainer gathers tensors of the same shape from all ranks. Here each rank has its own number of samples, and the replays of
-idle
-ranks must not count.
+idle ranks must not count.
 """
 
 from __future__ import annotations

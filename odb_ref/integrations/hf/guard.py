@@ -2,8 +2,8 @@
 
 With `ODBOptions.survives_out_of_memory` a pass is still the Trainer's own ``training_step``, with its precision and its
 ``compute_loss``. `UpdateGuard` chooses the batches for it, and averages gradients instead of DDP: see
-`odb_ref.torch.loop.guard`.
-Metrics that ``compute_loss`` gathers are then those of one rank, because a pass may be repeated on one rank alone.
+`odb_ref.torch.loop.guard`. Metrics that ``compute_loss`` gathers are then those of one rank, because a pass may be repeated on
+one rank alone.
 """
 
 from __future__ import annotations
@@ -290,8 +290,7 @@ class SteppingTrainer(EvaluatingTrainer):
         """Sets the token budget that this rank accepts from now on. The lowest of all ranks' applies, from the same step on.
 
         For your own callbacks, on any rank: see `ODBDataLoader.accept_budget`. It does not raise a budget that was lowered
-        because
-        memory ran out. Spec: R15.2.
+        because memory ran out. Spec: R15.2.
 
         Raises: UsageError, like that method.
         """

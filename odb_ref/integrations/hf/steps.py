@@ -47,37 +47,33 @@ class ODBOptions:
     token_budget: int
     update_samples: int | Literal["plain"] | None = "plain"
     """Samples in an optimizer update, over all ranks. ``"plain"`` means the very samples of the plain Trainer's update,
-    according
-    to ``per_device_train_batch_size``, ``gradient_accumulation_steps`` and the number of ranks. None selects the free mode, in
-    which an update holds ``gradient_accumulation_steps`` full batches. The next three options are for the free mode only."""
+    according to ``per_device_train_batch_size``, ``gradient_accumulation_steps`` and the number of ranks. None selects the free
+    mode, in which an update holds ``gradient_accumulation_steps`` full batches. The next three options are for the free mode
+    only."""
     updates_per_epoch: int | None = None
     """An estimate of the optimizer updates in an epoch, for a schedule's units (``warmup_steps``) and the progress bar. It
-    never
-    sets the length of training. Default: estimated from the lengths of some samples, which are read for this purpose."""
+    never sets the length of training. Default: estimated from the lengths of some samples, which are read for this purpose."""
     max_samples: int | None = None
     """Training ends at the latest with the update that reaches this number of samples."""
     follows_samples: bool = True
     """Whether the learning rate follows the share of the samples trained on. Otherwise it follows the number of updates, which
-    may
-    turn out higher or lower than the estimate."""
+    may turn out higher or lower than the estimate."""
     intervals: Intervals = field(default_factory=Intervals)
     """After how many samples or tokens to evaluate and to save, in addition to ``eval_strategy`` and ``save_strategy``."""
     budget_from_metrics: Callable[[dict[str, float], int], int | None] | None = None
     """``(metrics, current) -> token budget``: called after each evaluation. Returns the budget to accept from then on, at most
     ``token_budget``, or None to keep the current one. The lowest of all ranks' values applies to all of them from the same step
-    on,
-    within two windows. For a budget that depends on the step, use the loader's ``budget_schedule``."""
+    on, within two windows. For a budget that depends on the step, use the loader's ``budget_schedule``."""
     survives_out_of_memory: bool = False
     """Whether a batch that does not fit is halved on its rank, with the same gradients on all ranks (see
     `odb_ref.torch.loop.StepGuard`). Each failure is counted (``out_of_memory`` in the logs), and lowers the budget of all
-    ranks.
-    Works for a model that is whole on each rank; a sharded one needs ``memory``."""
+    ranks. Works for a model that is whole on each rank; a sharded one needs ``memory``."""
     memory: MemoryFit | None = None
     """The result of `odb_ref.torch.loop.fit_token_budget`. With FSDP, ranks use it to try beforehand whether a batch fits."""
     split: Callable[[Inputs, int], tuple[Inputs, Inputs]] | None = None
     """``(batch, samples) -> (first half, second half)``, for ``survives_out_of_memory``, if samples are not the entries of the
-    first
-    dimension. For preference pairs: `odb_ref.torch.loop.split_pairs`, which is the default under TRL and LLaMA-Factory."""
+    first dimension. For preference pairs: `odb_ref.torch.loop.split_pairs`, which is the default under TRL and
+    LLaMA-Factory."""
     count: Callable[[Inputs], int] | None = None
     """Returns the number of units that a batch's loss averages over, if its labels do not show it. For pairs: `count_pairs`."""
     loader: LoaderArguments = field(default_factory=LoaderArguments)
@@ -86,9 +82,8 @@ class ODBOptions:
     classification)."""
     evaluation: EvaluationArguments | None = None
     """If set, an `ODBDataLoader` reads for ``evaluate`` and ``predict`` too, so that ranks may have different numbers of
-    samples.
-    It gets these arguments (such as ``token_budget``), and those of training that concern how samples are counted. Default: the
-    Trainer's own loader reads."""
+    samples. It gets these arguments (such as ``token_budget``), and those of training that concern how samples are counted.
+    Default: the Trainer's own loader reads."""
 
     def __post_init__(self) -> None:
         for given in (self.loader, self.evaluation or {}):

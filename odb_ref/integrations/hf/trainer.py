@@ -8,10 +8,9 @@
     trainer.train()
 
 Each loss is scaled exactly once. The Trainer's own token count (``num_items_in_batch``) would include the batches that idle
-ranks
-replay, so it is not used (`ODBTrainer.get_batch_samples`). Without it models return the mean over their batch's supervised
-tokens. `StepInfo.scale` weights this mean in a training pass, and ``loss_is_scaled_for_ga`` tells the Trainer not to divide
-anything. The logged loss is then also the mean over the supervised tokens of all ranks.
+ranks replay, so it is not used (`ODBTrainer.get_batch_samples`). Without it models return the mean over their batch's
+supervised tokens. `StepInfo.scale` weights this mean in a training pass, and ``loss_is_scaled_for_ga`` tells the Trainer not to
+divide anything. The logged loss is then also the mean over the supervised tokens of all ranks.
 
 Differences from a plain Trainer:
 
@@ -31,8 +30,7 @@ budget.
 
 Each rank saves its position as ``odb_loader_<rank>.json`` in a checkpoint's folder. To resume with another number of ranks, all
 of these files must be on every rank. `enable` turns an existing Trainer into an `ODBTrainer`. DataParallel, sequence, context
-and
-tensor parallelism, and ``auto_find_batch_size`` are refused.
+and tensor parallelism, and ``auto_find_batch_size`` are refused.
 """
 
 from __future__ import annotations
@@ -77,11 +75,10 @@ class ODBTrainer(SteppingTrainer):
     """A Trainer whose train loader is an `ODBDataLoader`. All arguments other than ``odb`` are the Trainer's.
 
     It works with multiple inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. Your own ``compute_loss`` returns the mean loss
-    over
-    the batch's supervised tokens, plus whatever it adds; the sum is weighted afterwards. Alternatively, set ``takes_step_info =
-    False`` in your class, take ``inputs.pop(STEP_INFO)`` and return the loss after its ``scale``. A ``compute_loss_func``
-    returns
-    that mean too: its ``num_items_in_batch`` counts the supervised tokens of the batch alone. Preserves: WEIGHT.
+    over the batch's supervised tokens, plus whatever it adds; the sum is weighted afterwards. Alternatively, set
+    ``takes_step_info = False`` in your class, take ``inputs.pop(STEP_INFO)`` and return the loss after its ``scale``. A
+    ``compute_loss_func`` returns that mean too: its ``num_items_in_batch`` counts the supervised tokens of the batch alone.
+    Preserves: WEIGHT.
 
     Raises: UsageError when a setting of the Trainer would make weights or steps wrong.
     """
@@ -253,8 +250,8 @@ class ODBTrainer(SteppingTrainer):
         return scheduler
 
     def _follow_samples(self, function: Callable[[int], float], total: int) -> Callable[[int], float]:
-        # A lambda, because a scheduler's state leaves functions out but would save an object's attributes.
-        # The schedules of transformers accept any number. Rounding it would make the rate jump.
+        # A lambda, because a scheduler's state leaves functions out but would save an object's attributes. The schedules of
+        # transformers accept any number. Rounding it would make the rate jump.
         return lambda step: function(cast(int, self.compute_share() * total) if step else 0)
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
@@ -296,8 +293,7 @@ class ODBTrainer(SteppingTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> LossAndOutputs:
         """Returns the Trainer's loss. In training it is weighted afterwards. In an evaluation with an `ODBDataLoader` it is
-        that of this
-        rank's batch.
+        that of this rank's batch.
 
         Raises: UsageError for a batch of the training loader outside training.
         """
@@ -330,8 +326,7 @@ class ODBTrainer(SteppingTrainer):
         """Trains like the Trainer. The loader's state is read from the checkpoint too.
 
         A plain Trainer's checkpoint can be continued if its updates are those formed here. The samples it has read of the epoch
-        are read
-        again.
+        are read again.
 
         Raises: UsageError when the checkpoint holds no state.
         """

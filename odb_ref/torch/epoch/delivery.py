@@ -162,8 +162,7 @@ class Delivery:
 
     def _work(self) -> None:
         """Waits until a step is available, or none will be. If this thread reads and collates, it does so meanwhile. If a step
-        was
-        available at once, the thread does only its share of the work for the round's next steps.
+        was available at once, the thread does only its share of the work for the round's next steps.
 
         Raises: exceptions from user code that are not an Exception.
         """
@@ -203,8 +202,7 @@ class Delivery:
 
     def _is_available(self) -> bool:
         """Returns True if the next step may be taken: it is delivered, the counts of its update are known, and so is whether it
-        is
-        the last.
+        is the last.
         """
         driver = self.driver
         number = driver.cursor.next_step

@@ -80,8 +80,7 @@ class StepInfo:
         the graph.
 
         A batch has no mean if it holds no supervised token: an idle step, or prompts only. With ``logits``, or any other output
-        of
-        the model, a zero weight takes the loss out of the graph, so that its own gradient does not matter. Spec: R4.5.
+        of the model, a zero weight takes the loss out of the graph, so that its own gradient does not matter. Spec: R4.5.
         Preserves: WEIGHT.
         """
         if not self.local_supervised:

@@ -73,8 +73,7 @@ class Session:
 
     def begin(self, delivery: Delivery, failure: BaseException | None = None) -> None:
         """Starts an epoch. With ``failure`` the epoch fails on all ranks, because this one cannot begin it. The previous epoch
-        must
-        have ended: see `end_epoch`. Spec: R7.2. Preserves: ABORT.
+        must have ended: see `end_epoch`. Spec: R7.2. Preserves: ABORT.
         """
         self._delivery = delivery
         delivery.begin(failure)

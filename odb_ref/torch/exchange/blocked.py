@@ -2,10 +2,8 @@
 ever.
 
 Say rank 0 is blocked in loader A, because rank 1 has not begun it, and rank 1 is blocked in loader B, because rank 0 has not
-begun
-that. When A or B waits for a rank, this rank reports in its heartbeats where it is blocked and for which rank of the job it
-waits.
-So each finds out, and the first that does ends both exchanges, everywhere. Spec: R18.2.
+begun that. When A or B waits for a rank, this rank reports in its heartbeats where it is blocked and for which rank of the job
+it waits. So each finds out, and the first that does ends both exchanges, everywhere. Spec: R18.2.
 """
 
 from __future__ import annotations

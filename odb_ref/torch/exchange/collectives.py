@@ -1,9 +1,8 @@
 """The collectives of the exchange: they carry integers and reports between processes.
 
 They use connections of their own, never the trainer's process group. Two users of one group would have to issue their
-collectives
-in the same order on every rank, which a loader that runs ahead cannot guarantee. The processes form a tree: their values
-travel up and the result travels down, so no process's messages grow with the number of processes.
+collectives in the same order on every rank, which a loader that runs ahead cannot guarantee. The processes form a tree: their
+values travel up and the result travels down, so no process's messages grow with the number of processes.
 """
 
 from __future__ import annotations

@@ -111,8 +111,7 @@ class Exchange:
         R5.9.
 
         Urging cannot wait for the next offer: the open one may not mention it, and may be waiting for a rank whose consumer's
-        thread
-        is the one that reads.
+        thread is the one that reads.
         """
         with self._condition:
             self._is_urgent = self._submit is not None
@@ -187,8 +186,7 @@ class Exchange:
 
     def join(self, timeout_s: float) -> bool:
         """Waits until the exchange has ended and its connections are closed; forces its end after ``timeout_s``. Returns
-        whether it
-        has ended.
+        whether it has ended.
         """
         thread = self._thread
         if thread is None or thread is threading.current_thread():

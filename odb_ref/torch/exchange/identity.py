@@ -205,8 +205,7 @@ def _find_line() -> str:
 
 def list_facts(data: object, *, is_sized: bool = False, depth: int = 3) -> dict[str, str]:
     """Returns facts that distinguish a data set without reading a sample: its type, and digests of its public attributes, by
-    name,
-    if they are plain values, functions or data in turn. A digest reveals nothing, so it may be sent. Spec: R18.1.
+    name, if they are plain values, functions or data in turn. A digest reveals nothing, so it may be sent. Spec: R18.1.
 
     ``is_sized`` adds the number of samples.
     """

@@ -1,10 +1,9 @@
 """The links of a rank to its parent and children in a tree of ranks, and how they detect that one of these is gone.
 
 A closed link means that the process at the other end is gone. A link on which nothing arrives for long means that this process
-is
-stopped or cut off. The rank that detects this tells all its other links, which tell theirs. So every rank, on any host, names
-the same culprit without having to see its process. Links are plain sockets of this library, because a wait on a socket can
-always be ended, while nothing ends a torch collective once it has started.
+is stopped or cut off. The rank that detects this tells all its other links, which tell theirs. So every rank, on any host,
+names the same culprit without having to see its process. Links are plain sockets of this library, because a wait on a socket
+can always be ended, while nothing ends a torch collective once it has started.
 """
 
 from __future__ import annotations
@@ -255,8 +254,7 @@ class Links:
 
     def find_awaited(self) -> Activity | None:
         """Returns the rank that a collective waits for and what it is doing, or else what the rank asked about is doing. None
-        if
-        nothing is known.
+        if nothing is known.
         """
         for link in self._links.values():
             if link.silent_s >= SILENT_S:

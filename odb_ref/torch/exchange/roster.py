@@ -139,8 +139,7 @@ def choose_ranks(
 
     ``mesh_dims`` names the data-parallel dimensions of the mesh. By default these are the dimensions with a name in
     `DATA_PARALLEL`, or a mesh's only dimension if its name is not in `MODEL_PARALLEL`. ``is_apart`` promises that no rank
-    outside
-    the process group is a peer of one inside. Spec: R17.1.
+    outside the process group is a peer of one inside. Spec: R17.1.
 
     Raises: UsageError when the arguments contradict each other, or leave out ranks that may be peers.
     """

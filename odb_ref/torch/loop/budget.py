@@ -94,16 +94,13 @@ def fit_token_budget(
     collective.
 
     ``step(samples, length)`` must run everything that a training step runs, including backward, on a made-up batch. Use a copy
-    of
-    the model, because changes to it remain. ``lengths`` are the lengths of some samples, including the longest. ``limit_bytes``
-    defaults to the accelerator's memory for this process. Without an accelerator it is required, and memory is counted from
-    tensors, also under a ``FakeTensorMode``, where nothing is allocated. Each probe has at most ``growth`` times the samples of
-    the
-    previous one. The budget is rounded down to a multiple of ``multiple_of``.
+    of the model, because changes to it remain. ``lengths`` are the lengths of some samples, including the longest.
+    ``limit_bytes`` defaults to the accelerator's memory for this process. Without an accelerator it is required, and memory is
+    counted from tensors, also under a ``FakeTensorMode``, where nothing is allocated. Each probe has at most ``growth`` times
+    the samples of the previous one. The budget is rounded down to a multiple of ``multiple_of``.
 
     Raises: UsageError, on every rank, when an argument is invalid or a batch of one sample takes too much; what ``step``
-    raises,
-    and then JobError on the other ranks.
+    raises, and then JobError on the other ranks.
     """
     if not lengths or not 0 < threshold <= 1 or growth <= 1:
         raise UsageError("lengths must not be empty, threshold lie above 0 and at most at 1, growth above 1")
@@ -140,8 +137,8 @@ def rehearse(
     """Runs the hardest ``count`` batches that the budget allows, made up, and returns what each took. A collective.
 
     The hardest batches fill the budget with the longest samples. For each length this is the largest number of samples that
-    fits, or one longer
-    sample alone. Run it before an epoch to see at once if memory would run out. It cannot know which samples will share a step.
+    fits, or one longer sample alone. Run it before an epoch to see at once if memory would run out. It cannot know which
+    samples will share a step.
 
     Raises: JobError, on every rank, when one runs out of memory; other errors that ``step`` raises, and then JobError on the
     other ranks.

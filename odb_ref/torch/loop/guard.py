@@ -1,18 +1,14 @@
 """Steps that survive running out of memory, on all ranks together, without losing or repeating a sample.
 
 **A whole model on each rank** (DDP, or not wrapped). Each rank computes the gradients of its batches alone, and all gradients
-are
-averaged together at the end of an update. So a rank that runs out of memory can start its update again, with the failing
+are averaged together at the end of an update. So a rank that runs out of memory can start its update again, with the failing
 batch in halves, while the others wait for it in the averaging. It has to start again, because a failed backward pass has
-already
-added to some gradients, and a copy of them would take memory that is not there. The price is that gradients do not
+already added to some gradients, and a copy of them would take memory that is not there. The price is that gradients do not
 travel during the backward pass, as they do with DDP.
 
 **A sharded model** (FSDP). The forward pass contains collectives, and a rank that fails between two of them cannot be helped.
-So
-each rank tries beforehand: it allocates the memory that its batch will take according to a `MemoryFit`, and halves the batch
-until
-that succeeds. Then all ranks run the number of passes that the neediest rank requires.
+So each rank tries beforehand: it allocates the memory that its batch will take according to a `MemoryFit`, and halves the batch
+until that succeeds. Then all ranks run the number of passes that the neediest rank requires.
 
 A sample that does not fit alone fails the step on every rank; it is never dropped silently. Spec: R4.5. Preserves: WEIGHT.
 
@@ -320,16 +316,12 @@ class StepGuard(UpdateGuard[Batch]):
                 optimizer.step()                        # gradients are averaged over ranks, and begin anew by themselves
 
     ``model`` is whole on each rank, in `DistributedDataParallel` or not, or sharded by FSDP. If it is sharded, pass ``memory``,
-    a
-    `MemoryFit`. ``split(batch, samples)`` halves a batch (default: along the first dimension). ``count(batch)`` returns the
-    number
-    of units that its loss averages over (default: the supervised tokens, by its labels; with ``Loss(scaling="samples")`` its
-    samples). For preference pairs pass `split_pairs` and `count_pairs`. Both are tried on the first batch. A layer that mixes
-    samples, such as batch normalisation, sees smaller batches after a split; dropout draws again. ``lower_budget`` is called
-    with
-    each new `token_budget`; ``loader.accept_budget`` applies it on all ranks (R15). ``backward`` is for frameworks with their
-    own
-    backward function, such as Accelerate.
+    a `MemoryFit`. ``split(batch, samples)`` halves a batch (default: along the first dimension). ``count(batch)`` returns the
+    number of units that its loss averages over (default: the supervised tokens, by its labels; with ``Loss(scaling="samples")``
+    its samples). For preference pairs pass `split_pairs` and `count_pairs`. Both are tried on the first batch. A layer that
+    mixes samples, such as batch normalisation, sees smaller batches after a split; dropout draws again. ``lower_budget`` is
+    called with each new `token_budget`; ``loader.accept_budget`` applies it on all ranks (R15). ``backward`` is for frameworks
+    with their own backward function, such as Accelerate.
     """
 
     def __init__(

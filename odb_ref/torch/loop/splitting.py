@@ -110,8 +110,7 @@ def _cut_value(value: object, *, part: Part, samples: int, most_rows: int, name:
 
 def find_count(batch: Batch, expected: int) -> Callable[[Batch], int] | None:
     """Returns a function that counts a batch's supervised tokens by its ``labels`` and finds ``expected`` in this batch. None
-    if
-    the labels do not show them.
+    if the labels do not show them.
     """
     is_each = (
         getattr(get_labels(batch), "ndim", None) == 1

@@ -125,8 +125,7 @@ class Order:
         self, epoch: int, rank: int, world_size: int, base: tuple[Generation, ...]
     ) -> tuple[Sequence[object], int | None, list[object], str]:
         """Returns this rank's keys in order, the number of samples in the epoch (None if unknown), the keys taken before and,
-        for a
-        sampler whose order all ranks share, a digest of its keys.
+        for a sampler whose order all ranks share, a digest of its keys.
         """
         order: Sequence[object] = (
             self._compute_order(epoch, self.count_samples()) if self.sampler is None else list_keys(self.sampler, epoch)
@@ -149,8 +148,7 @@ class Order:
 
     def compute_digest(self, start: EpochStart) -> str:
         """Returns the digest of keys for a saved state. It covers the keys of all ranks, or only this rank's if each is given
-        its
-        own.
+        its own.
         """
         if start.keys is None:
             return ""

@@ -4,8 +4,7 @@ A rank's state is the start of the round of its last taken step, and the positio
 integers, plus one for each sample that was carried into the round or taken of it, so at most two for each sample of the window,
 plus one for each sample set aside. With the same world size and configuration, a rank forms that round again, identically, and
 skips the steps it took. Otherwise everything that the ranks had taken or set aside is subtracted from the epoch's order, and
-the
-ranks start anew on what remains (`Generation`). Spec: R10, R11.3.
+the ranks start anew on what remains (`Generation`). Spec: R10, R11.3.
 """
 
 from __future__ import annotations
@@ -216,8 +215,7 @@ def _make_error() -> UsageError:
 
 def compute_digest(keys: Sequence[object]) -> str:
     """Returns the number of keys and a digest of them in order. Equal integers of different libraries count as equal. A key
-    that
-    is neither a plain value nor a container of these enters by its type only.
+    that is neither a plain value nor a container of these enters by its type only.
     """
     try:
         numbers = keys if isinstance(keys, array | range) else list(map(_read_number, keys))

@@ -34,8 +34,7 @@ def begin_inside(
     states: Sequence[EpochState], update_samples: int, rank: int, world_size: int, *, is_shared: bool
 ) -> EpochProgress:
     """Returns where ``rank`` begins, given the states that another number of ranks has saved. Between two updates any one of
-    the
-    states is enough.
+    the states is enough.
 
     Raises: UsageError when these are not the states of all ranks.
     """

@@ -1,10 +1,8 @@
 """Makes batches in separate processes. Each has up to two batches: one being made, and the next.
 
 A DataLoader's workers collate their own samples. Here a batch mixes samples from several workers, so their bytes are sent on to
-a
-process that only collates. This process is not a worker: it does not call ``worker_init_fn``, and ``get_worker_info()`` is
-None,
-as in the process that runs the machine. The process that starts collating processes never calls ``collate_fn``: what a
+a process that only collates. This process is not a worker: it does not call ``worker_init_fn``, and ``get_worker_info()`` is
+None, as in the process that runs the machine. The process that starts collating processes never calls ``collate_fn``: what a
 ``collate_fn`` opens on its first call must not be forked into several processes. There is one collating process at first, and
 more if it does not keep up.
 """
@@ -123,8 +121,7 @@ class CollateWorkers:
 
     def make_room(self, left: int) -> bool:
         """Returns True if another of the ``left`` batches can begin before one is collected. If the present processes do not
-        keep up,
-        waits briefly and starts another.
+        keep up, waits briefly and starts another.
 
         The last batches are not handed out ahead of time, so that the first free process makes them.
         """
@@ -139,8 +136,7 @@ class CollateWorkers:
 
     def _grow(self) -> bool:
         """Starts another process, or all remaining ones if starting takes seconds, because sending to one may block until it
-        runs.
-        Returns whether there is a new one.
+        runs. Returns whether there is a new one.
         """
         self._slow_times = 0.0
         try:
@@ -160,8 +156,7 @@ class CollateWorkers:
         worker = min(self._workers, key=lambda worker: len(worker.steps))
         data = ForkingPickler.dumps(replace(task, samples=tuple(map(pack, task.samples))))
         # The process may be blocked sending a large batch that was not received yet. Its `_listen` thread still receives what
-        # is
-        # sent here, so the two never wait for each other.
+        # is sent here, so the two never wait for each other.
         try:
             worker.link.send_bytes(data)
         except OSError:  # `collect` reports it, after receiving what was sent earlier

@@ -150,8 +150,7 @@ class Collator:
 
     def take(self, request: BatchRequest) -> CollateTask | None:
         """Removes a batch's samples and returns the task to make it. Returns None for an unwanted batch, and for an idle step
-        that
-        replays nothing.
+        that replays nothing.
 
         Raises: UsageError when there is no sample to replay.
         """
@@ -194,8 +193,7 @@ class OwnMemory:
 
     def keep(self, made: Made, samples: Sequence[object] = ()) -> object:
         """Returns the batch, with copies of all parts that something else may refer to, except the ``samples`` it was made from
-        and
-        their fields. Only ``made`` may refer to the batch.
+        and their fields. Only ``made`` may refer to the batch.
 
         Raises: UsageError when such a part cannot be copied, or memory is reused all the same.
         """
@@ -225,8 +223,7 @@ def _sort_out(
     parts: list[object], own: list[object], copies: dict[int, object], given: Callable[[], dict[int, object]]
 ) -> bool:
     """Returns True if only this list, and their containers in it, refer to ``parts`` and everything inside them. Parts that
-    were
-    ``given`` do not count.
+    were ``given`` do not count.
 
     Adds to ``own`` the tensors and arrays found with no other references, and to ``copies``, by identity, copies of other
     tensors.

@@ -47,8 +47,7 @@ class KeyFeed:
     """The keys of an epoch, in chunks: first those known when it begins, then those drawn. One thread adds, another takes.
 
     Samples requested together, such as the ``first`` of the known ones, are divided evenly among the ``readers``. If
-    ``readers``
-    is None, chunks have their maximum size.
+    ``readers`` is None, chunks have their maximum size.
     """
 
     def __init__(self, plan: ReadPlan, readers: int | None = None, first: int = 0) -> None:
@@ -110,8 +109,7 @@ def contain(error: BaseException, what: str, where: str = "") -> DataSetError | 
     """Returns an error to raise instead of one that would end more than it should, or None if there is no need.
 
     StopIteration would end an epoch. Exceptions outside Exception (SystemExit, the panic of a Rust extension) would end a
-    worker
-    silently.
+    worker silently.
     """
     is_in_worker = get_worker_info() is not None
     if isinstance(error, StopIteration) or (is_in_worker and not isinstance(error, Exception)):
@@ -165,8 +163,7 @@ class WorkerInit:
 
 class SeededDataset(Dataset[Chunk]):
     """A map-style data set, read and measured by `KeyChunk`. Its exceptions name the sample. If it ``is_guarded``, a
-    `BadSample`
-    takes the place of a sample that cannot be read.
+    `BadSample` takes the place of a sample that cannot be read.
     """
 
     def __init__(self, dataset: Dataset[object], measure: MeasureFn, *, is_guarded: bool = False) -> None:
@@ -204,9 +201,8 @@ class SeededDataset(Dataset[Chunk]):
         """Returns the samples, each as if it were read alone with its own seed.
 
         Seeding takes longer than reading a small sample. So while nothing is drawn, one seed serves all samples. Once something
-        is
-        drawn, the samples just read are read again, one by one, and from then on each sample is seeded. Spec: R12.3. Preserves:
-        REPLAY.
+        is drawn, the samples just read are read again, one by one, and from then on each sample is seeded. Spec: R12.3.
+        Preserves: REPLAY.
         """
         names, seed = [name for _, name in chunk.keys], compute_seed(Use.UNDRAWN, chunk.seed)
         samples: list[object] = []

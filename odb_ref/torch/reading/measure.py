@@ -76,8 +76,7 @@ class SupervisedCounter:
     label or a pair (`odb_ref.torch.reading.tasks`).
 
     A causal language model predicts token i+1 at token i, so with ``is_shifted`` the first label carries no loss. Without
-    labels
-    every token counts. Spec: R1.1.
+    labels every token counts. Spec: R1.1.
     """
 
     length_fn: LengthFn
@@ -89,8 +88,7 @@ class SupervisedCounter:
         """Returns the count.
 
         Raises: SampleError when labels have an unknown format, or do not fit a model that predicts the next token. If weights
-        depend
-        on the count, also for samples without labels that have a mask, or several fields but no ``input_ids``.
+        depend on the count, also for samples without labels that have a mask, or several fields but no ``input_ids``.
         """
         labels = get_labels(sample)
         if labels is None:

@@ -31,8 +31,7 @@ QUICK_S: Final = 0.004
 time."""
 _UNKNOWN: Final = 255
 """The exit code that multiprocessing reports for a fork server's child while another thread reads the real one. This happens
-when
-torch joins a finished worker while this module looks at the workers.
+when torch joins a finished worker while this module looks at the workers.
 """
 
 
@@ -298,8 +297,7 @@ class _Epoch:
         """Starts the threads. If processes are forked, starts these first, unless a thread of an earlier epoch could interfere.
 
         Things that a data set has opened, such as an SQLite connection, may belong to the user's thread. Only workers forked
-        from that
-        thread, or from its own fork, can use them.
+        from that thread, or from its own fork, can use them.
         """
         parts = (self._reader, self._maker)
         if is_forking and not any(thread.is_alive() for thread in self._after):

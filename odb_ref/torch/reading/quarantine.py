@@ -115,8 +115,8 @@ class Places:
     """Maps *positions*, which count a rank's good samples without gaps, to *places*, and back. Stored as runs.
 
     With a shard of its own, the rank's first sample is at ``place``, and all later places follow except those ``left_out``.
-    With
-    shared shards (``is_drawn``) the rank draws runs of places. They follow ``carried`` samples, given as (position, place).
+    With shared shards (``is_drawn``) the rank draws runs of places. They follow ``carried`` samples, given as (position,
+    place).
     """
 
     def __init__(
@@ -286,8 +286,7 @@ class Quarantine:
 
     def get_known(self, good_samples: int, is_all: bool) -> int:
         """Returns how many places hold the first ``good_samples`` good samples. If these are all (``is_all``), bad samples
-        after
-        the last one count too. With shared shards, returns the end of all that was drawn, because a draw is always read
+        after the last one count too. With shared shards, returns the end of all that was drawn, because a draw is always read
         completely.
 
         Spec: R11.3. Preserves: RESUME.

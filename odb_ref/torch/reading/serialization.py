@@ -1,11 +1,9 @@
 """Packs samples and batches for transfer between processes: as bytes, with large parts in an anonymous file.
 
 By default, each tensor would take a shared-memory file and a descriptor for as long as it is held. A window of images would
-need
-thousands, where a process may have 1,024 descriptors and a container 64 MB of shared memory. So small tensors travel as bytes,
-and all large ones of a sample or batch in one memory file, which the receiver maps. Such a file is not in ``/dev/shm`` and may
-use
-all free memory. Some files stay open, so that they can be passed on to a third process without a copy.
+need thousands, where a process may have 1,024 descriptors and a container 64 MB of shared memory. So small tensors travel as
+bytes, and all large ones of a sample or batch in one memory file, which the receiver maps. Such a file is not in ``/dev/shm``
+and may use all free memory. Some files stay open, so that they can be passed on to a third process without a copy.
 """
 
 from __future__ import annotations

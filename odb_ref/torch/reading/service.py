@@ -23,8 +23,7 @@ class ReadPlan:
     """What to read in an epoch: the keys of a map-style data set in order, and their ``places`` in the sampler's order.
 
     If ``keys`` is None, the data set is iterable and read from its beginning. The plan keeps all places from ``first`` on
-    except
-    the ``dropped`` ones, and the ``kept`` places before it. ``seed`` is the epoch's seed on this rank.
+    except the ``dropped`` ones, and the ``kept`` places before it. ``seed`` is the epoch's seed on this rank.
     """
 
     keys: Sequence[object] | None
@@ -88,15 +87,14 @@ class SampleService(Protocol):
 
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
         """Requests ``count`` samples without waiting. If the window's bytes are bounded, ``held`` lists the places of the
-        samples
-        that it already holds. With ``end`` requests all samples before this place, of which there are ``count`` if none is bad.
+        samples that it already holds. With ``end`` requests all samples before this place, of which there are ``count`` if none
+        is bad.
         """
         ...
 
     def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
         """Adds samples that were drawn from an order shared with other ranks, as places and keys; ``is_last`` if no more
-        follow.
-        Requests the first ``count`` of all added samples that were not requested before. The others are read ahead.
+        follow. Requests the first ``count`` of all added samples that were not requested before. The others are read ahead.
         """
         ...
 

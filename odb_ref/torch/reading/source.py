@@ -148,8 +148,7 @@ class Source:
 
     def open(self, plan: ReadPlan, feed: KeyFeed, warn: Callable[[str], None]) -> Iterator[Chunk]:
         """Starts the worker processes and iterates over the measured samples of an epoch with their places, in chunks as they
-        were
-        read.
+        were read.
         """
         self._sampler.feed = feed
         self._generator.manual_seed(plan.seed)

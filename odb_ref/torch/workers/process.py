@@ -283,8 +283,7 @@ def _reap(process: BaseProcess) -> None:
     """Waits until a process has ended, and removes it from the list of children, which holds two descriptors for each.
 
     If the receiver learned of the end first, the operating system never reports it to another waiting thread. If the user
-    ignores
-    SIGCHLD, it reports it to none.
+    ignores SIGCHLD, it reports it to none.
     """
     while process.exitcode is None:
         process.join(WATCH_S)

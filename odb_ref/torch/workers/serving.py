@@ -270,8 +270,7 @@ class LoaderServer(ReadPipeline):
 
     def check_workers(self, seconds: float = 0.0) -> bool:
         """Checks the workers, ``seconds`` after the last time. Returns False, and fails the epoch, if one has died or was
-        stopped for
-        too long. Torch itself checks only every five seconds, and only for dead workers.
+        stopped for too long. Torch itself checks only every five seconds, and only for dead workers.
         """
         reporter = self._reporter  # read this first: a worker of an epoch that is just ending does not concern the next
         if (worker := self.find_dead_worker()) is not None:

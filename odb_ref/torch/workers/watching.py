@@ -58,8 +58,7 @@ class Stops:
     """Measures how long the processes that read and collate for a loader process have been stopped.
 
     A process that is only slow is waited for, whatever it is waiting for. If the operating system cannot tell a slow process
-    from a
-    stopped one, use ``timeout=`` of the loader.
+    from a stopped one, use ``timeout=`` of the loader.
     """
 
     def __init__(self, limit_s: float) -> None:
