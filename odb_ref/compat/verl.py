@@ -155,9 +155,7 @@ def _iterate_groups(batch: TensorRows, size: int) -> Iterator[int]:
 def _select(batch: Rows, indices: list[int], *, is_idle: bool) -> Rows:
     columns = {}
     for key, value in batch.items():
-        columns[key] = (
-            _take(value, indices) if len(value.shape) else value
-        )  # a scalar belongs to the batch, not to a sample
+        columns[key] = _take(value, indices) if len(value.shape) else value  # a scalar belongs to the whole batch
         if is_idle and key in LOSS_MASKS:
             columns[key] = torch.zeros_like(columns[key])
     return type(batch)(columns, len(indices))

@@ -11,11 +11,11 @@ The Trainer's arguments are read by name; TRL is not imported:
 ==================================  ====================================================================================
 ``per_device_train_batch_size``     times ``max_length`` (twice that for pairs): the token budget, if none is given
 ``padding_free``                    ``layout="packed"``: rows are filled here, and no sample is cut or dropped
-``packing``                         refused: it fills rows before training; ``padding_free`` alone is what is wanted
-``max_length`` of a preference      a pair is as long as what its collator leaves of it
+``packing``                         refused: it fills rows before training; set ``padding_free`` alone instead
+``max_length`` of a preference      a pair is as long as its collator makes it
 data set
 a vision data set                   its texts are made by the collator: ``length_fn`` and ``supervised_fn`` must be given
-``loss_type``, ``rpo_alpha``        refused where a loss is not a mean over pairs, unless ``loss_scaling`` is given
+``loss_type``, ``rpo_alpha``        refused if a loss is not a mean over pairs, unless ``loss_scaling`` is given
 ==================================  ====================================================================================
 
 Pairs are units. A batch has twice as many rows, its loss is weighted by the pairs it averages over, and no pair is separated

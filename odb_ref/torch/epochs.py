@@ -171,9 +171,7 @@ class Epochs(Generic[Batch]):
                 claim_trace(start.trace, self)
                 # Fails early if the file cannot be written, and leaves a header if this process is killed soon.
                 TraceWriter(start.trace, config, driver="torch", epoch=start.epoch, workers=start.workers).close()
-        except (
-            BaseException
-        ) as error:  # a state that does not fit, a sampler that raises, Ctrl-C: the other ranks must know
+        except BaseException as error:  # a state that does not fit, a sampler that raises, Ctrl-C: others must know
             session.begin(self._make_delivery(base, service, exchange, EpochStart(keys=())), error)
             raise
         self._schedule.begin(start)

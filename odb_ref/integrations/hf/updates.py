@@ -101,9 +101,7 @@ class TrainerUpdates:
             if info.is_update_end:
                 self.newest = info
                 if info.is_last:
-                    next(
-                        steps, None
-                    )  # completes the epoch first, so that stopping after this update does not leave it early
+                    next(steps, None)  # completes the epoch, so that stopping after this update does not leave it early
                     if samples <= self._carried:
                         warnings.warn(
                             f"samples at the end of the stream: {samples}. They are an update here; a plain Trainer reads them "

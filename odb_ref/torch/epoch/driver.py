@@ -241,9 +241,7 @@ class EpochDriver:
             try:
                 while self._events and self.defect is None:
                     self._handle(self._events.popleft())
-            except (
-                BaseException
-            ) as error:  # the event was only half handled: the other ranks must not wait for the rest
+            except BaseException as error:  # an event is half handled: the other ranks must not wait for the rest
                 self._break(error)
                 if not isinstance(error, Exception):
                     raise

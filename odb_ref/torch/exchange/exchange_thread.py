@@ -107,8 +107,7 @@ class Exchange:
             self._condition.notify_all()
 
     def urge(self) -> None:
-        """Urges the other ranks from the next tick to the end of the epoch, because this rank's consumer has left. Spec: A6,
-        R5.9.
+        """Urges the other ranks from the next tick to the epoch's end, because this rank's consumer has left. Spec: A6, R5.9.
 
         Urging cannot wait for the next offer: the open one may not mention it, and may be waiting for a rank whose consumer's
         thread is the one that reads.

@@ -182,7 +182,7 @@ class _Meeting:
         """Why other ranks that waited for this one have given up, perhaps in an earlier generation."""
 
     def connect(self) -> Links:
-        """Returns the links to parent and children.
+        """Connects to the parent and the children, and returns the links.
 
         Raises: TimeoutError, _GaveUpError.
         """

@@ -130,7 +130,7 @@ class UpdateGuard(Generic[Batch]):
                     "parts of an update with one guard, from one loader. Else call optimizer.zero_grad() before"
                 )
             self._is_new = False
-            self._pieces, self._losses, self._failure = [], [], None  # what is left of one that was broken off
+            self._pieces, self._losses, self._failure = [], [], None  # left over from an update that was interrupted
             self._clear()
         if self._is_sharded:
             self._run_together((batch, info))

@@ -77,9 +77,7 @@ def _cut(batch: object, part: Part, samples: int, most_rows: int) -> object:
         return found
     if isinstance(batch, tuple | list):
         values = [cut(value, name=f"batch[{number}]") for number, value in enumerate(batch)]
-        made: object = getattr(batch, "_make", type(batch))(
-            values
-        )  # a named tuple's constructor takes its fields singly
+        made: object = getattr(batch, "_make", type(batch))(values)  # a named tuple takes its fields one by one
         return made
     raise UsageError(f"a batch that is a {type(batch).__name__} cannot be split: {_SPLIT}")
 
@@ -112,9 +110,7 @@ def find_count(batch: Batch, expected: int) -> Callable[[Batch], int] | None:
     """Returns a function that counts a batch's supervised tokens by its ``labels`` and finds ``expected`` in this batch. None
     if the labels do not show them.
     """
-    is_each = (
-        getattr(get_labels(batch), "ndim", None) == 1
-    )  # one label per sample, so no label is predicted from another
+    is_each = getattr(get_labels(batch), "ndim", None) == 1  # one label per sample: none is predicted from another
     for is_shifted in (False,) if is_each else (True, False):
         count = partial(_count_labels, is_shifted=is_shifted)
         if count(batch) == expected:

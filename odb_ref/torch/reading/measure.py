@@ -184,9 +184,7 @@ def _count_fields(sample: object) -> int:
             names = {name for own in slots for name in ((own,) if isinstance(own, str) else own)}
             found = {name: getattr(sample, name, None) for name in names.union(getattr(sample, "__dict__", ()))}
     inner = next(iter(found.values())) if len(found) == 1 else None
-    return (
-        _count_fields(inner) if isinstance(inner, Mapping) else len(found)
-    )  # a wrapper's only field may hold the others
+    return _count_fields(inner) if isinstance(inner, Mapping) else len(found)  # a wrapper may hold the others
 
 
 def check_measure(value: object, name: str, low: int, high: int = MOST) -> int:

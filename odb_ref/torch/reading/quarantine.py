@@ -145,7 +145,7 @@ class Places:
         drawn = range(start.draw.first, start.draw.first + start.draw.count)
         begin = (
             drawn.stop if start.is_ended else drawn.start
-        )  # if the order has ended, its last draw was for an earlier round
+        )  # the last draw of an ended order was for an earlier round
         found = cls(start.read_samples, begin, left_out=left_out, is_drawn=True, carried=pairs)
         found.draw(drawn)
         return found

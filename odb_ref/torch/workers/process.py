@@ -189,9 +189,7 @@ class LoaderProcess:
             receiver.join(JOIN_S)
         if process is not None:
             process.join(JOIN_S)
-            if (
-                process.exitcode is None
-            ):  # the machine is busy, or the process waits, perhaps for ever, for a dead device
+            if process.exitcode is None:  # a busy machine, or a process that waits for a dead device, perhaps for ever
                 threading.Thread(target=_reap, args=(process,), name="odb-reap", daemon=True).start()
             else:  # the join above may have waited for a worker with a copy of the sentinel: remove the process from the list
                 process.join()

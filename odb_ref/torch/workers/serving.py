@@ -200,9 +200,7 @@ def serve(task: LoaderTask) -> None:
     watch = partial(_start_watch, None if task.forked_from is None else os.getpid())
     try:
         server = LoaderServer(replace(spec, options=replace(spec.options, process_init_fn=watch)), sender)
-    except (
-        BaseException
-    ) as error:  # a DataLoader may refuse its arguments, and the data set's length may raise anything
+    except BaseException as error:  # a DataLoader may refuse its arguments, and len() of the data set may raise
         _Reporter(sender, task.epoch).on_error(describe(error), error)
         sender.close()
         return
@@ -233,9 +231,7 @@ def _shield(handled: Iterable[int]) -> None:
     for number in handled:
         signal.signal(number, signal.SIG_DFL if number in _FATAL else _do_nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # if ignored, or handled by a DataLoader, workers' ends would go unseen
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise, ignored or a DataLoader's, workers' ends go unseen
 
 
 def _do_nothing(number: int, frame: object) -> None:
