@@ -33,10 +33,10 @@ asking for a step (A3): the consumer may be waiting for a rank that has left."""
 
 
 _IN_ROUND: Final = re.compile(r"\bround \d+, rank 0 ")
-"""Recognizes a cause that says that ranks began in different rounds."""
+"""Matches a cause that reports ranks in different rounds."""
 
 _PEER: Final = re.compile(r"\bits peer (\d+)")
-"""Finds the process, among those of the rank that the outcome names, that a cause names."""
+"""Finds the process that a cause names, one of those that form the outcome's rank."""
 
 
 class Delivery:
@@ -97,8 +97,7 @@ class Delivery:
         return max(self.driver.cursor.next_step, self.driver.cursor.first_step)
 
     def take(self) -> tuple[object, StepInfo] | None:
-        """Waits for the next batch and returns it with its `StepInfo`, or None if the epoch is complete or its consumer has
-        left.
+        """Waits for the next batch and returns it with its `StepInfo`. None if the epoch is complete, or its consumer has left.
 
         Raises: JobError when the epoch has ended early, on this rank or another; UsageError when the consumer has lost it.
         """
@@ -164,7 +163,7 @@ class Delivery:
         """Waits until a step is available, or none will be. If this thread reads and collates, it does so meanwhile. If a step
         was available at once, the thread does only its share of the work for the round's next steps.
 
-        Raises: exceptions from user code that are not an Exception.
+        Raises: exceptions of user code that do not derive from Exception.
         """
         service, is_first, waited_s = self.driver.service, True, 0.0
         while True:

@@ -1,5 +1,4 @@
-"""Drives the machine of one rank for one epoch: events in, effects out. Runs in the training process, regardless of what reads
-samples.
+"""Drives the machine of one rank for one epoch: events in, effects out. Always runs in the training process.
 
 Events come from four parties, each on its own thread. One lock makes sure that they are handled one after another::
 
@@ -114,7 +113,7 @@ class EpochDriver:
     def begin(self) -> None:
         """Starts reading the samples of the first round.
 
-        Raises: errors from starting a process or sending a data set that are not an Exception.
+        Raises: exceptions of starting a process or sending a data set that do not derive from Exception.
         """
         start, checkpoint = self.start, self.start.checkpoint
         with self.condition:

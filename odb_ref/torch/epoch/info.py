@@ -76,8 +76,7 @@ class StepInfo:
             raise AttributeError(f"StepInfo has no attribute {name!r}")
 
     def scale(self, loss: torch.Tensor, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the loss times ``loss_scale``, for ``backward``. If the batch has no mean, the result is zero and still in
-        the graph.
+        """Returns the loss times ``loss_scale``, for ``backward``. Without a mean in the batch it is zero, still in the graph.
 
         A batch has no mean if it holds no supervised token: an idle step, or prompts only. With ``logits``, or any other output
         of the model, a zero weight takes the loss out of the graph, so that its own gradient does not matter. Spec: R4.5.

@@ -22,8 +22,7 @@ LEAVE_S: Final = 2.0
 """How long closing waits until the other ranks know of it."""
 
 _closing: list[Session] = []
-"""Sessions that may still be closing. A new process group waits for them, so that all ranks close and create groups in one
-order."""
+"""Sessions that may still be closing. A new exchange first closes them, so that exchanges come and go in one order."""
 
 
 class Session:

@@ -1,5 +1,4 @@
-"""Tracks what the threads of this process are blocked in, so that ranks in different loaders do not wait for each other for
-ever.
+"""Tracks where threads of this process are blocked, so that ranks in different loaders do not wait for each other for ever.
 
 Say rank 0 is blocked in loader A, because rank 1 has not begun it, and rank 1 is blocked in loader B, because rank 0 has not
 begun that. When A or B waits for a rank, this rank reports in its heartbeats where it is blocked and for which rank of the job

@@ -142,8 +142,7 @@ class Tree:
 
 
 def compute_tree(roster: Roster) -> Tree:
-    """Returns the neighbours of this process. The first peers of all ranks form a tree, and each is the root of its own peers'
-    tree.
+    """Returns the neighbours of this process. The first peers of all ranks form a tree, with each rank's peers below its first.
 
     So the values of a rank's peers are combined at the first of them, before they meet those of other ranks. Spec: R17.2.
     """

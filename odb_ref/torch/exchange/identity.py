@@ -112,7 +112,7 @@ class _Generation:
         """For each set of processes, the number of exchanges begun. It selects the store keys for the next one."""
 
     def is_of(self, world: dist.ProcessGroup | None) -> bool:
-        if self.world is None or world is None:  # `is` alone would confuse no process group with one that was collected
+        if self.world is None or world is None:  # `is` alone is not enough: a collected group is None too
             return self.world is None and world is None
         return self.world() is world
 

@@ -47,7 +47,7 @@ class _GaveUpError(Exception):
 def make_transport(
     roster: Roster, identity: LoaderIdentity, name: str, timeout_s: float, log_wait_s: float = 30.0
 ) -> Transport:
-    """Returns a transport over the processes of ``roster``. Each of them must call this function, and no other process.
+    """Returns a transport over the processes of ``roster``. Each of them must call this function; others need not.
 
     Spec: R18.1.
     Raises: JobError when a process does not come within ``timeout_s``, begins another loader, or asks for another transport.

@@ -134,7 +134,7 @@ class ReadPipeline:
 
         Restores the process's generators afterwards, whatever user code draws in it. Spec: R12.2.
 
-        Raises: exceptions from user code that are not an Exception, because they should end the caller's thread.
+        Raises: exceptions of user code that do not derive from Exception, because they should end the caller's thread.
         """
         if self._epoch is not None:
             self._epoch.work(steps, is_enough)

@@ -143,9 +143,7 @@ class Places:
         """Returns the places at the start of a round with shared shards, including those drawn for it. Spec: R14.6."""
         pairs = zip(start.carried, carried, strict=True)
         drawn = range(start.draw.first, start.draw.first + start.draw.count)
-        begin = (
-            drawn.stop if start.is_ended else drawn.start
-        )  # the last draw of an ended order was for an earlier round
+        begin = drawn.stop if start.is_ended else drawn.start  # an order that has ended was drawn for an earlier round
         found = cls(start.read_samples, begin, left_out=left_out, is_drawn=True, carried=pairs)
         found.draw(drawn)
         return found

@@ -120,7 +120,7 @@ class SampleService(Protocol):
         """Does a share of the pending work, so that ``steps`` calls do it all. Starts nothing more once ``is_enough`` returns
         True.
 
-        Raises: exceptions from user code that are not an Exception.
+        Raises: exceptions of user code that do not derive from Exception.
         """
         ...
 
