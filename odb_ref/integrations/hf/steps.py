@@ -50,13 +50,13 @@ class ODBOptions:
     according to ``per_device_train_batch_size``, ``gradient_accumulation_steps`` and the number of ranks. None selects the free
     mode, in which an update holds ``gradient_accumulation_steps`` full batches."""
     updates_per_epoch: int | None = None
-    """An estimate of the optimizer updates in an epoch, for a schedule's units (``warmup_steps``) and the progress bar in the free
-    mode. It never sets the length of training. Default: estimated from some samples' lengths, which are read for this."""
+    """An estimate of the optimizer updates in an epoch, for a schedule's units (``warmup_steps``) and the progress bar in the
+    free mode. It never sets the length of training. Default: estimated from some samples' lengths, which are read for this."""
     max_samples: int | None = None
     """Training ends at the latest with the update that reaches this number of samples."""
     follows_samples: bool = True
-    """In the free mode, whether the learning rate follows the share of the samples trained on. Otherwise it follows the number of
-    updates, which may turn out higher or lower than the estimate."""
+    """In the free mode, whether the learning rate follows the share of the samples trained on. Otherwise it follows the number
+    of updates, which may turn out higher or lower than the estimate."""
     intervals: Intervals = field(default_factory=Intervals)
     """After how many samples or tokens to evaluate and to save, in addition to ``eval_strategy`` and ``save_strategy``."""
     budget_from_metrics: Callable[[dict[str, float], int], int | None] | None = None

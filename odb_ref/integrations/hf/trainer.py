@@ -14,8 +14,8 @@ divide anything. The logged loss is then also the mean over the supervised token
 
 Differences from a plain Trainer in the free mode, ``update_samples=None``:
 
-- If the end of an epoch does not fill an update, the Trainer's loop takes no optimizer step for it, and would carry its gradient
-  into the next epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays.
+- If the end of an epoch does not fill an update, the Trainer's loop takes no optimizer step for it, and would carry its
+  gradient into the next epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays.
 - The number of updates in an epoch is unknown before its end. Training is bounded by ``max_steps``, by ``num_train_epochs``,
   which may end in the middle of an epoch, or by `ODBOptions.max_samples`. Without ``max_steps`` the learning rate follows the
   share of the samples trained on, so a schedule ends together with training. The number of updates in the progress bar is

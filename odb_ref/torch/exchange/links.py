@@ -1,8 +1,9 @@
 """The links of a rank to its parent and children in a tree of ranks, and how they detect that one of these is gone.
 
-A closed link means that the process at the other end is gone. A link that stays silent for long means that it is stopped or cut off. The rank that detects this tells all its other links, which tell theirs. So every rank, on any host,
-names the same culprit without having to see its process. Links are plain sockets of this library, because a wait on a socket
-can always be ended, while nothing ends a torch collective once it has started.
+A closed link means that the process at the other end is gone. A link that stays silent for long means that it is stopped or cut
+off. The rank that detects this tells all its other links, which tell theirs. So every rank, on any host, names the same culprit
+without having to see its process. Links are plain sockets of this library, because a wait on a socket can always be ended,
+while nothing ends a torch collective once it has started.
 """
 
 from __future__ import annotations

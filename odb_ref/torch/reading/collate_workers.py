@@ -236,8 +236,8 @@ def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | No
 def _listen(link: Link, tasks: SimpleQueue[CollateTask | BaseException | None]) -> None:
     """Receives tasks until the loader process is gone, and then puts None. `AHEAD` limits their number.
 
-    This thread does nothing else, so the sender never waits for a batch to be made or received. It also closes the files that
-    carry large samples at once.
+    This thread does nothing else, so the sender never waits for a batch to be made or received. It also closes the files of
+    large samples early.
     """
     try:
         while True:

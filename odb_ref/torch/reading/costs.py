@@ -39,8 +39,8 @@ def _count_pixels(pixels: object, name: str) -> int:
 
 def count_patches(sample: object) -> int:
     """Returns the number of patches in a sample's images and videos: the sum over the rows of ``image_grid_thw`` and
-    ``video_grid_thw`` of their products. Without these fields, the first dimensions of ``pixel_values`` and
-    ``pixel_values_videos`` count. 0 if the sample has neither.
+    ``video_grid_thw`` of their products. A kind without its field counts by the first dimension of ``pixel_values`` or
+    ``pixel_values_videos``, or else as 0.
 
     Raises: SampleError when a field has an unknown format.
     """
