@@ -171,8 +171,7 @@ def apply(
     config: ODBConfig | None = None,
     **options: object,
 ) -> ODBHandle:
-    """Turns a DataLoader into an `ODBDataLoader`, in place. Everything that holds it iterates over batches under the budget
-    from now on.
+    """Turns a DataLoader into an `ODBDataLoader`, in place. All its holders iterate over batches under the budget from now on.
 
     A plain one is then no longer a `torch.utils.data.DataLoader`, so frameworks do not take it apart and rebuild it with
     batches of one sample.

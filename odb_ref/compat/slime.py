@@ -92,7 +92,7 @@ def build_dp_schedule(
 
 
 def _cut(rollouts: list[list[int]], size: int, *, least: int) -> list[list[list[int]]]:
-    """Returns the rollouts of each optimizer step. A last one that is not full is kept if it has ``least`` samples."""
+    """Returns the rollouts of each optimizer step. A last one that is not full is kept only with ``least`` samples."""
     if len(rollouts) < size:
         raise UsageError(f"{len(rollouts)} rollouts do not fill a step of {size}")
     steps = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]

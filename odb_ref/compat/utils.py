@@ -15,8 +15,7 @@ __all__ = ["compute_batch_size", "get_input_length", "get_n_patches", "is_valid_
 
 
 def scale_loss(loss: Tensor, batch_or_local_bs: object = 0, total_batch_size: int = 0, world_size: int = 0) -> Tensor:
-    """Returns the weighted loss, by what a batch carries (its tokens, otherwise its samples), or by the given numbers of
-    samples.
+    """Returns the weighted loss, by what a batch carries (its tokens, otherwise its samples), or by given numbers of samples.
 
     Returns the loss unchanged if these numbers are 0.
     """

@@ -15,12 +15,10 @@ step-based schedules count updates, as in plain training with batches of N sampl
 
 In the free mode Lightning divides each loss by ``accumulate_grad_batches``. The loader's weights take this into account, and a
 number other than the loader's is refused. The gradient of every optimizer step is that of the mean over all supervised tokens
-of its update on all ranks. If an epoch's last update is not full, the epoch ends with up to ``accumulation_steps - 1`` idle
-replays.
+of its update on all ranks. An epoch whose last update is not full ends with up to ``accumulation_steps - 1`` idle replays.
 
-Lightning shards and wraps only loaders of PyTorch's class, so ``use_distributed_sampler`` has no effect here. Because the
-length of an epoch is unknown before its end, Lightning reads one batch ahead, and ``max_epochs`` or ``max_steps`` ends
-training.
+Lightning shards and wraps only loaders of PyTorch's class, so ``use_distributed_sampler`` has no effect here. An epoch's length
+is unknown before its end, so Lightning reads one batch ahead, and ``max_epochs`` or ``max_steps`` ends training.
 
 The callback saves the loader's position in each checkpoint. It is the position of all ranks after the last update, so another
 number of ranks can resume from it, and an update in progress is repeated as a whole. Lightning's own support for stateful
@@ -55,8 +53,7 @@ from odb_ref.torch import UsageError
 
 
 class LightningLoader(FollowedLoader):
-    """An `ODBDataLoader` that takes into account what Lightning does to a loss, and tracks the batches that Lightning has
-    trained on.
+    """An `ODBDataLoader` that compensates for what Lightning does to a loss, and tracks what Lightning has trained on.
 
     ``options`` are those of `ODBDataLoader`. ``Loss(accumulation_steps=)`` must equal Lightning's ``accumulate_grad_batches``;
     with ``update_samples`` it is 1. ``intervals`` set after how many samples or tokens to evaluate, in addition to an epoch's

@@ -93,8 +93,7 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         self.teardown(trainer, module, "fit")
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Checks the module. Estimates the epoch's length if a progress bar shows it; otherwise nothing is read for an
-        estimate.
+        """Checks the module. Estimates the epoch's length, for which samples are read, only if a progress bar shows it.
 
         Raises: UsageError when a setting of the module does not work with this loader.
         """

@@ -131,8 +131,7 @@ _SAVED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """After how many samples or tokens, over all ranks, to evaluate and to save. This happens with the update that reaches
-    them.
+    """After how many samples or tokens, over all ranks, to evaluate and to save: with the update that reaches them.
 
     Intervals are met only at the end of updates. An update that spans several intervals triggers one evaluation.
 

@@ -27,8 +27,7 @@ class FlattenSamples:
 
     ``input_ids``, ``labels``, ``position_ids`` (from 0 in each sample, unless it has its own) and all other fields with one
     value per token have the shape [1, tokens]. ``cu_seq_lens_q`` and ``_k`` hold the boundaries between samples,
-    ``max_length_q`` and ``_k`` the longest length. There is no ``attention_mask``, because its size would be tokens times
-    tokens.
+    ``max_length_q`` and ``_k`` the longest length. There is no ``attention_mask``, which would be tokens by tokens.
 
     With ``is_shifted`` the first label of each sample becomes -100, because the token before it belongs to another sample. So
     no label reaches across samples, and the tokens that carry loss are those that were counted (WEIGHT).

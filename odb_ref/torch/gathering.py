@@ -109,8 +109,7 @@ def _wait_for_release(tensors: Sequence[torch.Tensor]) -> None:
     time, the last owner of the process group, such as DDP, waits for ever for the thread while it holds the lock. Or the
     interpreter ends before the thread, which aborts the process (pytorch issue 190489). While this function holds a tensor, the
     thread only lowers its reference count, under the lock, and does nothing with it afterwards. If the thread were the last
-    holder, it would need the lock once more, after any visible trace of the tensor is gone. Other holders of the tensors are
-    not waited for.
+    holder, it would need the lock once more, after any visible trace of the tensor is gone. Other holders do not count.
     """
     own = torch.empty(0, device="cpu")
     alone = _count_references([own])
@@ -143,8 +142,7 @@ def check_outputs(outputs: object) -> None:
 
 
 def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.ProcessGroup | None = None) -> list[Output]:
-    """Returns one entry for each sample of the step that ``info`` describes, rank by rank, the same on every rank. A
-    collective.
+    """Returns one entry for each sample of ``info``'s step, rank by rank, the same on every rank. A collective.
 
     ``outputs`` has an entry for each sample of this rank's batch. The entries of a tensor are its rows, which are moved to the
     CPU and may have other sizes on other ranks. Outputs of an idle step, which replays a batch, are left out, so that over an

@@ -41,8 +41,7 @@ def plan_micro_batches(
     group: distributed.ProcessGroup | None = None,
     **terms: Unpack[Options],
 ) -> tuple[MicroBatch, ...]:
-    """Returns this rank's micro-batches of one optimizer step, the same number on every rank. All ranks of the group must call
-    it.
+    """Returns this rank's micro-batches of one optimizer step, the same number on every rank; all must call it.
 
     ``lengths`` are the numbers of tokens in this rank's samples, ``supervised`` how many of these carry loss (default: all).
     The weights are those of ``mean``. `odb_ref.plan_rank` explains the other arguments, `odb_ref.plan.PlanTerms` the terms.

@@ -35,8 +35,7 @@ _OF_TRAINING: Final = frozenset(
 class EvaluationSteps:
     """The steps of an evaluation, in the form in which the Trainer iterates over them and queries them.
 
-    They register with Accelerate's ``gradient_state`` like one of its own loaders, because the Trainer asks it which batch is
-    last.
+    They register with Accelerate's ``gradient_state`` like its own loaders, because the Trainer asks it which batch is last.
     """
 
     end_of_dataloader = False

@@ -1,5 +1,4 @@
-"""Gathers what a Trainer needs of a step for its metrics: the rows of each rank, whatever their number, and none from idle
-ones.
+"""Gathers what a Trainer needs of a step for its metrics: each rank's rows, whatever their number; none if it is idle.
 
 A Trainer gathers tensors of the same shape from all ranks. Here each rank has its own number of samples, and the replays of
 idle ranks must not count.

@@ -2,8 +2,7 @@
 
 With `ODBOptions.survives_out_of_memory` a pass is still the Trainer's own ``training_step``, with its precision and its
 ``compute_loss``. `UpdateGuard` chooses the batches for it, and averages gradients instead of DDP: see
-`odb_ref.torch.loop.guard`. Metrics that ``compute_loss`` gathers are then those of one rank, because a pass may be repeated on
-one rank alone.
+`odb_ref.torch.loop.guard`. Metrics that ``compute_loss`` gathers are then of one rank, which may repeat a pass alone.
 """
 
 from __future__ import annotations

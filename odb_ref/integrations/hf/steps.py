@@ -71,8 +71,7 @@ class ODBOptions:
     """The result of `odb_ref.torch.loop.fit_token_budget`. With FSDP, ranks use it to try beforehand whether a batch fits."""
     split: Callable[[Inputs, int], tuple[Inputs, Inputs]] | None = None
     """``(batch, samples) -> (first half, second half)``, for ``survives_out_of_memory``, if samples are not the entries of the
-    first dimension. For preference pairs: `odb_ref.torch.loop.split_pairs`, which is the default under TRL and
-    LLaMA-Factory."""
+    first dimension. For preference pairs: `odb_ref.torch.loop.split_pairs`, the default under TRL and LLaMA-Factory."""
     count: Callable[[Inputs], int] | None = None
     """Returns the number of units that a batch's loss averages over, if its labels do not show it. For pairs: `count_pairs`."""
     loader: LoaderArguments = field(default_factory=LoaderArguments)
@@ -114,8 +113,7 @@ class ODBOptions:
     def from_settings(cls, settings: Mapping[str, object]) -> Self:
         """Makes options from settings: those of this class, and all others as arguments of `ODBDataLoader`.
 
-        Settings in a file are flat: those of `Batching` and the other groups appear by their own names. ``intervals`` may be a
-        mapping.
+        Settings in a file are flat: those of `Batching` and other groups have their own names. ``intervals`` may be a mapping.
 
         Raises: UsageError, like the class.
         """

@@ -327,8 +327,7 @@ class ODBTrainer(SteppingTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: object, **kwargs: object) -> object:
         """Trains like the Trainer. The loader's state is read from the checkpoint too.
 
-        A plain Trainer's checkpoint can be continued if its updates are those formed here. The samples it has read of the epoch
-        are read again.
+        A plain Trainer's checkpoint can be continued if its updates are those formed here. Its samples are read again.
 
         Raises: UsageError when the checkpoint holds no state.
         """

@@ -200,9 +200,7 @@ class Delivery:
         return self.driver.is_finished or self._has_left or self._is_closed
 
     def _is_available(self) -> bool:
-        """Returns True if the next step may be taken: it is delivered, the counts of its update are known, and so is whether it
-        is the last.
-        """
+        """Returns True if the next step may be taken: delivered, with its update's counts, and known to be the last or not."""
         driver = self.driver
         number = driver.cursor.next_step
         needed = driver.cursor.compute_last_needed(number)

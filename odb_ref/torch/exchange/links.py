@@ -253,9 +253,7 @@ class Links:
             self._asked, self._latest = rank, None
 
     def find_awaited(self) -> Activity | None:
-        """Returns the rank that a collective waits for and what it is doing, or else what the rank asked about is doing. None
-        if nothing is known.
-        """
+        """Returns what the rank that a collective waits for is doing, else the rank asked about. None if that is unknown."""
         for link in self._links.values():
             if link.silent_s >= SILENT_S:
                 text = f"has not answered for {link.silent_s:.0f} s: {link.describe_silence()}"

@@ -1,7 +1,7 @@
 """Finds a token budget from the memory that training steps really take, and runs the hardest batches it allows in advance.
 
 A step's memory has a part that does not depend on the batch (weights, gradients, the optimizer's state) and a part that grows
-with its tokens. So a line is fitted through a few steps. The last step measured has the size of the budget itself, so nothing
+with its tokens. So a line is fitted through a few steps. The budget is the largest batch that was measured and fits, so nothing
 rests on extrapolation alone. Longer samples may take more memory per token (attention), so the longest length is probed first,
 and then the median.
 
@@ -90,8 +90,7 @@ def fit_token_budget(
     multiple_of: int = 1,
     group: dist.ProcessGroup | None = None,
 ) -> MemoryFit:
-    """Returns the largest budget whose steps take at most ``threshold`` of ``limit_bytes``, the same on all ranks. A
-    collective.
+    """Returns the largest budget whose steps take at most ``threshold`` of ``limit_bytes``, on all ranks. A collective.
 
     ``step(samples, length)`` must run everything that a training step runs, including backward, on a made-up batch. Use a copy
     of the model, because changes to it remain. ``lengths`` are the lengths of some samples, including the longest.

@@ -42,8 +42,7 @@ def generate(
     ``run(batch)`` returns one output per sample: a list, or a tensor, whose rows are moved to the CPU. ``length_fn`` returns
     how much of the budget a sample takes: for text generation, the prompt plus the text that may follow. ``window`` and
     ``num_workers`` are those of the `ODBDataLoader` that reads. If memory runs out, a batch is collated again in halves.
-    ``run`` must not contain collectives, because a rank with no samples left, or one that splits a batch, runs another number
-    of batches.
+    ``run`` must not contain collectives, because ranks run different numbers of batches, for example after a split.
 
     Raises: what ``run`` raises, and OutOfMemoryError for a sample that does not fit alone; then JobError on the other ranks.
     """

@@ -25,11 +25,9 @@ _PAIRS: Final = (
 
 
 def split_batch(batch: Batch, samples: int) -> tuple[Batch, Batch]:
-    """Splits a batch of ``samples`` samples in two. Cuts tensors, arrays and lists with one entry per sample, and shares single
-    values.
+    """Splits a batch of ``samples`` samples in two: cuts tensors, arrays and lists with an entry for each, shares single values.
 
-    Padding keeps its width. Works for a mapping, tuple, list or tensor. Anything else (a packed row) needs a function of your
-    own.
+    Padding keeps its width. Works for a mapping, tuple, list or tensor. All else (a packed row) needs your own function.
 
     Raises: UsageError when it is unclear which entries belong to which sample.
     """

@@ -147,9 +147,7 @@ class Order:
         return compute_order(samples, self.seed, epoch) if self.is_shuffled else range(samples)
 
     def compute_digest(self, start: EpochStart) -> str:
-        """Returns the digest of keys for a saved state. It covers the keys of all ranks, or only this rank's if each is given
-        its own.
-        """
+        """Returns the digest of keys for a saved state. It covers all ranks' keys, or this rank's if each is given its own."""
         if start.keys is None:
             return ""
         if start.listed:
@@ -158,8 +156,7 @@ class Order:
 
 
 def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
-    """Returns what remains to be read of the epoch: first the samples carried into the round it resumes in, then those that
-    follow.
+    """Returns what remains to be read of the epoch: first the samples carried into its first round, then the following ones.
 
     With shared shards the latter are drawn later, round by round.
     """

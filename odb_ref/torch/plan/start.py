@@ -135,8 +135,7 @@ class Drawing:
         self._ahead = range(0)
 
     def list_items(self, drawn: range, round_: int) -> tuple[list[tuple[int, object]], int]:
-        """Returns the places and keys to read after places were ``drawn`` for a round, and the number of samples among
-        ``drawn``.
+        """Returns the places and keys to read after places were ``drawn`` for a round, and how many samples ``drawn`` has.
 
         Includes the next draw if it is known already, and excludes places that were included before.
         """

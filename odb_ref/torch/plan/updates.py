@@ -1,8 +1,7 @@
 """Resumes an epoch of updates (R16) with another number of ranks or other settings.
 
 An update holds the same samples whatever the ranks are, so nothing is divided anew. The ranks begin with the update in which
-the state was saved, and leave out what was trained on of it. Between two updates this is nothing, and all ranks' states are
-equal.
+the state was saved, and leave out what was trained on of it. Between two updates this is nothing, and all states are equal.
 Spec: R16.5, R16.6. Preserves: UPDATE.
 """
 
@@ -33,8 +32,7 @@ def begin_update(update: int, steps: int, samples: int, *, rounds: int, budgets:
 def begin_inside(
     states: Sequence[EpochState], update_samples: int, rank: int, world_size: int, *, is_shared: bool
 ) -> EpochProgress:
-    """Returns where ``rank`` begins, given the states that another number of ranks has saved. Between two updates any one of
-    the states is enough.
+    """Returns where ``rank`` begins, given the states of another number of ranks; between two updates any one is enough.
 
     Raises: UsageError when these are not the states of all ranks.
     """

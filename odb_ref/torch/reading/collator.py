@@ -149,8 +149,7 @@ class Collator:
             return sum(self._samples[place].nbytes for place in places)
 
     def take(self, request: BatchRequest) -> CollateTask | None:
-        """Removes a batch's samples and returns the task to make it. Returns None for an unwanted batch, and for an idle step
-        that replays nothing.
+        """Removes a batch's samples and returns the task to make it. None if it is unwanted, or an idle step replays nothing.
 
         Raises: UsageError when there is no sample to replay.
         """
@@ -225,8 +224,7 @@ def _sort_out(
     """Returns True if only this list, and their containers in it, refer to ``parts`` and everything inside them. Parts that
     were ``given`` do not count.
 
-    Adds to ``own`` the tensors and arrays found with no other references, and to ``copies``, by identity, copies of other
-    tensors.
+    Adds tensors and arrays without other references to ``own``, and copies of other tensors to ``copies``, by identity.
     """
     is_own = True
     for part, count in zip(parts, _count_references(parts), strict=True):

@@ -108,8 +108,7 @@ class DataSetError(OdbError, RuntimeError):
 def contain(error: BaseException, what: str, where: str = "") -> DataSetError | None:
     """Returns an error to raise instead of one that would end more than it should, or None if there is no need.
 
-    StopIteration would end an epoch. Exceptions outside Exception (SystemExit, the panic of a Rust extension) would end a
-    worker silently.
+    StopIteration would end an epoch. SystemExit, or the panic of a Rust extension, would silently end a worker.
     """
     is_in_worker = get_worker_info() is not None
     if isinstance(error, StopIteration) or (is_in_worker and not isinstance(error, Exception)):

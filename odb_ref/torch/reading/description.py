@@ -16,9 +16,7 @@ def note_sample(error: Exception, name: object) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Returns an exception in one line, with its note on the sample, if any. Leaves out the traceback that a worker process
-    adds to its text.
-    """
+    """Returns an exception in one line, with its note on the sample, if any. Leaves out a worker's traceback in its text."""
     name = type(error).__name__
     try:
         text = str(error)

@@ -30,8 +30,7 @@ make_tuple: Final = tuple.__new__
 """The constructor of a named tuple in half the time. It is called for every sample."""
 
 MOST: Final = 2**42
-"""The greatest measure of a sample. The sum over a million of these, on all ranks, still fits a number that can be
-exchanged."""
+"""The greatest measure of a sample. A million of these, over all ranks, add up to a number that can be exchanged."""
 
 _MASKS: Final = ("loss_mask", "response_mask", "target", "targets", "target_ids", "target_mask")
 """Fields that mark the tokens with loss, each in its own way."""

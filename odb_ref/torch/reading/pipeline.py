@@ -27,8 +27,7 @@ from odb_ref.torch.reading.source import DrawReader, LoaderOptions, Reader, Room
 IDLE_TRIES: Final = 100
 """How many samples to search for a good one, if a rank has none of its own to replay."""
 QUICK_S: Final = 0.004
-"""Work up to this long is done at once, not in shares, because restoring the generators takes a fifth of a millisecond each
-time."""
+"""Work up to this long is done at once, not in shares: restoring the generators takes a fifth of a millisecond each time."""
 _UNKNOWN: Final = 255
 """The exit code that multiprocessing reports for a fork server's child while another thread reads the real one. This happens
 when torch joins a finished worker while this module looks at the workers.
@@ -129,8 +128,7 @@ class ReadPipeline:
         return self.is_inline and self._epoch is not None and self._epoch.has_work
 
     def work(self, steps: int, is_enough: Callable[[], bool] | None = None) -> None:
-        """Does a share of the pending work, so that ``steps`` calls do it all. Starts nothing more once ``is_enough`` returns
-        True.
+        """Does a share of the pending work, so that ``steps`` calls do it all. Stops early once ``is_enough`` returns True.
 
         Restores the process's generators afterwards, whatever user code draws in it. Spec: R12.2.
 

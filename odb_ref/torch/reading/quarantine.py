@@ -115,8 +115,7 @@ class Places:
     """Maps *positions*, which count a rank's good samples without gaps, to *places*, and back. Stored as runs.
 
     With a shard of its own, the rank's first sample is at ``place``, and all later places follow except those ``left_out``.
-    With shared shards (``is_drawn``) the rank draws runs of places. They follow ``carried`` samples, given as (position,
-    place).
+    With shared shards (``is_drawn``) the rank draws runs of places. They follow ``carried`` (position, place) pairs.
     """
 
     def __init__(
@@ -234,8 +233,7 @@ class Quarantine:
         )
 
     def find_contradiction(self, place: int, cause: str) -> str:
-        """Returns an error message if the sample at ``place`` was good when the epoch was saved. Otherwise returns an empty
-        string.
+        """Returns an error message if the sample at ``place`` was good when the epoch was saved, otherwise an empty string.
 
         Spec: R11.3. Preserves: RESUME.
         """
@@ -246,8 +244,7 @@ class Quarantine:
         )
 
     def add(self, place: int, cause: str) -> str:
-        """Sets the sample at ``place`` aside, which must follow those set aside before. Returns an error message, or an empty
-        string.
+        """Sets the sample at ``place`` aside, which must follow those set aside before. Returns an error message or "".
 
         Spec: R11.1, R11.2. Preserves: REPLAY.
         """
@@ -284,8 +281,7 @@ class Quarantine:
 
     def get_known(self, good_samples: int, is_all: bool) -> int:
         """Returns how many places hold the first ``good_samples`` good samples. If these are all (``is_all``), bad samples
-        after the last one count too. With shared shards, returns the end of all that was drawn, because a draw is always read
-        completely.
+        after the last one count too. With shared shards, returns the end of all draws, which are always read completely.
 
         Spec: R11.3. Preserves: RESUME.
         """

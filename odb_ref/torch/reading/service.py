@@ -87,8 +87,7 @@ class SampleService(Protocol):
 
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
         """Requests ``count`` samples without waiting. If the window's bytes are bounded, ``held`` lists the places of the
-        samples that it already holds. With ``end`` requests all samples before this place, of which there are ``count`` if none
-        is bad.
+        samples that it already holds. With ``end`` requests all samples before this place, which are ``count`` if none is bad.
         """
         ...
 
@@ -117,8 +116,7 @@ class SampleService(Protocol):
         ...
 
     def work(self, steps: int, is_enough: Callable[[], bool] | None = None) -> None:
-        """Does a share of the pending work, so that ``steps`` calls do it all. Starts nothing more once ``is_enough`` returns
-        True.
+        """Does a share of the pending work, so that ``steps`` calls do it all. Stops early once ``is_enough`` returns True.
 
         Raises: exceptions of user code that do not derive from Exception.
         """

@@ -74,8 +74,7 @@ class LoaderOptions:
 class KeySampler(Sampler[KeyChunk]):
     """The sampler of the inner DataLoader.
 
-    A DataLoader requests chunks ahead of time, and cannot be told to wait. While nothing is drawn it gets empty chunks, which
-    return at once.
+    A DataLoader requests chunks ahead of time, and cannot be told to wait. While nothing is drawn it gets empty chunks.
     """
 
     def __init__(self) -> None:
@@ -147,9 +146,7 @@ class Source:
         return max(1, self._loader.num_workers) if self._may_grow else None
 
     def open(self, plan: ReadPlan, feed: KeyFeed, warn: Callable[[str], None]) -> Iterator[Chunk]:
-        """Starts the worker processes and iterates over the measured samples of an epoch with their places, in chunks as they
-        were read.
-        """
+        """Starts the workers. Iterates over the measured samples of an epoch with their places, in chunks as they were read."""
         self._sampler.feed = feed
         self._generator.manual_seed(plan.seed)
         self._epoch_seed.fill_(plan.seed)

@@ -68,9 +68,7 @@ class Failure:
 
 Message: TypeAlias = Notice | Failure | str
 Pipe: TypeAlias = "Connection[Message, methodcaller | None]"
-"""The loader process sends events and, as text, what it is doing. It receives calls of methods of `LoaderServer`, and None to
-end.
-"""
+"""The loader process sends events and, as text, what it is doing. It gets calls of `LoaderServer` methods, and None to end."""
 
 
 class _Sender:
