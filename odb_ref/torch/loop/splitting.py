@@ -25,7 +25,7 @@ _PAIRS: Final = (
 
 
 def split_batch(batch: Batch, samples: int) -> tuple[Batch, Batch]:
-    """Splits a batch of ``samples`` samples in two: cuts tensors, arrays and lists with an entry for each, shares single values.
+    """Splits a batch of ``samples`` in two: cuts tensors, arrays and lists with an entry for each, shares single values.
 
     Padding keeps its width. Works for a mapping, tuple, list or tensor. All else (a packed row) needs your own function.
 
