@@ -1,6 +1,6 @@
-"""The names of `online-dynamic-batching` 0.1.2: who changes ``import odb`` to ``import odb_ref.compat as odb`` is done.
+"""The names of `online-dynamic-batching` 0.1.2. To migrate, replace ``import odb`` by ``import odb_ref.compat as odb``.
 
-A thin layer over `odb_ref`, which decides everything. What differs on purpose, and why, is in docs/howto/migrate.md.
+This is a thin layer; `odb_ref` makes all decisions. docs/howto/migrate.md lists the deliberate differences, with reasons.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from odb_ref.compat.step_info import ODBStepInfo, pop_step_info
 from odb_ref.compat.utils import scale_loss
 
 __version__: Final = "0.1.2"
-"""The release whose names these are; that of this package is `odb_ref.__version__`."""
+"""The release that has these names. The version of this package is `odb_ref.__version__`."""
 
 apply_v9: Final = None
-"""A name the release exports, and gives no value either."""
+"""A name that the release exports, also without a value."""
 
 __all__ = [
     "LOCAL_BATCH_SIZE_KEY",

@@ -1,4 +1,4 @@
-"""`odb.callbacks`: what counts a Trainer's samples. Needs transformers, when it is used."""
+"""`odb.callbacks`: counts a Trainer's samples. Needs transformers when it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of `online-dynamic-batching`, under the names it has and has had for them, and what they are here."""
+"""Translates the settings of `online-dynamic-batching`, under all names they have had, to those of `odb_ref`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from odb_ref.torch import UsageError
 LossScalingMode = str | bool | None
 
 _SCALING: Final = {"none": "none", "approx": "exact", "exact": "exact"}
-"""Both of the release weigh by tokens, one by an estimate of them; here they are known."""
+"""Both modes of the release weight by tokens, one by an estimate. Here the numbers are known."""
 _ALIASES: dict[str, str] = dict.fromkeys(("no", "off", "false"), "none") | {"token_exact": "exact"}
 _ALIASES |= dict.fromkeys(("token", "token_approx", "approximate", "true"), "approx")
 _MEANT: Final = {
@@ -25,9 +25,9 @@ _MEANT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ODBConfig:
-    """The settings of a loader. Those whose default is None or 0 mean the defaults of `odb_ref.ODBDataLoader`.
+    """The settings of a loader. A default of None or 0 means the default of `odb_ref.ODBDataLoader`.
 
-    Raises: UsageError when a value makes no sense.
+    Raises: UsageError when a value is invalid.
     """
 
     token_budget: int
@@ -57,16 +57,16 @@ class ODBConfig:
 
     @property
     def loss_scaling_enabled(self) -> bool:
-        """True when losses are weighed."""
+        """True if losses are weighted."""
         return resolve_scaling(self.loss_scaling) != "none"
 
     @property
     def loss_scaling_approx(self) -> bool:
-        """True unless the mode is ``"exact"``; here both are."""
+        """True unless the mode is ``"exact"``. Here both modes are exact."""
         return self.loss_scaling != "exact"
 
     def make_options(self) -> dict[str, object]:
-        """Returns what `odb_ref.ODBDataLoader` is told. Warns of what has no counterpart."""
+        """Returns the arguments of `odb_ref.ODBDataLoader`. Warns about settings without a counterpart."""
         for item in fields(self):
             if item.name in _MEANT and getattr(self, item.name) not in (item.default, None):
                 warnings.warn(
@@ -85,9 +85,9 @@ class ODBConfig:
 
 
 def normalize_loss_scaling(loss_scaling: LossScalingMode, loss_scaling_approx: bool = True) -> str:
-    """Returns the mode by its name in the release: ``"none"``, ``"approx"`` or ``"exact"``.
+    """Returns the name of the mode in the release: ``"none"``, ``"approx"`` or ``"exact"``.
 
-    ``loss_scaling_approx`` says what the legacy True means.
+    ``loss_scaling_approx`` determines what the legacy value True means.
 
     Raises: UsageError when there is no such mode.
     """
@@ -103,7 +103,7 @@ def normalize_loss_scaling(loss_scaling: LossScalingMode, loss_scaling_approx: b
 
 
 def resolve_scaling(mode: LossScalingMode) -> str:
-    """Returns the mode by its name in `odb_ref`.
+    """Returns the name of the mode in `odb_ref`.
 
     Raises: UsageError when there is no such mode.
     """
@@ -115,17 +115,17 @@ _NAMES: Final = frozenset({item.name for item in fields(ODBConfig)} | {*_LEGACY.
 
 
 def split_settings(options: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """Returns the settings among ``options``, under any of their names, and the rest."""
+    """Splits ``options`` into settings, under any of their names, and the rest."""
     settings = {name: value for name, value in options.items() if name in _NAMES}
     return settings, {name: value for name, value in options.items() if name not in _NAMES}
 
 
 def resolve_config(*, config: ODBConfig | None = None, **settings: object) -> ODBConfig:
-    """Returns the configuration that ``config`` and single ``settings``, under any of their names, come to.
+    """Returns the configuration from ``config`` or from single ``settings``, under any of their names.
 
-    None stands for one that is not given.
+    None means that a setting is not given.
 
-    Raises: UsageError when a setting is given in two ways that differ, or the token budget in none; TypeError for an
+    Raises: UsageError when a setting is given twice with different values, or the token budget is missing; TypeError for an
     unknown name.
     """
     if unknown := settings.keys() - _NAMES:

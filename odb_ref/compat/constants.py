@@ -1,4 +1,4 @@
-"""`odb.constants`: the keys under which a batch carries what belongs to it."""
+"""`odb.constants`: the keys under which a batch carries its step's information."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ TOTAL_TOKENS_KEY: Final = "odb_total_tokens"
 ODB_STEP_INFO_KEY: Final = "odb_step_info"
 
 IDLE_DATA: Final = -4201
-"""What an idle rank of the release is given; here it is given a batch with weight 0."""
+"""The data of an idle rank in the release. Here it gets a batch with weight 0 instead."""

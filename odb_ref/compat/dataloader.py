@@ -1,4 +1,4 @@
-"""`ODBDataLoader` and `apply` as `online-dynamic-batching` has them, over a loader of `odb_ref`."""
+"""`ODBDataLoader` and `apply` with the interface of `online-dynamic-batching`, over a loader of `odb_ref`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from odb_ref.torch.settings import arrange, spread
 
 
 class ODBDataLoader(Generic[Batch]):
-    """A DataLoader's arguments, a token budget, and batches that carry what belongs to them until `pop_step_info`.
+    """Takes a DataLoader's arguments and a token budget. Its batches carry their step's information until `pop_step_info`.
 
-    ``batch_size`` is 1, for batches are formed under the budget. Without ``buffer_size`` the samples that the workers would
-    have ready (``num_workers * prefetch_factor``, where both are given) are the window that batches are formed of. Arguments of
-    `odb_ref.ODBDataLoader` beside these, such as ``causal_shift=False``, are passed on.
+    ``batch_size`` must be 1, because batches are formed under the budget. Without ``buffer_size`` the window from which batches
+    are formed has the number of samples that the workers would have ready (``num_workers * prefetch_factor``, if both are
+    given). Further arguments of `odb_ref.ODBDataLoader`, such as ``causal_shift=False``, are passed on.
 
-    Raises: UsageError when an argument makes no sense.
+    Raises: UsageError when an argument is invalid.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class ODBDataLoader(Generic[Batch]):
         self.begin_with(plain, resolve_config(config=config, **settings), own)
 
     def begin_with(self, plain: DataLoader[object], config: ODBConfig, own: Mapping[str, object]) -> None:
-        """Makes the loader from a DataLoader, which says what to read, and options of `odb_ref.ODBDataLoader`.
+        """Makes the loader from a DataLoader, which defines what to read, and from options of `odb_ref.ODBDataLoader`.
 
-        Raises: UsageError when the DataLoader makes batches of its own.
+        Raises: UsageError when the DataLoader forms batches itself.
         """
         size = find_batch_size(plain)
         if size != 1 and not is_prepared(plain):
             raise UsageError(f"batches are formed under the token budget, so batch_size=1 is wanted, got {size}")
         self.odb_config = config
         self.options = make_options(plain, config, own)
-        """What `odb_ref.ODBDataLoader` is told."""
+        """The arguments of `odb_ref.ODBDataLoader`."""
         self.loader: OwnDataLoader[Batch] = OwnDataLoader(plain.dataset, **arrange(self.options))  # type: ignore[arg-type]
-        """The loader of `odb_ref`, for all it offers beside: states, metrics, traces."""
-        # What a framework reads of a DataLoader.
+        """The loader of `odb_ref`, for its other features: states, metrics, traces."""
+        # Attributes that frameworks read from a DataLoader.
         self.dataset: object = plain.dataset
         self.batch_size = size
         for name in ADOPTED:
@@ -98,23 +98,23 @@ class ODBDataLoader(Generic[Batch]):
 
     @property
     def odb_handle(self) -> ODBHandle:
-        """What `apply` returns, and what the integrations take."""
+        """The handle that `apply` returns and the integrations take."""
         return ODBHandle(self.odb_config)
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration reads; without it each iteration goes on to the next."""
+        """Chooses the epoch that the next iteration reads. Without this call each iteration reads the next epoch."""
         self.loader.set_epoch(epoch)
 
     def state_dict(self) -> StateDict:
-        """Returns this rank's place: see `odb_ref.ODBDataLoader.state_dict`."""
+        """Returns this rank's position: see `odb_ref.ODBDataLoader.state_dict`."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
-        """Goes on from a saved state: see `odb_ref.ODBDataLoader.load_state_dict`."""
+        """Resumes from a saved state: see `odb_ref.ODBDataLoader.load_state_dict`."""
         self.loader.load_state_dict(state)
 
     def close(self) -> None:
-        """Leaves the epoch under way, if any, and gives everything back."""
+        """Leaves the current epoch, if any, and releases everything."""
         self.loader.close()
 
     def __enter__(self) -> Self:
@@ -128,28 +128,28 @@ _PLAIN: Final = frozenset(signature(DataLoader).parameters) - {"dataset"}
 """The arguments of a DataLoader."""
 
 _USUAL_PREFETCH: Final = 2
-"""A DataLoader's own, which nobody has chosen."""
+"""A DataLoader's default, so not a choice of the user."""
 _WORKERS: Final = 4
-"""The release's own number of workers, where none is given."""
+"""The release's default number of workers."""
 
 
 def is_prepared(plain: DataLoader[object]) -> bool:
-    """Returns True for a loader that Accelerate has made of another, so that it batches by a batch sampler."""
+    """Returns True for a loader that Accelerate has made from another one, and that therefore has a batch sampler."""
     return bool(getattr(plain, "_is_accelerate_prepared", False))
 
 
 def find_batch_size(plain: DataLoader[object]) -> int | None:
-    """Returns the samples of a batch, where a batch sampler says it, too."""
+    """Returns the number of samples in a batch, also if a batch sampler determines it."""
     sampler = plain.batch_sampler
     size: int | None = getattr(getattr(sampler, "batch_sampler", sampler), "batch_size", plain.batch_size)
     return size
 
 
 def make_options(plain: DataLoader[object], config: ODBConfig, own: Mapping[str, object]) -> dict[str, object]:
-    """Returns what `odb_ref.ODBDataLoader` is told, for a DataLoader and a configuration; ``own`` comes first."""
+    """Returns the arguments of `odb_ref.ODBDataLoader`, from a DataLoader and a configuration. ``own`` takes precedence."""
     options = config.make_options()
     if plain.num_workers and plain.prefetch_factor is not None and plain.prefetch_factor > _USUAL_PREFETCH:
-        # Who set it chose how many samples are ready when batches are formed: what a window is here.
+        # This user has chosen how many samples are ready when batches are formed, which is the window here.
         options.setdefault("window", plain.num_workers * plain.prefetch_factor)
     given = {"prefetch_factor": None, **options, **spread(own)}
     if is_prepared(plain) and not {"sampler", "shuffle", "shard"} & given.keys():
@@ -171,12 +171,12 @@ def apply(
     config: ODBConfig | None = None,
     **options: object,
 ) -> ODBHandle:
-    """Makes an `ODBDataLoader` of a DataLoader, in place: all that hold it iterate over batches under the budget from now on.
+    """Turns a DataLoader into an `ODBDataLoader`, in place. All its holders iterate over batches under the budget from now on.
 
-    A plain one is a `torch.utils.data.DataLoader` no longer, which is what keeps frameworks from taking it apart to make one
-    of their own of it, with batches of one sample.
+    A plain one is then no longer a `torch.utils.data.DataLoader`, so frameworks do not take it apart and rebuild it with
+    batches of one sample.
 
-    Raises: UsageError as `ODBDataLoader`.
+    Raises: UsageError, like `ODBDataLoader`.
     """
     settings, own = split_settings(options)
     settings |= {
@@ -191,7 +191,7 @@ def apply(
     kind = type(dataloader)
     try:
         object.__setattr__(dataloader, "__class__", ODBDataLoader)
-    except TypeError:  # its objects are laid out otherwise: it becomes both
+    except TypeError:  # its objects have another memory layout, so it gets a class that inherits from both
         object.__setattr__(dataloader, "__class__", type(f"ODB{kind.__name__}", (ODBDataLoader, kind), {}))
     dataloader.__dict__ |= vars(made)
     return ODBHandle(resolved)

@@ -1,4 +1,4 @@
-"""`odb.handle`: what `apply` has made of a DataLoader."""
+"""`odb.handle`: the result of `apply`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from odb_ref.compat.constants import ODB_STEP_INFO_KEY
 
 @dataclass(frozen=True, slots=True)
 class ODBHandle:
-    """What `apply` has made of a DataLoader."""
+    """Describes the loader that `apply` has made from a DataLoader."""
 
     config: ODBConfig
     step_info_key: str = ODB_STEP_INFO_KEY
@@ -22,5 +22,5 @@ class ODBHandle:
 
     @property
     def join(self) -> bool:
-        """True when every sample of every rank is trained on."""
+        """True if every sample of every rank is trained on."""
         return self.config.join

@@ -1,9 +1,9 @@
 """slime's schedule of optimizer steps, planned by `odb_ref.plan`: ``build_dp_schedule`` of ``slime.utils.dp_schedule``.
 
-As THUDM/slime has it at 04e6743, with miles' partial last step. Change the import, and the budget is kept, micro-batches are
-balanced by what attention costs, and there are few of them. What differs on purpose: ``balance_data`` and
-``balance_by_flops`` are always on, and a sample longer than the budget is refused unless ``oversize="alone"``. Steps of so
-many tokens (``global_batch_tokens``) and batches that keep images apart (``multimodal_aware_packing``) are refused.
+The interface is that of THUDM/slime at 04e6743, with miles' partial last step. After you change the import, the budget is kept,
+micro-batches are balanced by the cost of attention, and there are few of them. Deliberate differences: ``balance_data`` and
+``balance_by_flops`` are always on, and a sample longer than the budget is refused unless ``oversize="alone"``. Steps with a
+number of tokens (``global_batch_tokens``) and batches that keep images apart (``multimodal_aware_packing``) are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from odb_ref.plan import Oversize, attention, plan_all
 
 
 class Arguments(Protocol):
-    """What is used of slime's arguments."""
+    """The arguments of slime that are used here."""
 
     use_dynamic_batch_size: bool
     max_tokens_per_gpu: int | None
@@ -36,14 +36,14 @@ def build_dp_schedule(
     cost: CostOfLength | None = None,
     oversize: Oversize | str = Oversize.REFUSE,
 ) -> tuple[list[list[int]], list[list[list[int]]], list[int], list[int]]:
-    """Returns the samples of each rank; for each rank its micro-batches, as places in these; how many of them each optimizer
-    step has; and how many rollouts each step has.
+    """Returns the samples of each rank; for each rank its micro-batches, as indices into these; the number of micro-batches in
+    each optimizer step; and the number of rollouts in each step.
 
-    ``cost`` is what is balanced, of the tokens (default: `odb_ref.plan.attention` of ``args.hidden_size``, or of 4,096).
-    Trailing rollouts that fill no step are left out, unless ``args.allow_partial_train_step`` and there is a sample for each
-    rank.
+    ``cost`` is the quantity to balance, as a function of the tokens (default: `odb_ref.plan.attention` for
+    ``args.hidden_size``, or for 4,096). Trailing rollouts that do not fill a step are left out, unless
+    ``args.allow_partial_train_step`` is set and there is a sample for each rank.
 
-    Raises: UsageError when the terms cannot be met, or ask for what is not served.
+    Raises: UsageError when the terms cannot be met, or something unsupported is requested.
     """
     if getattr(args, "global_batch_tokens", None) is not None:
         raise UsageError("global_batch_tokens is not served: give global_batch_size")
@@ -92,7 +92,7 @@ def build_dp_schedule(
 
 
 def _cut(rollouts: list[list[int]], size: int, *, least: int) -> list[list[list[int]]]:
-    """Returns the rollouts of each optimizer step; of a last one that is not full only if it has so many samples."""
+    """Returns the rollouts of each optimizer step. A last one that is not full is kept only with ``least`` samples."""
     if len(rollouts) < size:
         raise UsageError(f"{len(rollouts)} rollouts do not fill a step of {size}")
     steps = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
@@ -100,7 +100,7 @@ def _cut(rollouts: list[list[int]], size: int, *, least: int) -> list[list[list[
 
 
 def _find_bounds(args: Arguments, context_parallel: int, lengths: Sequence[int]) -> tuple[int, dict[str, int]]:
-    """Returns the most tokens of a micro-batch, and what else bounds it."""
+    """Returns the maximum tokens of a micro-batch, and its other limits."""
     if args.use_dynamic_batch_size:
         if args.max_tokens_per_gpu is None:
             raise UsageError("use_dynamic_batch_size needs max_tokens_per_gpu")

@@ -1,4 +1,4 @@
-"""What a step says under the names of `online-dynamic-batching`: in the batch until `pop_step_info` takes it out."""
+"""A step's information under the names of `online-dynamic-batching`. The batch carries it until `pop_step_info`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COUNTS: Final = (LOCAL_BATCH_SIZE_KEY, TOTAL_BATCH_SIZE_KEY, LOCAL_TOKENS_KEY, 
 
 
 class Carrier:
-    """Carries a `StepInfo` in a batch. A framework that moves batches to a device takes dataclasses apart, and not this."""
+    """Carries a `StepInfo` in a batch. Frameworks that move batches to a device take dataclasses apart, but not this class."""
 
     __slots__ = ("info",)
 
@@ -37,14 +37,14 @@ class Carrier:
 
 @dataclass(frozen=True, slots=True)
 class ODBStepInfo:
-    """What a trainer needs to know of a step."""
+    """What a trainer needs to know about a step."""
 
     all_samples_this_step: int
     """Samples of the step on all ranks."""
     loss_scale: float | Tensor = 1.0
-    """Multiply the loss by this; 0 in an idle step. `scale` does, and takes a loss that is 0/0 for zero."""
+    """Multiply the loss by this; 0 in an idle step. `scale` does it, and treats a loss of 0/0 as zero."""
     step: StepInfo | None = None
-    """All there is to know of it: see `odb_ref.StepInfo`."""
+    """All information about the step: see `odb_ref.StepInfo`."""
 
     def scale(self, loss: Tensor) -> Tensor:
         """Returns the loss times ``loss_scale``: see `odb_ref.StepInfo.scale`."""
@@ -53,7 +53,7 @@ class ODBStepInfo:
 
 
 def mark(batch: object, info: StepInfo) -> None:
-    """Puts what belongs to a batch into it, where it is a mapping."""
+    """Puts a step's information into its batch, if the batch is a mutable mapping."""
     if not isinstance(batch, MutableMapping):
         return
     batch[ODB_STEP_INFO_KEY] = Carrier(info)
@@ -62,12 +62,12 @@ def mark(batch: object, info: StepInfo) -> None:
 
 
 def carries_step(batch: object) -> bool:
-    """Returns whether a batch says what belongs to it, in any of the ways there are."""
+    """Returns whether a batch carries its step's information, in any of the possible forms."""
     return isinstance(batch, Mapping) and any(key in batch for key in (ODB_STEP_INFO_KEY, *_COUNTS))
 
 
 def find_step(batch: object) -> StepInfo | None:
-    """Returns what a batch carries."""
+    """Returns the `StepInfo` that a batch carries, or None."""
     found = batch.get(ODB_STEP_INFO_KEY) if isinstance(batch, Mapping) else None
     return found.info if isinstance(found, Carrier) else found if isinstance(found, StepInfo) else None
 
@@ -75,15 +75,15 @@ def find_step(batch: object) -> StepInfo | None:
 def pop_step_info(
     batch: object, *, loss_scaling: LossScalingMode = "auto", world_size: int | None = None
 ) -> ODBStepInfo:
-    """Returns what belongs to a batch, and takes it out of it: the batch is then what ``collate_fn`` has made.
+    """Removes a step's information from its batch and returns it. The batch is then as ``collate_fn`` has made it.
 
-    ``loss_scaling`` says how to weigh the loss: ``"auto"`` as the loader was told. ``world_size`` stands for that of the
-    loader, where a trainer averages gradients over another number of ranks. A batch of a plain DataLoader counts as one of this
-    rank alone, with a weight of 1 and a warning.
+    ``loss_scaling`` determines how to weight the loss; ``"auto"`` follows the loader. ``world_size`` replaces the loader's, if
+    a trainer averages gradients over another number of ranks. A batch of a plain DataLoader counts as one of this rank alone,
+    with weight 1 and a warning.
 
-    Numbers that somebody else has put into it, under the keys of `odb.constants`, are taken out and weighed by.
+    Numbers that others have put into the batch, under the keys of `odb.constants`, are removed and used for the weight.
 
-    Raises: UsageError when the object is not a mapping: the release needs one too.
+    Raises: UsageError when the object is not a mapping; the release needs one too.
     """
     if not isinstance(batch, MutableMapping):
         raise UsageError(
@@ -100,7 +100,7 @@ def pop_step_info(
 
 
 def _pop_numbers(batch: MutableMapping[str, object], mode: LossScalingMode, world_size: int | None) -> ODBStepInfo:
-    """Takes out what a batch says of itself without a `StepInfo`."""
+    """Removes the numbers that a batch without a `StepInfo` carries."""
     if not carries_step(batch):
         warnings.warn(
             "the batch is not of an ODB loader: its samples count alone, its loss is not weighed", stacklevel=3
@@ -124,12 +124,12 @@ def _pop_numbers(batch: MutableMapping[str, object], mode: LossScalingMode, worl
 
 
 def _read(value: object) -> int:
-    """Returns a number, or the first of several that a collator has made of it."""
+    """Returns a number, or the first of several that a collator has made from it."""
     return int(torch.as_tensor(value).reshape(-1)[0])
 
 
 def compute_scale(info: StepInfo, scaling: str) -> float:
-    """Returns the weight of a step's loss under a mode that may not be the loader's; each step is an update of its own."""
+    """Returns the weight of a step's loss in a mode that may differ from the loader's. Each step counts as an update."""
     local = StepCounts(info.local_samples, info.local_tokens, info.local_supervised)
     total = StepCounts(info.global_samples, info.global_tokens, info.global_supervised)
     return Weighting(scaling=LossScaling(scaling)).compute_scale(local, total, info.world_size)

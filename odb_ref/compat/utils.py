@@ -1,4 +1,4 @@
-"""`odb.utils`: what the release counts in samples, for scripts that ask it."""
+"""`odb.utils`: the release's helpers that count samples and scale losses."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["compute_batch_size", "get_input_length", "get_n_patches", "is_valid_
 
 
 def scale_loss(loss: Tensor, batch_or_local_bs: object = 0, total_batch_size: int = 0, world_size: int = 0) -> Tensor:
-    """Returns the loss, weighed: by what a batch carries (its tokens, else its samples), or by the numbers of samples given.
+    """Returns the weighted loss, by what a batch carries (its tokens, otherwise its samples), or by given numbers of samples.
 
-    As it is where they are 0.
+    Returns the loss unchanged if these numbers are 0.
     """
     if isinstance(batch_or_local_bs, Mapping):
         step = find_step(batch_or_local_bs)
@@ -34,7 +34,7 @@ def scale_loss(loss: Tensor, batch_or_local_bs: object = 0, total_batch_size: in
 
 
 def get_input_length(data: Mapping[str, object]) -> int:
-    """Returns the tokens of a sample: its ``input_ids`` may be a list, a vector, or a matrix of one row; 0 without any."""
+    """Returns the tokens of a sample, or 0 without ``input_ids``, which may be a list, a vector, or a matrix with one row."""
     match data.get("input_ids"):
         case Tensor() as ids:
             return ids.shape[-1] if ids.ndim in (1, 2) and ids.numel() else 0
@@ -45,17 +45,17 @@ def get_input_length(data: Mapping[str, object]) -> int:
 
 
 def get_n_patches(data: Mapping[str, object]) -> int:
-    """Returns what a sample says of its patches, 0 when nothing."""
+    """Returns the number of patches that a sample states, or 0."""
     return int(torch.as_tensor(data.get("odb_n_patches") or 0))
 
 
 def is_valid_batch(batch: Sequence[Mapping[str, object]]) -> bool:
-    """Returns whether there is a sample, and none without tokens."""
+    """Returns whether there is at least one sample, and none without tokens."""
     return bool(batch) and all(map(get_input_length, batch))
 
 
 def compute_batch_size(input_length: int, max_input_length: int, n_patches: int = 0, max_patches: int = 0) -> int:
-    """Returns how many samples of one length, and of so many patches, the budgets hold; at least 1."""
+    """Returns how many samples of this length and number of patches fit into the budgets; at least 1."""
     limits = [max_input_length // input_length] if input_length else [1]
     if n_patches > 0 and max_patches > 0:
         limits.append(max_patches // n_patches)

@@ -1,9 +1,9 @@
-"""verl's micro-batches, planned by `odb_ref.plan`: functions of ``verl.utils.seqlen_balancing``, which other projects have too.
+"""verl's micro-batches, planned by `odb_ref.plan`: functions of ``verl.utils.seqlen_balancing``, which other projects copy.
 
-As verl 0.9.1 has them; older ones, and copies in other projects, take the first of these arguments. Change the import, and what
-hung or exceeded the budget no longer does. What differs on purpose: a rank with fewer samples than micro-batches repeats its
-shortest, with an empty loss mask, or where there is no such column all ranks refuse; and where one rank cannot plan all
-raise the same error. Neither verl nor tensordict is imported.
+The interface is that of verl 0.9.1. Older versions, and copies in other projects, have the first of these arguments. After you
+change the import, calls that hung or exceeded the budget no longer do. Deliberate differences: a rank with fewer samples than
+micro-batches repeats its shortest sample with an empty loss mask, or all ranks refuse if there is no such column. And if one
+rank cannot plan, all ranks raise the same error. Neither verl nor tensordict is imported.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from odb_ref.plan import plan_rank
 from odb_ref.torch.gathering import gather_integers
 
 LOSS_MASKS: Final = ("loss_mask", "response_mask")
-"""What is zero in a micro-batch that repeats a sample: one of them must be there."""
+"""Columns that are zeroed in a micro-batch that repeats a sample. One of them must exist."""
 
 
 class TensorRows(Protocol):
-    """What is used of a ``TensorDict``: columns with a row for each sample."""
+    """The parts of a ``TensorDict`` that are used here: columns with one row per sample."""
 
     def __init__(self, source: Mapping[str, torch.Tensor], batch_size: int) -> None: ...
     def __getitem__(self, key: str, /) -> torch.Tensor: ...
@@ -35,7 +35,7 @@ class TensorRows(Protocol):
 
 
 class Proto(Protocol):
-    """What is used of a ``DataProto``."""
+    """The parts of a ``DataProto`` that are used here."""
 
     batch: TensorRows
     non_tensor_batch: dict[str, torch.Tensor]
@@ -48,7 +48,7 @@ class Proto(Protocol):
         non_tensors: Mapping[str, torch.Tensor],
         meta_info: Mapping[str, object],
     ) -> Proto:
-        """Returns one of these columns."""
+        """Returns an instance with these columns."""
 
 
 Rows = TypeVar("Rows", bound=TensorRows)
@@ -65,9 +65,9 @@ def rearrange_micro_batches(  # noqa: PLR0917 (as the original has them)
     use_dynamic_bsz_balance: bool = True,
     force_group_size: int = 1,
 ) -> tuple[list[Rows], list[list[int]]]:
-    """Returns the micro-batches, and the indices of each one's samples; small ones at both ends.
+    """Returns the micro-batches, and the indices of each one's samples. Small micro-batches come first and last.
 
-    ``use_dynamic_bsz_balance=False`` has the costliest first. Samples are counted as they are, without padding.
+    With ``use_dynamic_bsz_balance=False`` the costliest come first. Samples are counted without padding.
 
     Raises: UsageError on every rank when one cannot plan, or would have to repeat a sample that it cannot mask. Spec: R13.11.
     """
@@ -99,7 +99,7 @@ def prepare_dynamic_batch(  # noqa: PLR0917
     min_num_micro_batch: int | None = None,
     use_dynamic_bsz_balance: bool = True,
 ) -> tuple[list[Proto], list[list[int]]]:
-    """Returns the same of a ``DataProto``: see `rearrange_micro_batches`."""
+    """Does the same for a ``DataProto``: see `rearrange_micro_batches`."""
     parts, indices = rearrange_micro_batches(
         data.batch,
         max_token_len,
@@ -117,9 +117,9 @@ def prepare_dynamic_batch(  # noqa: PLR0917
 
 
 def restore_dynamic_batch(data: torch.Tensor, batch_idx_list: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Returns the rows of all micro-batches in the order of the samples; of a sample that was repeated, the first.
+    """Returns the rows of all micro-batches in the order of the samples. For a repeated sample, takes the first row.
 
-    Raises: UsageError when rows and indices differ in number.
+    Raises: UsageError when the numbers of rows and indices differ.
     """
     flat = [*chain.from_iterable(batch_idx_list)]
     if len(flat) != data.shape[0]:
@@ -131,12 +131,12 @@ def restore_dynamic_batch(data: torch.Tensor, batch_idx_list: Sequence[Sequence[
 
 
 def _compute_workload(tokens: int) -> int:
-    """Returns what verl takes a sample to cost."""
+    """Returns verl's estimate of a sample's cost."""
     return 24_576 * tokens + tokens**2
 
 
 def _iterate_lengths(batch: TensorRows) -> Iterator[int]:
-    """Iterates over the tokens of the samples: where `plan_rank` asks for them, so that all ranks hear what it raises."""
+    """Yields the samples' tokens lazily, so that errors occur inside `plan_rank`, which reports them to all ranks."""
     tokens = batch["input_ids"]
     if tokens.is_nested:
         yield from (len(row) for row in tokens.unbind())
@@ -155,7 +155,7 @@ def _iterate_groups(batch: TensorRows, size: int) -> Iterator[int]:
 def _select(batch: Rows, indices: list[int], *, is_idle: bool) -> Rows:
     columns = {}
     for key, value in batch.items():
-        columns[key] = _take(value, indices) if len(value.shape) else value  # else it is of the batch, not of a sample
+        columns[key] = _take(value, indices) if len(value.shape) else value  # a scalar belongs to the whole batch
         if is_idle and key in LOSS_MASKS:
             columns[key] = torch.zeros_like(columns[key])
     return type(batch)(columns, len(indices))
@@ -168,7 +168,7 @@ def _take(value: torch.Tensor, indices: list[int]) -> torch.Tensor:
     rows = [every[index] for index in indices]
     if value.layout != torch.jagged:
         return torch.nested.as_nested_tensor(rows)
-    # verl marks the ragged dimension of a tensor by this attribute of torch's, and not in its shape.
+    # verl marks a tensor's ragged dimension by this attribute of torch's, not in its shape.
     ragged: int = getattr(value, "_ragged_idx", 1)
     ends = torch.tensor([0] + [row.shape[ragged - 1] for row in rows], device=value.device).cumsum(0)
     return torch.nested.nested_tensor_from_jagged(torch.cat(rows, ragged - 1), ends, jagged_dim=ragged)

@@ -1,7 +1,7 @@
-"""Thin layers between `odb_ref.torch` and training frameworks; each module needs the framework it is named after.
+"""Thin layers between `odb_ref.torch` and training frameworks. Each module needs the framework that it is named after.
 
-They use the frameworks' public hooks only and decide nothing about batches: what a framework does to a loss (divide it by the
-micro-steps of an update, by its own token count) is met here, so that each loss is scaled exactly once. WEIGHT.
+They hook into the frameworks and decide nothing about batches. A framework may divide a loss by the micro-steps of an
+update, or by its own token count. These layers compensate for it, so that each loss is scaled exactly once. WEIGHT.
 """
 
 from odb_ref.extras import require

@@ -1,4 +1,4 @@
-"""Accelerate: what its gradient accumulation needs to be exact with an `ODBDataLoader`.
+"""Accelerate: makes gradient accumulation exact with an `ODBDataLoader`.
 
 ::
 
@@ -11,9 +11,9 @@
             optimizer.step()
             optimizer.zero_grad()
 
-`Accelerator.prepare` leaves an `ODBDataLoader` as it is. `Accelerator.accumulate` does not know where such a loader's epoch
-ends, and would carry the rest of an epoch that does not fill an update into the next one; ``is_update_end`` does know. A
-prepared optimizer or scheduler may as well be told in every step, within the context: it steps where an update ends.
+`Accelerator.prepare` leaves an `ODBDataLoader` unchanged. `Accelerator.accumulate` does not know where such a loader's epoch
+ends. If the end does not fill an update, it would carry the rest into the next epoch; ``is_update_end`` prevents this. You may
+also call a prepared optimizer or scheduler in every step, within the context: it steps only where an update ends.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ _ASKED: Final = {
     "ACCELERATE_USE_FSDP": DistributedType.FSDP,
     "ACCELERATE_USE_DEEPSPEED": DistributedType.DEEPSPEED,
 }
-"""How Accelerate itself says what it was asked for, plugins included."""
+"""The environment variables from which Accelerate itself learns what was requested, including plugins."""
 
 
 _checked: Final[WeakSet[Accelerator]] = WeakSet()
 
 
 def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> AbstractContextManager[None]:
-    """Forward and backward of a step go in this context: gradients are averaged over ranks at the end of an update only.
+    """Returns the context for forward and backward of a step. Gradients are averaged over ranks only at the end of an update.
 
     Preserves: WEIGHT.
 
-    Warns when the model is not sharded as it was asked for (`check_strategy`), and when a prepared schedule makes several steps
-    in an update, one for each rank.
+    Warns if the model is not sharded as requested (`check_strategy`), and if a prepared scheduler steps several times per
+    update, once for each rank.
 
-    Raises: UsageError when `Accelerator.backward` would divide the loss, which ``loss_scale`` has already normalised, or when
-    the loader expects that it does; and when Accelerate does not join the ranks.
+    Raises: UsageError when `Accelerator.backward` would divide the loss, which ``loss_scale`` has already normalised, or the
+    loader expects that it does; and when Accelerate does not connect the ranks.
     """
     if accelerator.gradient_accumulation_steps != 1:
         raise UsageError(
@@ -71,7 +71,7 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
         raise UsageError(
             "Loss(is_divided_by_trainer=True) is not for Accelerate, which divides nothing here: leave it out"
         )
-    if info.step == 0 or accelerator not in _checked:  # a run may go on inside an epoch
+    if info.step == 0 or accelerator not in _checked:  # a run may resume inside an epoch
         _checked.add(accelerator)
         check_strategy(accelerator)
         _check_schedulers(accelerator)
@@ -81,11 +81,11 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
 
 
 def accumulating(accelerator: Accelerator, model: nn.Module, *, is_update_end: bool) -> AbstractContextManager[None]:
-    """Returns the context of a backward pass that ends an update, or adds to its gradient."""
+    """Returns the context of a backward pass, which either ends an update or adds to its gradient."""
     accelerator.sync_gradients = is_update_end
     if accelerator.distributed_type is DistributedType.DEEPSPEED:
-        # Its engine averages gradients, and steps, in the backward pass that is said to end an update. Accelerate before 1.8
-        # does not say it.
+        # The engine averages gradients, and steps, in the backward pass that is declared to end an update. Accelerate before
+        # 1.8 does not declare it.
         accelerator.deepspeed_engine_wrapped.engine.set_gradient_accumulation_boundary(is_boundary=is_update_end)
         return nullcontext()
     if is_update_end:
@@ -95,11 +95,11 @@ def accumulating(accelerator: Accelerator, model: nn.Module, *, is_update_end: b
 
 
 class PlainOrder(Sampler[object]):
-    """The order in which a prepared loader's ranks would have read the data set, all together: the same on every rank.
+    """The order in which a prepared loader's ranks together would have read the data set: the same on every rank.
 
-    Where that loader gives each rank the same number of batches, the order goes on from its beginning until it does. What the
-    sampler draws from the process's generators follows from seed and epoch, so that a run can go on inside one; each is then
-    another order than the prepared loader's, which is warned of.
+    If that loader gives each rank the same number of batches, the order is extended from its beginning until this is possible.
+    If the sampler draws from the process's generators, these are seeded from seed and epoch, so that a run can resume inside an
+    epoch. The order then differs from the prepared loader's, with a warning.
     """
 
     def __init__(self, sampler: Sampler[object], batch: int, *, is_even: bool, drops_last: bool, seed: int = 0) -> None:
@@ -109,15 +109,15 @@ class PlainOrder(Sampler[object]):
         self._sampler = sampler
         self._seed, self._epoch = seed, 0
         self.batch = batch
-        """The samples of a batch of each rank, all together."""
-        # By these names `load_state_dict` fills the order up as where the state was saved: on another number of ranks.
+        """The samples in one batch of each rank, all together."""
+        # With these names `load_state_dict` can extend the order as the saved job did, with another number of ranks.
         self.least = len(sampler) // batch * batch if drops_last else len(sampler)
         self.samples = -(-self.least // batch) * batch if is_even else self.least
         self.batches = -(-self.samples // batch)
-        """The batches of each rank, in an epoch."""
+        """The number of batches of each rank in an epoch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that is listed next."""
+        """Chooses the epoch to list next."""
         self._epoch = epoch
         set_epoch = getattr(self._sampler, "set_epoch", None)
         if callable(set_epoch):
@@ -142,10 +142,10 @@ class PlainOrder(Sampler[object]):
 
 
 def find_order(accelerator: Accelerator, dataloader: DataLoader[object]) -> PlainOrder:
-    """Returns the order in which all ranks together would read ``dataloader``, were it prepared: the ``sampler=`` of an
-    `ODBDataLoader` with ``shard="shared"`` whose updates are those of plain Accelerate, in each epoch.
+    """Returns the order in which all ranks together would read ``dataloader`` if it were prepared. Pass it as ``sampler=`` of
+    an `ODBDataLoader` with ``shard="shared"``, and its updates are those of plain Accelerate, in each epoch.
 
-    Raises: UsageError when that order cannot be told beforehand.
+    Raises: UsageError when that order cannot be determined beforehand.
     """
     prepared = prepare_data_loader(
         dataloader,
@@ -161,13 +161,13 @@ def find_order(accelerator: Accelerator, dataloader: DataLoader[object]) -> Plai
 
 
 def find_batch_sampler(prepared: object) -> object:
-    """Returns the batch sampler that a prepared loader's user has given it; None for one that has none."""
+    """Returns the batch sampler that the user gave a prepared loader, or None if it has none."""
     outer = getattr(prepared, "batch_sampler", None)
     return getattr(outer, "batch_sampler", outer)
 
 
 def find_prepared_order(prepared: object, world_size: int, seed: int = 0) -> PlainOrder:
-    """Returns the order of a loader that is prepared already; as `find_order`."""
+    """Returns the order of a loader that is already prepared, like `find_order`."""
     outer, inner = getattr(prepared, "batch_sampler", None), find_batch_sampler(prepared)
     sampler, batch = getattr(inner, "sampler", None), getattr(inner, "batch_size", None)
     if not isinstance(sampler, Sampler) or not isinstance(batch, int):
@@ -188,9 +188,9 @@ def find_prepared_order(prepared: object, world_size: int, seed: int = 0) -> Pla
 
 
 def check_strategy(accelerator: Accelerator) -> None:
-    """Warns when the model is replicated though it was to be sharded: Accelerate shards on accelerators only.
+    """Warns if the model is replicated although sharding was requested, because Accelerate shards on accelerators only.
 
-    Raises: UsageError when the ranks are not joined at all, so that each would train a model of its own.
+    Raises: UsageError when the ranks are not connected at all, so that each would train its own model.
     """
     found = accelerator.distributed_type
     asked = [wanted for name, wanted in _ASKED.items() if os.environ.get(name, "false").lower() == "true"]

@@ -1,4 +1,4 @@
-"""DeepSpeed's own loop: `backward` in place of the engine's.
+"""DeepSpeed's own loop: use `backward` instead of the engine's.
 
 ::
 
@@ -8,12 +8,12 @@
         backward(engine, engine(**batch).loss, info)  # the mean over this batch's supervised tokens
         engine.step()
 
-An engine divides each loss by the ``gradient_accumulation_steps`` of its configuration, and counts to that number to know when
-to step. It would carry the rest of an epoch that does not fill an update into the next one. `backward` tells it where an update
-ends, and has it divide nothing. ``train_batch_size`` and ``train_micro_batch_size_per_gpu`` mean nothing to these batches:
-DeepSpeed wants them to fit together, and reckons its own throughput by them.
+An engine divides each loss by the ``gradient_accumulation_steps`` of its configuration, and steps each time it has counted to
+that number. If the end of an epoch does not fill an update, the engine would carry it into the next epoch. `backward` tells the
+engine where an update ends, and makes it divide nothing. ``train_batch_size`` and ``train_micro_batch_size_per_gpu`` have no
+meaning for these batches; DeepSpeed only requires them to be consistent, and computes its own throughput from them.
 
-DeepSpeed is not imported here. Under Accelerate: `odb_ref.integrations.accelerate.accumulate`; under the Trainer:
+This module does not import DeepSpeed. Under Accelerate use `odb_ref.integrations.accelerate.accumulate`, under the Trainer
 `odb_ref.integrations.hf.ODBTrainer`.
 """
 
@@ -27,12 +27,12 @@ from odb_ref.torch import StepInfo, UsageError
 
 
 class Engine(Protocol):
-    """What is asked of a ``DeepSpeedEngine``."""
+    """The parts of a ``DeepSpeedEngine`` that are used here."""
 
     dp_world_size: int
 
     def gradient_accumulation_steps(self) -> int:
-        """Returns what its configuration says."""
+        """Returns the number in the engine's configuration."""
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool, /) -> None:
         """Sets whether the next backward pass ends an update."""
@@ -42,11 +42,11 @@ class Engine(Protocol):
 
 
 def backward(engine: Engine, loss: Tensor, info: StepInfo, logits: Tensor | None = None) -> None:
-    """Runs the backward pass of a step, its loss weighed once, even where the engine divides; then call ``engine.step()``.
+    """Runs the backward pass of a step, with the loss weighted once, even if the engine divides. Then call ``engine.step()``.
 
     ``logits`` are for `StepInfo.scale`. Preserves: WEIGHT.
 
-    Raises: UsageError when the engine's updates, or its ranks, are not the loader's.
+    Raises: UsageError when the engine's updates or ranks differ from the loader's.
     """
     steps, wanted = engine.gradient_accumulation_steps(), info.weighting.accumulation_steps
     if steps not in (1, wanted):

@@ -1,4 +1,4 @@
-"""`LightningLoader`: an `ODBDataLoader` as the train loader of a Lightning Trainer, and `scale_loss` for its training step.
+"""`LightningLoader`: an `ODBDataLoader` as the train loader of a Lightning Trainer. `scale_loss` is for its training step.
 
     class Tuned(LightningModule):
         def training_step(self, batch, batch_idx):
@@ -9,29 +9,29 @@
     trainer = Trainer(strategy="ddp", accumulate_grad_batches=2, max_epochs=3, callbacks=[loader.callback])
     trainer.fit(Tuned(), loader)
 
-With ``update_samples=N`` every optimizer step is an update of exactly N samples: the callback sets
-``accumulate_grad_batches``, which is left at 1, before each batch, so that Lightning steps where an update ends.
-``global_step``, ``max_steps`` and schedules by the step count updates, as in plain training with batches of N samples.
+With ``update_samples=N`` every optimizer step is an update of exactly N samples. Leave ``accumulate_grad_batches`` at 1: the
+callback sets it before each batch, so that Lightning steps where an update ends. ``global_step``, ``max_steps`` and
+step-based schedules count updates, as in plain training with batches of N samples.
 
-In the free mode Lightning divides each loss by ``accumulate_grad_batches``; the loader's weights allow for it, and another
-number than the loader's is refused. The gradient of every optimizer step is that of the mean over all supervised tokens of its
-update on all ranks. An epoch whose last update is not full ends with up to ``accumulation_steps - 1`` idle replays.
+In the free mode Lightning divides each loss by ``accumulate_grad_batches``. The loader's weights take this into account, and a
+number other than the loader's is refused. The gradient of every optimizer step is that of the mean over all supervised tokens
+of its update on all ranks. An epoch whose last update is not full ends with up to ``accumulation_steps - 1`` idle replays.
 
-Lightning shards and wraps loaders of PyTorch's class only: ``use_distributed_sampler`` changes nothing here. Since the length
-of an epoch is not known before its end, Lightning reads one batch ahead, and ``max_epochs`` or ``max_steps`` ends training.
+Lightning shards and wraps only loaders of PyTorch's class, so ``use_distributed_sampler`` has no effect here. An epoch's length
+is unknown before its end, so Lightning reads one batch ahead, and ``max_epochs`` or ``max_steps`` ends training.
 
-The callback keeps the loader's place in each checkpoint: that after the last update, of all ranks, so that another number of
-ranks can go on from it; an update that was under way is made anew, whole. Lightning's own support for loaders with a state is
-not used: it keeps rank 0's state only, and loads none from a checkpoint made at the end of an epoch. In the free mode the place
-is that after the last batch, since Lightning continues with its count of batches: a checkpoint in the middle of an update loses
-the update's gradient, as Lightning's do, which is warned of.
+The callback saves the loader's position in each checkpoint. It is the position of all ranks after the last update, so another
+number of ranks can resume from it, and an update in progress is repeated as a whole. Lightning's own support for stateful
+loaders is not used, because it keeps only rank 0's state, and loads none from a checkpoint made at the end of an epoch. In the
+free mode the position is that after the last batch, because Lightning continues its count of batches. A checkpoint in the
+middle of an update then loses the update's gradient, as Lightning's own do, and a warning says so.
 
-The callback also logs ``train_coverage``, the share of the epoch's samples trained on, and has the progress bar count towards
-what the epoch is estimated to take. ``LightningLoader(intervals=Intervals(...))`` evaluates by samples or tokens, besides at an
-epoch's end, and `IntervalCheckpoint` saves by them.
+The callback also logs ``train_coverage``, the share of the epoch's samples trained on, and makes the progress bar count towards
+the estimated length of the epoch. ``LightningLoader(intervals=Intervals(...))`` evaluates by samples or tokens, in addition to
+the end of an epoch, and `IntervalCheckpoint` saves by them.
 
-The module uses automatic optimization, and a training_step that takes a batch. Run and tested with DDP, and
-with FSDP 2 by `ModelParallelStrategy`; other strategies were not run.
+The module must use automatic optimization, and a training_step that takes a batch. Tested with DDP, and with FSDP 2 through
+`ModelParallelStrategy`; other strategies are untested.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ from odb_ref.torch import UsageError
 
 
 class LightningLoader(FollowedLoader):
-    """An `ODBDataLoader` that knows what Lightning does to a loss, and which of its batches Lightning has trained on.
+    """An `ODBDataLoader` that compensates for what Lightning does to a loss, and tracks what Lightning has trained on.
 
-    ``options`` are those of `ODBDataLoader`; ``Loss(accumulation_steps=)`` is Lightning's ``accumulate_grad_batches``, 1
-    with ``update_samples``. ``intervals`` say after how many samples or tokens to evaluate, besides at an epoch's end and in
-    place of ``val_check_interval``, and to save (`IntervalCheckpoint`). Its `callback` goes to the Trainer.
+    ``options`` are those of `ODBDataLoader`. ``Loss(accumulation_steps=)`` must equal Lightning's ``accumulate_grad_batches``;
+    with ``update_samples`` it is 1. ``intervals`` set after how many samples or tokens to evaluate, in addition to an epoch's
+    end and instead of ``val_check_interval``, and to save (`IntervalCheckpoint`). Pass its `callback` to the Trainer.
 
-    Raises: UsageError as `ODBDataLoader`, and when an option is not the caller's to choose.
+    Raises: UsageError like `ODBDataLoader`, and when an option is not free to choose.
     """
 
     @cached_property
     def callback(self) -> LoaderCallback:
-        """Follows training, and keeps the loader's place in checkpoints."""
+        """Follows training, and keeps the loader's position in checkpoints."""
         return LoaderCallback(self)
 
 
 class IntervalCheckpoint(Checkpoint):  # type: ignore[misc]
-    """Saves into a folder by the loader's ``intervals``, as ``samples=N.ckpt``: a callback for the Trainer."""
+    """A Trainer callback that saves into a folder by the loader's ``intervals``, as ``samples=N.ckpt``."""
 
     def __init__(self, loader: LightningLoader, folder: str | Path) -> None:
         self._loader = loader
@@ -78,13 +78,13 @@ class IntervalCheckpoint(Checkpoint):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Lightning calls it after the loader's callback, as every `Checkpoint`."""
+        """Saves if it is due. Lightning calls this after the loader's callback, as for every `Checkpoint`."""
         if self._loader.intervals.is_save_due(self._loader.progress):
             trainer.save_checkpoint(self._folder / f"samples={self._loader.progress.samples}.ckpt")
 
 
 def scale_loss(module: LightningModule, loss: Tensor) -> Tensor:
-    """Returns the mean loss of the batch being trained on, weighed: what ``training_step`` returns, called once in it.
+    """Returns the weighted loss for a batch's mean loss. Call it once in ``training_step``, and return its result.
 
     Preserves: WEIGHT.
 

@@ -12,9 +12,9 @@
 
     trainer.fit(Tuned(), loader, EvaluationLoader(validation, token_budget=65_536, collate_fn=collate))
 
-Lightning's mean over an epoch, weighed by ``batch_size`` and added up over the ranks, then is the mean over all supervised
-tokens, to which an idle step adds nothing. The weight is a float, because Lightning rounds a mean of integers over ranks down.
-For what each sample has brought there is `odb_ref.gather_samples`.
+Lightning's mean over an epoch, weighted by ``batch_size`` and summed over the ranks, is then the mean over all supervised
+tokens. An idle step adds nothing to it. The weight is a float, because Lightning rounds down a mean of integers over ranks. To
+gather outputs for each sample, use `odb_ref.gather_samples`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.settings import LoaderArguments, check_spelling, spread
 
 _KEPT: Final = 8
-"""More steps than Lightning reads ahead."""
+"""How many steps to remember; more than Lightning reads ahead."""
 _UNASKED: Final = (
     "batches are read, and get_step_info(self, batch_idx) is called for none: what an idle rank replays would count again, and "
     "means go by batches (to train: LightningLoader)"
@@ -43,10 +43,10 @@ _UNASKED: Final = (
 
 
 class EvaluationLoader:
-    """Each sample once in each evaluation, in the same number of steps on every rank; ``options`` are those of
+    """Yields each sample once in each evaluation, in the same number of steps on every rank. ``options`` are those of
     `ODBDataLoader`.
 
-    Raises: UsageError as `ODBDataLoader`, when an option is not the caller's to choose, and where nobody asks `get_step_info`.
+    Raises: UsageError like `ODBDataLoader`, when an option is not free to choose, and when `get_step_info` is never called.
     """
 
     def __init__(self, dataset: Dataset[object], *, token_budget: int, **options: Unpack[LoaderArguments]) -> None:
@@ -65,21 +65,21 @@ class EvaluationLoader:
         is_unasked = self._is_read and not self._is_asked
         self._newest.clear()
         self._is_asked = self._is_read = False
-        if is_unasked:  # the evaluation before had one step, which was run after all was read
+        if is_unasked:  # the previous evaluation had one step, which ran after everything had been read
             raise UsageError(_UNASKED)
         return self._read()
 
     def _read(self) -> Iterator[object]:
         for index, (batch, info) in enumerate(self.loader.steps()):
-            # Its counts are checked as training's are; its loss is not a part of a gradient.
+            # Its counts are checked as in training, but its loss is not a part of a gradient.
             self._newest.append((index, replace(info, loss_scale=float(not info.is_idle))))
             yield batch
-            if index and not self._is_asked:  # Lightning reads one batch ahead, so the step before was run
+            if index and not self._is_asked:  # Lightning reads one batch ahead, so the previous step has run
                 raise UsageError(_UNASKED)
         self._is_read = True
 
     def get_info(self, batch_idx: int) -> StepInfo:
-        """Returns what belongs to a batch that is being evaluated.
+        """Returns the `StepInfo` of a batch that is being evaluated.
 
         Raises: UsageError when there is no such batch.
         """
@@ -101,9 +101,9 @@ class EvaluationLoader:
 
 
 def get_step_info(module: LightningModule, batch_idx: int, dataloader_idx: int = 0) -> StepInfo:
-    """Returns what belongs to the batch of ``validation_step``, ``test_step`` or ``predict_step``.
+    """Returns the `StepInfo` of the batch in ``validation_step``, ``test_step`` or ``predict_step``.
 
-    Raises: UsageError outside of these, and when the loader is not an `EvaluationLoader`.
+    Raises: UsageError outside these methods, and when the loader is not an `EvaluationLoader`.
     """
     trainer = module.trainer
     loaders: object = None

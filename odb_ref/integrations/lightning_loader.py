@@ -1,4 +1,4 @@
-"""The loader that a Lightning Trainer trains on, and its place in a checkpoint: see `odb_ref.integrations.lightning`."""
+"""The loader on which a Lightning Trainer trains, and its position in a checkpoint: see `odb_ref.integrations.lightning`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROGRESS: Final = "progress"
 
 
 class FollowedLoader(ABC):
-    """A `LightningLoader` but for its callback: an `ODBDataLoader`, and which of its batches Lightning has trained on."""
+    """A `LightningLoader` without its callback: an `ODBDataLoader` that tracks the batches that Lightning has trained on."""
 
     def __init__(
         self,
@@ -49,35 +49,35 @@ class FollowedLoader(ABC):
         options["loss"] = replace(loss, is_divided_by_trainer=options.get("update_samples") is None)
         self.loader = ODBDataLoader(dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]
         self.accumulation_steps = loss.accumulation_steps
-        """Into so many parts Lightning divides the loss of a batch; with ``update_samples`` chosen for each."""
+        """The number by which Lightning divides the loss of a batch. With ``update_samples`` it is chosen for each batch."""
         self.intervals = Intervals() if intervals is None else intervals
         self.progress = Progress(math.inf)
-        """How far training has come."""
+        """The progress of training."""
         self._info: StepInfo | None = None
-        """What belongs to the batch that is being trained on, or was last."""
+        """The `StepInfo` of the batch being trained on, or of the last one."""
         self.trainer: Trainer | None = None
-        """The Trainer that fits by it now."""
+        """The Trainer that is fitting with this loader."""
         self._read_ahead: deque[tuple[StepInfo, Mapping[str, object]]] = deque()
         self._place: Mapping[str, object] | None = None
-        """The loader's state that a checkpoint keeps: after what was trained on; at first that of the beginning."""
+        """The loader's state for a checkpoint: after the batches trained on. Initially the state at the beginning."""
         self._after: Mapping[str, object] | None = None
-        """What follows it when training on the present batch is done; None where nothing does, inside an update."""
+        """The next value of `_place`, once the present batch is trained on. None inside an update, where it does not change."""
         self._is_trained_on: Callable[[], bool] = bool
-        """Whether training on that batch is done, the optimizer's step included."""
+        """Whether training on that batch is done, including the optimizer's step."""
         self._is_scaled = False
         self._begun: int | None = None
-        """The epoch that was begun, and of which no batch was trained on yet."""
+        """The epoch that has begun, until one of its batches is trained on."""
         self._loaded: list[Mapping[str, object]] = []
 
     @property
     @abstractmethod
     def callback(self) -> Callback:
-        """Follows training, and keeps the loader's place in checkpoints."""
+        """Follows training, and keeps the loader's position in checkpoints."""
 
     def __iter__(self) -> Iterator[object]:
         """Begins an epoch.
 
-        Raises: UsageError when this is not the training of a Trainer with its callback: losses would not be weighed.
+        Raises: UsageError when no Trainer with this loader's callback is training, because losses would not be weighted.
         """
         if self.trainer is None or self.callback not in self.trainer.callbacks:
             raise UsageError(
@@ -88,15 +88,15 @@ class FollowedLoader(ABC):
         if not self.trainer.training:
             raise UsageError("the train loader is read to evaluate: EvaluationLoader is for what is not training")
         if self._begun is not None and self._read_ahead:
-            # Lightning has read ahead in an epoch and begins it again.
+            # Lightning has read ahead in an epoch and now begins it again.
             self.loader.set_epoch(self._begun)
             if self._loaded:
                 self.loader.load_state_dict(self._loaded)
         self._begun = self.loader.epoch
         self._read_ahead.clear()
-        self._info = None  # an update that was broken off before is not continued with
+        self._info = None  # an update that was interrupted is not continued
         if self._place is None:
-            self._place = self.loader.state_dict()  # now: a batch is read ahead of the first step
+            self._place = self.loader.state_dict()  # before a batch is read ahead of the first step
         return self._read()
 
     def _read(self) -> Iterator[object]:
@@ -105,19 +105,19 @@ class FollowedLoader(ABC):
             yield batch
 
     def follow(self, epoch: int) -> None:
-        """Begins with Lightning's epoch where that is a later one."""
+        """Skips to Lightning's epoch if it is a later one."""
         if epoch > self.loader.epoch:
             self.loader.set_epoch(epoch)
 
     def begin_step(self, batch_idx: int, epoch: int, is_trained_on: Callable[[], bool]) -> None:
-        """Notes that Lightning trains on the next batch, the one of ``batch_idx`` in its own count of its own ``epoch``, and
-        how to ask whether that is done.
+        """Notes that Lightning trains on the next batch. ``batch_idx`` and ``epoch`` are Lightning's own counts;
+        ``is_trained_on`` returns whether training on the batch is done.
 
-        Raises: UsageError when it counts the micro-steps of an update otherwise than the loader.
+        Raises: UsageError when Lightning counts the micro-steps of an update differently from the loader.
         """
         self._settle()
         self._info, place = self._read_ahead.popleft()
-        # With update_samples Lightning's count of batches does not matter, so an update can be made anew from its start.
+        # With update_samples Lightning's count of batches does not matter, so an update can be repeated from its start.
         self._after = place if self.loader.update_samples is None or self._info.is_update_end else None
         self._is_trained_on = is_trained_on
         if self._loaded and self._info.epoch != epoch:
@@ -143,29 +143,29 @@ class FollowedLoader(ABC):
             )
 
     def _settle(self) -> None:
-        """Follows the place when the batch is trained on: asked when it matters, since other callbacks save in any hook."""
+        """Updates the position once the batch is trained on. Called on demand, because other callbacks may save in any hook."""
         if self._after is not None and self._is_trained_on():
             self._place, self._after = self._after, None
 
     @property
     def _counted_steps(self) -> int:
-        """By how many batches an update is counted: with ``update_samples`` it has any number, and its end is told."""
+        """The number of batches that make an update. It is 1 with ``update_samples``, where the loader marks the end."""
         return self.accumulation_steps if self.loader.update_samples is None else 1
 
     @property
     def has_micro_batches(self) -> bool:
-        """True when an update may hold several batches."""
+        """True if an update may hold several batches."""
         return self.loader.update_samples is not None or self.accumulation_steps > 1
 
     @property
     def is_inside_update(self) -> bool:
-        """True when the batch trained on last has not ended its update."""
+        """True if the last batch trained on has not ended its update."""
         return self._info is not None and not self._info.is_update_end
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Returns the loss of the batch being trained on, weighed; once for each batch.
+        """Returns the weighted loss of the batch being trained on. Call it once per batch.
 
-        Raises: UsageError when there is no such batch, or its loss was scaled before.
+        Raises: UsageError when there is no such batch, or its loss was already scaled.
         """
         if self._info is None or self._is_scaled:
             raise UsageError(
@@ -177,8 +177,9 @@ class FollowedLoader(ABC):
         return scaled if self.loader.update_samples is None else scaled * self.accumulation_steps
 
     def choose_accumulation(self, batches: int) -> int:
-        """Returns what ``accumulate_grad_batches`` must be for Lightning to step after this batch, number ``batches`` of the
-        epoch from 1, or not. It steps where that divides ``batches``, and zeroes gradients where it divides the number before.
+        """Returns the ``accumulate_grad_batches`` that makes Lightning step after this batch, number ``batches`` of the epoch
+        counted from 1, only if it ends an update. Lightning steps if the value divides ``batches``, and zeroes gradients if it
+        divides the number before.
         """
         if self.loader.update_samples is not None and self._info is not None:
             self.accumulation_steps = batches if self._info.is_update_end else 2 * batches
@@ -196,17 +197,17 @@ class FollowedLoader(ABC):
         self.progress.note_step(self._info)
 
     def estimate_epoch(self) -> None:
-        """Estimates the length of an epoch from some samples' lengths, where that is not known yet; a collective."""
+        """Estimates the length of an epoch from some samples' lengths, if it is not known yet. A collective."""
         if self.loader.has_updates_per_epoch:
             self.progress.updates_per_epoch = self.loader.updates_per_epoch
         elif math.isinf(self.progress.updates_per_epoch):
             try:
                 self.progress.updates_per_epoch = self.loader.estimate_steps() / self.accumulation_steps
             except UsageError:
-                return  # a stream, say: known when the first epoch is over
+                return  # for example a stream, whose length is known after the first epoch
 
     def count_updates(self, epochs: int) -> float:
-        """Returns how many optimizer steps so many epochs take, in the free mode about, infinite where nobody knows; a
+        """Returns how many optimizer steps ``epochs`` epochs take. In the free mode this is an estimate, infinite if unknown. A
         collective.
         """
         self.estimate_epoch()
@@ -214,7 +215,7 @@ class FollowedLoader(ABC):
         return updates if math.isinf(updates) else math.ceil(updates)
 
     def compute_batches(self) -> int | None:
-        """Returns about how many batches the present epoch has, exactly at its end; None while nobody knows."""
+        """Returns about how many batches the present epoch has, exactly at its end. None while it is unknown."""
         info, updates = self._info, self.progress.updates_per_epoch
         if self.loader.update_samples is not None:
             return None if info is None or not info.is_last else info.step + 1
@@ -224,17 +225,17 @@ class FollowedLoader(ABC):
         return info.step + 1 if is_over else max(round(updates * self.accumulation_steps), info.step + 2)
 
     def gather_state(self) -> dict[str, object]:
-        """Returns all ranks' places after what was trained on; every rank calls it. Spec: R10."""
+        """Returns the positions of all ranks after the batches trained on. Every rank must call it. Spec: R10."""
         self._settle()
         gathered = gather_objects(self._place or self.loader.state_dict(), None)
-        # Ranks that share their batches, by a device mesh, have equal states.
+        # Ranks that share their batches, through a device mesh, have equal states.
         by_rank = {int(str(state["rank"])): state for state in gathered}
         return {_RANKS: [by_rank[rank] for rank in sorted(by_rank)], _PROGRESS: self.progress.state_dict()}
 
     def load_gathered_state(self, state: Mapping[str, object]) -> None:
-        """Goes on from a saved state with the next iteration, on the ranks there are now.
+        """Resumes from a saved state with the next iteration, on the present ranks.
 
-        Raises: UsageError when this is no such state.
+        Raises: UsageError when it is not such a state.
         """
         states, progress = state.get(_RANKS), state.get(_PROGRESS)
         if not isinstance(states, Sequence) or not isinstance(progress, Mapping):

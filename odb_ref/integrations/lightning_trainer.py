@@ -1,4 +1,4 @@
-"""What a Lightning Trainer and a `LightningLoader` tell each other, and what of a Trainer does not go with such a loader."""
+"""Connects a Lightning Trainer and a `LightningLoader`, and checks for settings of the Trainer that do not work with it."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from odb_ref.integrations.lightning_loader import FollowedLoader
 from odb_ref.torch import UsageError
 
 _ENDING: Final = {"overfit_batches": 0.0, "limit_train_batches": 1.0}
-"""What of a Trainer ends an epoch by counting batches, and what it is where nobody has said it."""
+"""The Trainer's settings that end an epoch by counting batches, with their defaults."""
 _COUNTED: Final = {**_ENDING, "val_check_interval": 1.0}
-"""What counts batches at all."""
+"""All settings that count batches."""
 _NEVER: Final = sys.maxsize
-"""The ``val_check_interval`` by which Lightning evaluates at no batch."""
+"""The ``val_check_interval`` with which Lightning never evaluates after a batch."""
 
 
 _Loops = Mapping[str, Mapping[str, Mapping[str, int]]]
 
 
 class LoaderCallback(Callback):  # type: ignore[misc]
-    """Tells a `LightningLoader` what Lightning does, and Lightning what to save of it. Not made by hand."""
+    """Tells a `LightningLoader` what Lightning does, and Lightning what to save. Made by `LightningLoader.callback`."""
 
     def __init__(self, loader: FollowedLoader) -> None:
         self.loader = loader
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        """Before optimizers and schedules are made, which may ask the trainer how many steps there will be.
+        """Prepares the Trainer before optimizers and schedules are made, which may ask it for the number of steps.
 
-        Raises: UsageError when the Trainer is to do what does not go with this loader.
+        Raises: UsageError when a setting of the Trainer does not work with this loader.
         """
         kind = type(trainer)
         if not issubclass(kind, _CountingTrainer):
@@ -67,7 +67,7 @@ class LoaderCallback(Callback):  # type: ignore[misc]
             )
 
     def _evaluate_by_intervals(self, trainer: Trainer) -> None:
-        """Lets callbacks that monitor a metric act after each evaluation: by 1.0 they would at an epoch's end only."""
+        """Lets callbacks that monitor a metric act after each evaluation. With 1.0 they act only at an epoch's end."""
         for callback in trainer.callbacks[: trainer.callbacks.index(self)]:
             if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
                 raise UsageError(
@@ -78,7 +78,7 @@ class LoaderCallback(Callback):  # type: ignore[misc]
             trainer.val_check_interval = _NEVER
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        """The Trainer is as it was, for another loader, and the loader for another Trainer."""
+        """Restores the Trainer for another loader, and the loader for another Trainer."""
         loader = self.loader
         if loader.trainer is None or loader.trainer is not trainer:
             return
@@ -89,13 +89,13 @@ class LoaderCallback(Callback):  # type: ignore[misc]
             trainer.val_check_interval = 1.0
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-        """Lightning does not come to `teardown`."""
+        """Calls `teardown`, which Lightning leaves out after an exception."""
         self.teardown(trainer, module, "fit")
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Nothing is read for an estimate where no bar would show it.
+        """Checks the module. Estimates the epoch's length, for which samples are read, only if a progress bar shows it.
 
-        Raises: UsageError when the module is to do what does not go with this loader.
+        Raises: UsageError when a setting of the module does not work with this loader.
         """
         if trainer.train_dataloader is not self.loader:
             raise UsageError("this callback's LightningLoader is not the train loader")
@@ -109,9 +109,9 @@ class LoaderCallback(Callback):  # type: ignore[misc]
             self.loader.estimate_epoch()
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int) -> None:
-        """Which batch is being trained on.
+        """Notes which batch is being trained on.
 
-        Raises: UsageError when Lightning would normalise its loss otherwise than the loader expects.
+        Raises: UsageError when Lightning would normalise its loss differently from what the loader expects.
         """
         if self.loader.loader.update_samples is None:
             self._check_division(trainer)
@@ -120,7 +120,7 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         done = counts.total.processed + 1
         self.loader.begin_step(batch_idx, trainer.current_epoch, lambda: counts.total.processed >= done)
         trainer.accumulate_grad_batches = self.loader.choose_accumulation(counts.current.ready)
-        # An epoch's first update Lightning begins by itself.
+        # Lightning itself zeroes the gradients for an epoch's first update.
         if batch_idx and not is_begun and self.loader.loader.update_samples is not None:
             for optimizer in trainer.optimizers:
                 for callback in trainer.callbacks:
@@ -131,13 +131,13 @@ class LoaderCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """The batch has been trained on."""
+        """Notes that the batch was trained on, logs the coverage and schedules evaluations."""
         loader = self.loader
         loader.end_step()
         if loader.progress.is_exact:
             module.log("train_coverage", loader.progress.coverage, on_step=True, on_epoch=False, batch_size=1)
         if loader.intervals.evaluates:
-            # What Lightning asks next: after every batch, or after none but an epoch's last.
+            # Lightning reads this next. It evaluates after every batch, or only after an epoch's last.
             trainer.val_check_batch = 1 if loader.intervals.is_evaluation_due(loader.progress) else math.inf
         show_total(trainer, loader.compute_batches())
 
@@ -146,14 +146,14 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         return self.loader.gather_state()
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Takes the state from Lightning's checkpoint, but where that is one to evaluate, between two times of training."""
+        """Loads the state from Lightning's checkpoint, unless it is loaded for an evaluation between trainings."""
         if self.loader.trainer is not None:
             self.loader.load_gathered_state(state_dict)
 
     def on_load_checkpoint(
         self, trainer: Trainer, module: LightningModule, checkpoint: Mapping[str, Mapping[str, _Loops]]
     ) -> None:
-        """Begins with the epoch of a checkpoint in which there is nothing of this loader: one of a plain run, say."""
+        """Begins with the epoch of a checkpoint that has no state of this loader, for example from a plain run."""
         if self.loader.trainer is None or self.state_key in checkpoint["callbacks"]:
             return
         epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
@@ -168,13 +168,13 @@ class LoaderCallback(Callback):  # type: ignore[misc]
 
 
 class _CountingTrainer(Trainer):  # type: ignore[misc]
-    """A Trainer that knows how many steps a `LightningLoader` gives it: Lightning says -1 where a loader has no length."""
+    """A Trainer that knows how many steps a `LightningLoader` yields. Lightning assumes -1 for a loader without a length."""
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """The optimizer steps of training, in the free mode about so many.
+        """The optimizer steps of training; in the free mode an estimate.
 
-        Raises: UsageError when nobody knows.
+        Raises: UsageError when they are unknown.
         """
         found: int | float = super().estimated_stepping_batches
         own = next((item.loader for item in self.callbacks if isinstance(item, LoaderCallback)), None)
@@ -189,13 +189,13 @@ class _CountingTrainer(Trainer):  # type: ignore[misc]
 
 
 def check_counts(trainer: Trainer, *, is_free: bool) -> None:
-    """Looks for what counts batches; in the free mode for what ends an epoch by that.
+    """Refuses settings that count batches; in the free mode only those that end an epoch by it.
 
-    Raises: UsageError that says what to set instead.
+    Raises: UsageError that names what to set instead.
     """
     for name, default in () if trainer.fast_dev_run else (_ENDING if is_free else _COUNTED).items():
-        value = getattr(trainer, name, default)  # where it is a time, there is none
-        if value != default or (isinstance(value, int) and value):  # 1 is a batch, and 1.0 is all
+        value = getattr(trainer, name, default)  # not set if the interval is given as a time
+        if value != default or (isinstance(value, int) and value):  # the integer 1 is one batch, and 1.0 all of them
             raise UsageError(
                 f"Trainer({name}={value}) counts batches, of which an update or an epoch holds any number: say max_steps=, or "
                 "LightningLoader(intervals=Intervals(...)) to evaluate by samples"
@@ -206,9 +206,9 @@ def check_counts(trainer: Trainer, *, is_free: bool) -> None:
 
 
 def check_frequency(trainer: Trainer) -> None:
-    """Looks for schedules that go by batches where an update may hold several.
+    """Refuses schedules that count batches if an update may hold several.
 
-    Raises: UsageError that says what to set instead.
+    Raises: UsageError that names what to set instead.
     """
     for schedule in trainer.lr_scheduler_configs:
         if schedule.interval == "step" and schedule.frequency > 1:
@@ -219,7 +219,7 @@ def check_frequency(trainer: Trainer) -> None:
 
 
 def show_total(trainer: Trainer, total: int | None) -> None:
-    """Sets the batches that Lightning's bars count towards: it asks for a length only once an epoch, and there is none then."""
+    """Sets the total of Lightning's progress bars. Lightning asks for a length only once per epoch, when it is unknown."""
     match trainer.progress_bar_callback:
         case TQDMProgressBar() as bar if bar.is_enabled:
             bar.train_progress_bar.total = total

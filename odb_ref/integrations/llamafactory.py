@@ -1,13 +1,13 @@
-"""LLaMA-Factory: its own configuration files, with an `ODBDataLoader` under its trainers.
+"""LLaMA-Factory: runs its own configuration files, with an `ODBDataLoader` under its trainers.
 
 ::
 
     torchrun --nproc-per-node 8 -m odb_ref.integrations.llamafactory train.yaml odb_token_budget=16384
 
-in place of ``llamafactory-cli train train.yaml``, for the stages ``pt``, ``sft`` and ``dpo``. Settings that begin with ``odb_``
-are taken out of the file or the command line: any option of `ODBOptions` (``odb_token_budget``, ``odb_max_samples``,
-``odb_survives_out_of_memory``, ``odb_intervals`` with a mapping ...), and by the same pattern any argument of `ODBDataLoader`
-(``odb_window``, ``odb_max_patches``, ``odb_layout`` ...). The rest is LLaMA-Factory's:
+instead of ``llamafactory-cli train train.yaml``, for the stages ``pt``, ``sft`` and ``dpo``. Settings that begin with ``odb_``
+are taken out of the file or the command line. They are options of `ODBOptions` (``odb_token_budget``, ``odb_max_samples``,
+``odb_survives_out_of_memory``, ``odb_intervals`` with a mapping ...), or arguments of `ODBDataLoader` (``odb_window``,
+``odb_max_patches``, ``odb_layout`` ...). All other settings are LLaMA-Factory's:
 
 ===============================  =======================================================================================
 ``per_device_train_batch_size``  times ``cutoff_len`` (twice that for pairs): the token budget, if none is given
@@ -18,8 +18,8 @@ are taken out of the file or the command line: any option of `ODBOptions` (``odb
 ``streaming``                    each rank reads its part, as `datasets.distributed.split_dataset_by_node` has it
 ===============================  =======================================================================================
 
-What its collators pad rows to (a multiple of 8) is counted. Pairs are units. ``pref_bco_weight`` is refused: its baseline is a
-running mean over the batches of all ranks, those that an idle rank replays included.
+Tokens that its collators add as padding (up to a multiple of 8) are counted. Pairs are units. ``pref_bco_weight`` is refused,
+because its baseline is a running mean over the batches of all ranks, including those that an idle rank replays.
 """
 
 from __future__ import annotations
@@ -50,26 +50,25 @@ from odb_ref.torch.settings import GROUP_OF, SharedArguments
 _USAGE: Final = "torchrun --nproc-per-node N -m odb_ref.integrations.llamafactory train.yaml [name=value ...]"
 _PREFIX: Final = "odb_"
 _TRAINERS: Final = {"pt": "CustomTrainer", "sft": "CustomSeq2SeqTrainer", "dpo": "CustomDPOTrainer"}
-"""The class that each stage's ``workflow`` module makes a trainer of."""
+"""The class from which each stage's ``workflow`` module makes a trainer."""
 _KNOWN: Final = {
     *({field.name for field in fields(ODBOptions)} - {"loader"}),
     *SharedArguments.__annotations__,
     *GROUP_OF,
 }
-"""What may follow the prefix."""
+"""The names that may follow the prefix."""
 _ELSEWHERE: Final = ("use_ray", "use_mca", "use_hyper_parallel")
-"""What has LLaMA-Factory train by other processes or trainers; the first two are variables of the environment as well."""
+"""Settings that make LLaMA-Factory train with other processes or trainers. They are read from the environment as well."""
 _CUTOFF: Final = 2048
-"""LLaMA-Factory's own ``cutoff_len``."""
+"""LLaMA-Factory's default ``cutoff_len``."""
 _LEAST_BCO: Final = 1e-6
-"""From where on LLaMA-Factory adds this loss."""
+"""LLaMA-Factory adds this loss from this weight on."""
 
 
 def run_exp(args: Mapping[str, object] | None = None, callbacks: list[TrainerCallback] | None = None) -> None:
-    """Trains as ``llamafactory.train.tuner.run_exp`` does, on batches formed online; without ``args`` those of the command
-    line.
+    """Trains like ``llamafactory.train.tuner.run_exp``, on batches formed online. Without ``args`` it reads the command line.
 
-    Raises: UsageError when the settings do not fit together, and as LLaMA-Factory.
+    Raises: UsageError when the settings do not fit together, and what LLaMA-Factory raises.
     """
     tuner = importlib.import_module("llamafactory.train.tuner")
     found: object = importlib.import_module("llamafactory.hparams").read_args(None if args is None else dict(args))
@@ -83,9 +82,9 @@ def run_exp(args: Mapping[str, object] | None = None, callbacks: list[TrainerCal
 
 
 def make_settings(stage: str, args: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
-    """Returns what `configure_trainer` is told, for LLaMA-Factory's settings and those of this library.
+    """Returns the settings of `configure_trainer`, from LLaMA-Factory's settings and those of this library.
 
-    Raises: UsageError when the stage is not known here, packs beforehand or is run by somebody else, or a setting is not known.
+    Raises: UsageError when the stage is unsupported, packs beforehand or is run by something else, or a setting is unknown.
     """
     for name in own:
         if name not in _KNOWN:
@@ -114,16 +113,16 @@ def make_settings(stage: str, args: Mapping[str, object], own: Mapping[str, obje
     if "token_budget" not in settings:
         rows, length = args.get("per_device_train_batch_size", 8), args.get("cutoff_len", _CUTOFF)
         settings["token_budget"] = int(str(rows)) * int(str(length)) * (2 if stage == "dpo" else 1)
-    ODBOptions.from_settings(settings)  # what they refuse is said before a model is loaded
+    ODBOptions.from_settings(settings)  # fails before a model is loaded if the options are invalid
     return settings
 
 
 def configure_trainer(trainer: Trainer, **settings: object) -> ODBTrainer:
-    """Returns a trainer of LLaMA-Factory, an `ODBTrainer` from now on.
+    """Turns a trainer of LLaMA-Factory into an `ODBTrainer`, and returns it.
 
     ``settings`` are options of `ODBOptions`, and arguments of `ODBDataLoader`.
 
-    Raises: UsageError as these.
+    Raises: UsageError like these.
     """
     if getattr(getattr(trainer, "finetuning_args", None), "disable_shuffling", False):
         settings = {"shuffle": False} | settings
@@ -147,7 +146,7 @@ def _store_weighed(
     metrics: Mapping[str, float],
     train_eval: str = "train",
 ) -> None:
-    """Stores what passes of training have found, once an update and weighed as their loss: the trainer logs the mean of what is
+    """Stores the metrics of training passes once per update, weighted like their loss. The trainer logs the mean of what is
     stored, over all ranks, and micro-batches have different numbers of pairs.
     """
     info = trainer.weighed
@@ -163,9 +162,9 @@ def _store_weighed(
 
 @contextmanager
 def _replacing(stage: str, settings: Mapping[str, object], *, is_training: bool) -> Iterator[None]:
-    """Makes the workflow of a stage configure its trainers; some import the class only when they run.
+    """Makes the workflow of a stage configure its trainers. Some workflows import the class only when they run.
 
-    Raises: UsageError when something trained, and it was none of these.
+    Raises: UsageError when training ran with a trainer that was not configured.
     """
     name = _TRAINERS[stage]
     trainer = importlib.import_module(f"llamafactory.train.{stage}.trainer")
@@ -194,8 +193,8 @@ def _replacing(stage: str, settings: Mapping[str, object], *, is_training: bool)
 
 
 def main() -> None:
-    """The command line: `run_exp`, whose refusals are a line."""
-    if sys.argv[1:2] == ["train"]:  # as after llamafactory-cli
+    """Runs the command line: `run_exp`, with its UsageErrors in one line."""
+    if sys.argv[1:2] == ["train"]:  # the same arguments as for llamafactory-cli
         del sys.argv[1]
     if sys.argv[1:2] in ([], ["-h"], ["--help"]):
         sys.stdout.write(f"usage: {_USAGE}\n")

@@ -1,7 +1,7 @@
-"""How far training has come, in epochs, samples and tokens: what schedules, progress bars and logs of every framework go by,
-and when to evaluate and to save.
+"""The progress of training in epochs, samples and tokens, for the schedules, progress bars and logs of every framework, and for
+the decision when to evaluate and to save.
 
-In your own loop, as under Accelerate::
+In your own loop, for example under Accelerate::
 
     progress = Progress(loader.estimate_steps())
     intervals = Intervals(save_samples=100_000, evaluate_tokens=50_000_000)
@@ -22,21 +22,21 @@ from odb_ref.torch import StepInfo, UsageError
 
 
 class Progress:
-    """Counts updates and samples of an epoch as they are made, and says how many updates all epochs will have taken.
+    """Counts updates and samples while an epoch runs, and estimates how many updates each epoch takes.
 
-    It begins with an estimate, corrects it by the share of the epoch's samples seen so far, and continues with what an epoch
-    has really taken. A schedule goes by it, so it is saved with a checkpoint.
+    The estimate starts with a given value, is corrected by the share of the epoch's samples seen so far, and then follows the
+    epochs that were measured. Schedules depend on it, so it is saved with a checkpoint.
     """
 
     def __init__(self, updates_per_epoch: float) -> None:
         self.updates_per_epoch = updates_per_epoch
-        """The present estimate: that of the beginning until some of the epoch is known."""
+        """The present estimate: the initial one until enough of an epoch is known."""
         self.epochs = 0.0
-        """Epochs trained on, the share of the present one included."""
+        """Epochs trained on, including the share of the present one."""
         self.coverage = 0.0
         """The share of the present epoch's samples that was trained on."""
         self.is_exact = False
-        """True when it is known how many samples the epoch has, so that ``coverage`` is not an estimate."""
+        """True if the number of samples in the epoch is known, so that ``coverage`` is not an estimate."""
         self.samples = 0
         """Samples trained on, on all ranks."""
         self.tokens = 0
@@ -52,7 +52,7 @@ class Progress:
         self._emitted = 0
 
     def note_step(self, info: StepInfo) -> None:
-        """Follows a step, and with the last one of an update the optimizer's update."""
+        """Follows a step; the last step of an update also counts the update."""
         self._update_tokens += info.global_tokens
         self._has_updated = info.is_update_end
         if info.is_update_end:
@@ -65,7 +65,7 @@ class Progress:
         if info.epoch != self._epoch:
             self._epoch, self._begun_at = info.epoch, float(info.epoch)
             self._updates = self._emitted = 0
-        if self._world_size not in (0, info.world_size):  # resumed: other ranks, other steps
+        if self._world_size not in (0, info.world_size):  # resumed with other ranks, which make other steps
             self.updates_per_epoch *= self._world_size / info.world_size
             self._updates, self._begun_at = 0, self.epochs
         self._world_size = info.world_size
@@ -78,7 +78,7 @@ class Progress:
         elif info.progress is not None:
             self.coverage = info.progress
         else:
-            # Nobody knows the total: less than all of it, by the best estimate there is.
+            # The total is unknown. Use the best estimate, but never all of the epoch.
             begun = self._begun_at - info.epoch
             self.coverage = min(begun + self._updates / self.updates_per_epoch, 1 - (1 - begun) / (1 + self._updates))
         self.epochs = info.epoch + self.coverage
@@ -87,21 +87,21 @@ class Progress:
             self.updates_per_epoch = self._updates / share
 
     def has_passed(self, *, samples: int | None = None, tokens: int | None = None) -> bool:
-        """Returns whether the last update has reached a multiple of so many samples, or of so many tokens.
+        """Returns whether the last update has reached a multiple of ``samples`` samples, or of ``tokens`` tokens.
 
-        False while an update is under way, so that what is done then is done once, and of whole updates.
+        False inside an update, so that the caller acts once, after whole updates.
         """
         reached = (samples, self._samples_before, self.samples), (tokens, self._tokens_before, self.tokens)
         return self._has_updated and any(every and now // every > before // every for every, before, now in reached)
 
     def state_dict(self) -> dict[str, float]:
-        """Returns what `load_state_dict` takes: plain numbers, on every rank the same."""
+        """Returns plain numbers for `load_state_dict`, the same on every rank."""
         return {name: getattr(self, name) for name in _SAVED}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Goes on from there, on the ranks there are now.
+        """Resumes from a saved state, on the present ranks.
 
-        Raises: UsageError when this is no such state.
+        Raises: UsageError when it is not such a state.
         """
         if set(state) != set(_SAVED):
             raise UsageError(f"this is not how far a training has come: {sorted(state)}")
@@ -110,7 +110,7 @@ class Progress:
 
 
 _KNOWN: Final = 0.1
-"""The share of an epoch from which on its own pace says more than the estimate: the first windows of an epoch are smaller."""
+"""From this share of an epoch on, its own pace is better than the estimate. Before, its first windows are still smaller."""
 
 _SAVED: Final = (
     "updates_per_epoch",
@@ -131,11 +131,11 @@ _SAVED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """After how many samples or tokens, of all ranks, to evaluate and to save: with the update that reaches them.
+    """After how many samples or tokens, over all ranks, to evaluate and to save: with the update that reaches them.
 
-    An update is what an interval can be met to: one that takes more samples than the interval has is evaluated once.
+    Intervals are met only at the end of updates. An update that spans several intervals triggers one evaluation.
 
-    Raises: UsageError when one is not at least 1.
+    Raises: UsageError when an interval is below 1.
     """
 
     evaluate_samples: int | None = None
@@ -151,7 +151,7 @@ class Intervals:
 
     @property
     def evaluates(self) -> bool:
-        """True when there is something to evaluate by."""
+        """True if an interval for evaluations is set."""
         return self.evaluate_samples is not None or self.evaluate_tokens is not None
 
     def is_evaluation_due(self, progress: Progress) -> bool:

@@ -1,4 +1,4 @@
-"""What the integrations share: an epoch read as pairs of a batch and what belongs to it, in whole updates."""
+"""Shared by the integrations: reads an epoch as pairs of a batch and its `StepInfo`, in whole updates."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from odb_ref.torch.batches import Batch
 
 
 def read_updates(loader: ODBDataLoader[Batch], accumulation_steps: int) -> Iterator[tuple[Batch, StepInfo]]:
-    """Yields the batches of an epoch, each with its information, which a framework would lose on the batch's way to the
+    """Yields the batches of an epoch, each with its `StepInfo`, which a framework would lose when it moves a batch to the
     device.
 
-    Frameworks count the micro-steps of an update themselves, and what the end of an epoch does to their counting differs. So an
-    epoch whose last update is not full continues with idle replays of its last batch until it is: all ranks alike.
+    Frameworks count the micro-steps of an update themselves, and handle the end of an epoch differently. So if an epoch's last
+    update is not full, idle replays of its last batch fill it, on all ranks alike.
 
-    The loader's epoch is concluded before its last batch is handed out: a framework that stops after that batch does not leave
-    the epoch early, and a state saved then stands at the start of the next one. Spec: R10.
+    The loader's epoch is completed before its last batch is yielded. So a framework that stops after this batch does not leave
+    the epoch early, and a state saved at that point is the start of the next epoch. Spec: R10.
 
-    Raises: JobError as the loader does.
+    Raises: JobError, like the loader.
     """
     steps = loader.steps()
     for batch, info in steps:
@@ -36,7 +36,7 @@ def read_updates(loader: ODBDataLoader[Batch], accumulation_steps: int) -> Itera
 
 
 def _make_idle(info: StepInfo, step: int, *, is_update_end: bool) -> StepInfo:
-    """Returns what belongs to an idle replay after the last step of an epoch."""
+    """Returns the `StepInfo` of an idle replay after the last step of an epoch."""
     return replace(
         info,
         step=step,

@@ -1,4 +1,4 @@
-"""TRL: an `SFTTrainer`, `DPOTrainer` or `RewardTrainer` becomes an `ODBTrainer`, as its own arguments say.
+"""TRL: turns an `SFTTrainer`, `DPOTrainer` or `RewardTrainer` into an `ODBTrainer`, according to its own arguments.
 
 ::
 
@@ -6,20 +6,20 @@
     configure_trainer(trainer, token_budget=16_384)
     trainer.train()
 
-The Trainer's arguments are looked at by name, and TRL is not imported:
+The Trainer's arguments are read by name; TRL is not imported:
 
 ==================================  ====================================================================================
 ``per_device_train_batch_size``     times ``max_length`` (twice that for pairs): the token budget, if none is given
 ``padding_free``                    ``layout="packed"``: rows are filled here, and no sample is cut or dropped
-``packing``                         refused: it fills rows before training; ``padding_free`` alone is what is wanted
-``max_length`` of a preference      a pair is as long as what its collator leaves of it
+``packing``                         refused: it fills rows before training; set ``padding_free`` alone instead
+``max_length`` of a preference      a pair is as long as its collator makes it
 data set
 a vision data set                   its texts are made by the collator: ``length_fn`` and ``supervised_fn`` must be given
-``loss_type``, ``rpo_alpha``        refused where a loss is not a mean over pairs, unless ``loss_scaling`` is given
+``loss_type``, ``rpo_alpha``        refused if a loss is not a mean over pairs, unless ``loss_scaling`` is given
 ==================================  ====================================================================================
 
-Pairs are units: a batch is twice as many rows, a loss weighs the pairs that it is the mean of, and where memory runs out no
-pair is taken apart. What these Trainers gather of a step for their logs leaves idle ranks out.
+Pairs are units. A batch has twice as many rows, its loss is weighted by the pairs it averages over, and no pair is separated
+when memory runs out. Metrics that these Trainers gather for their logs leave out idle ranks.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _TRAINERS: Final = ("SFTTrainer", "DPOTrainer", "RewardTrainer")
 def configure_trainer(
     trainer: Trainer, *, token_budget: int | None = None, **settings: Unpack[TrainerArguments]
 ) -> ODBTrainer:
-    """Returns the Trainer itself, an `ODBTrainer` from now on.
+    """Turns the Trainer into an `ODBTrainer`, and returns it.
 
-    ``settings`` are further arguments of `ODBOptions`, and of `ODBDataLoader`.
+    ``settings`` are further arguments of `ODBOptions` and of `ODBDataLoader`.
 
-    Raises: UsageError when the Trainer is another, packs beforehand, or its arguments do not say what must be known.
+    Raises: UsageError when it is another Trainer, packs beforehand, or its arguments leave something necessary open.
     """
     _check_trainer(trainer)
     args = trainer.args
@@ -81,7 +81,7 @@ def configure_trainer(
 
 
 def _check_trainer(trainer: Trainer) -> None:
-    """Refuses what makes its samples in the step, or weighs them by what is not known here."""
+    """Refuses trainers that make their samples in the step, or average their loss over units that are not known here."""
     name = next((kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")), None)
     if name is not None and name not in _TRAINERS:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The torch adapter: `ODBDataLoader` and `StepInfo`, over a standard DataLoader and public torch API only."""
+"""The torch adapter: `ODBDataLoader` and `StepInfo`, over a standard DataLoader and almost only public torch API."""
 
 from odb_ref.extras import require
 

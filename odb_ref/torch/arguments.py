@@ -1,4 +1,4 @@
-"""What `ODBDataLoader` is told, checked and put together before any process has started."""
+"""Checks the arguments of `ODBDataLoader` and combines them, before any process has started."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from odb_ref.torch.settings import FORMED
 
 NUMBERS: Final = (int, float, np.integer, np.floating)
 MOST_SECONDS: Final = 1e9
-"""Thirty years: a system call takes no more."""
+"""About thirty years; system calls accept no longer timeout."""
 
 SAMPLES: Final = "samples"
-"""The bound of ``len()`` that always holds: no step is idle on all ranks, so an epoch has no more steps than samples."""
+"""The ``len()`` bound that always holds: in each step some rank trains, so an epoch has at most as many steps as samples."""
 
 _LEAST_SEED: Final = -(2**63)
 _MOST_SEED: Final = 2**64 - 1
-"""As `torch.manual_seed` has them."""
+"""The limits of `torch.manual_seed`."""
 _MOST_PROCESSES: Final = 2**16
 _MOST_READY: Final = 2**16
-"""Batches that a worker may have ready: a DataLoader counts up to it before it reads."""
+"""Batches that a worker may have ready. A DataLoader counts up to this number before it reads."""
 
 
 def check_seconds(value: object, name: str, *, is_zero_allowed: bool) -> float:
     """Returns the value.
 
-    Raises: UsageError when it is not a time.
+    Raises: UsageError when it is not a valid time.
     """
     if isinstance(value, bool) or not isinstance(value, NUMBERS) or not math.isfinite(value):
         raise UsageError(f"{name} must be a number of seconds, got {value!r}")
@@ -57,9 +57,9 @@ def check_optional(value: object, name: str, least: int, most: int = MOST) -> in
 
 
 def check_flag(value: object, name: str) -> bool:
-    """Returns the value, true or false of any library's.
+    """Returns the value as a bool; accepts Python's and NumPy's.
 
-    Raises: UsageError when it is neither.
+    Raises: UsageError when it is not a bool.
     """
     if isinstance(value, bool | np.bool_):
         return bool(value)
@@ -67,9 +67,9 @@ def check_flag(value: object, name: str) -> bool:
 
 
 def check_max_bad(value: object) -> float:
-    """Returns the value: a number of samples, or as a fraction a share of them.
+    """Returns the limit: a number of samples, or a fraction below 1 for a share of them.
 
-    Raises: UsageError when it is not a limit.
+    Raises: UsageError when it is not a valid limit.
     """
     if isinstance(value, bool) or not isinstance(value, NUMBERS) or not value >= 0:
         raise UsageError(f"max_bad_samples must be a number of samples or a share, got {value!r}")
@@ -82,7 +82,7 @@ def check_max_bad(value: object) -> float:
 def check_name(value: object) -> str:
     """Returns the value.
 
-    Raises: UsageError when it is not a text.
+    Raises: UsageError when it is not a non-empty string.
     """
     if isinstance(value, str) and value:
         return value
@@ -90,7 +90,7 @@ def check_name(value: object) -> str:
 
 
 def check_functions(**functions: object) -> None:
-    """Checks that each can be called, or is None.
+    """Checks that each value is callable or None.
 
     Raises: UsageError.
     """
@@ -110,7 +110,7 @@ def check_transport(name: str) -> str:
 
 
 def _can_pin() -> bool:
-    """Returns False, with the warning that a DataLoader gives, where there is no device to pin memory for."""
+    """Returns False, with a DataLoader's warning, if no device benefits from pinned memory."""
     if not torch.accelerator.is_available() or torch.backends.mps.is_available():
         warnings.warn("pin_memory=True, but there is no accelerator to pin memory for: it is not pinned", stacklevel=4)
         return False
@@ -128,9 +128,9 @@ def make_loader_options(
     pin_memory: object,
     silence_s: object,
 ) -> LoaderOptions:
-    """Returns what the inner DataLoader is made with.
+    """Returns the options of the inner DataLoader.
 
-    Raises: UsageError where a DataLoader would, and where the value makes no sense.
+    Raises: UsageError for values that a DataLoader refuses, and for other impossible ones.
     """
     check_functions(worker_init_fn=worker_init_fn)
     workers = check_integer(num_workers, "num_workers", 0, _MOST_PROCESSES)
@@ -163,7 +163,7 @@ def make_loader_options(
 
 
 def check_skipping(on_idle: OnIdle, accumulation_steps: int) -> None:
-    """Checks that no rank would leave out the step that synchronizes an update.
+    """Checks that no rank would skip the step that synchronizes an update.
 
     Raises: UsageError.
     """
@@ -175,9 +175,9 @@ def check_skipping(on_idle: OnIdle, accumulation_steps: int) -> None:
 
 
 def check_updates(update_samples: object, others: Mapping[str, object]) -> int | None:
-    """Returns how many samples an optimizer update holds, if that is fixed.
+    """Returns the number of samples in an optimizer update, or None if it is not fixed.
 
-    Raises: UsageError when it is not a number, or with another option that says what an update is or bounds windows.
+    Raises: UsageError when it is not a number, or is combined with another option that defines updates or bounds windows.
     """
     if update_samples is None:
         return None
@@ -201,7 +201,7 @@ def make_order(
     update_samples: int | None = None,
     drop_last: bool = False,
 ) -> Order:
-    """Returns how the keys of an epoch come about.
+    """Returns the order from which an epoch takes its keys.
 
     Raises: UsageError when the options exclude each other.
     """
@@ -232,7 +232,7 @@ def make_order(
         raise UsageError(
             f"sampler is a BatchSampler, which lists batches: {FORMED}; pass the sampler that it was made of"
         )
-    if isinstance(sampler, Iterator):  # asking it for its iterator would move some samplers on
+    if isinstance(sampler, Iterator):  # calling iter() on it would advance some samplers
         raise UsageError(
             "sampler is an iterator, which is empty from the second epoch on: pass a Sampler or a sequence"
         )
@@ -258,7 +258,7 @@ def make_order(
 def draw_seed(generator: torch.Generator) -> int:
     """Returns a seed drawn from a generator, as a DataLoader draws one.
 
-    Raises: UsageError when it is of another device.
+    Raises: UsageError when the generator is not on the CPU.
     """
     if generator.device.type != "cpu":
         raise UsageError(f"generator must be one of the CPU, got one of {generator.device}")
@@ -266,9 +266,9 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 def check_len_bound(bound: int | str | None, order: Order) -> int | str | None:
-    """Returns the bound: a number of steps, or `SAMPLES`; None when it was not asked for.
+    """Returns the bound: a number of steps, `SAMPLES`, or None if there is none.
 
-    Raises: UsageError when it makes no sense.
+    Raises: UsageError when it is not a valid bound.
     """
     match bound:
         case None:
@@ -278,7 +278,7 @@ def check_len_bound(bound: int | str | None, order: Order) -> int | str | None:
                 raise UsageError(
                     "len_bound='samples' needs shard='auto': no rank knows how many samples the others hold"
                 )
-            order.count_samples()  # or says that nobody knows
+            order.count_samples()  # raises if the number is unknown
             return bound
         case bool() | str():
             raise UsageError(f"len_bound must be a number of steps or 'samples', got {bound!r}")

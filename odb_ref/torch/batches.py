@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     Batch = TypeVar("Batch", default=object)
-    """Without a ``collate_fn`` to say it, annotate: ``loader: ODBDataLoader[dict[str, Tensor]] = ODBDataLoader(...)``."""
+    """If no ``collate_fn`` determines it, annotate: ``loader: ODBDataLoader[dict[str, Tensor]] = ODBDataLoader(...)``."""
 else:
     from typing import TypeVar
 

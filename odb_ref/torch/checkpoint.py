@@ -1,4 +1,4 @@
-"""`JobState`: the states of all ranks as one object that frameworks know how to save."""
+"""`JobState`: the states of all ranks in one object that frameworks can save."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ _KEY: Final = "odb_ranks"
 
 
 class JobState:
-    """Saves and loads a loader's place for all ranks at once: a ``Stateful`` of `torch.distributed.checkpoint`.
+    """Saves and loads a loader's position for all ranks at once: a ``Stateful`` of `torch.distributed.checkpoint`.
 
     ::
 
         torch.distributed.checkpoint.save({"model": model, "loader": JobState(loader)}, checkpoint_id=folder)
         accelerator.register_for_checkpointing(JobState(loader))
 
-    `ODBDataLoader.state_dict` is that of one rank, and what one rank has taken is unknown to the others. Here every rank holds
-    all of them, so it does not matter who writes the file, and any number of ranks can read it and go on. Spec: R10.3.
+    `ODBDataLoader.state_dict` covers one rank, and no rank knows what the others have taken. This class gathers all states on
+    every rank, so any rank may write the file, and any number of ranks can resume from it. Spec: R10.3.
     """
 
     def __init__(self, loader: ODBDataLoader[Batch]) -> None:
         self._save, self._load, self._gather = loader.state_dict, loader.load_state_dict, loader.gather
 
     def state_dict(self) -> StateDict:
-        """Returns the states of all ranks, as one text.
+        """Returns the states of all ranks, as one string.
 
-        A collective of the loader's ranks: call it on each, after the same step.
+        This is a collective: call it on every rank of the loader, after the same step.
         """
         states = self._gather(self._save())
-        # One value: a checkpoint names each value by its key, and its keys must not depend on the number of ranks.
+        # One value: a checkpoint stores each value under its key, and the keys must not depend on the number of ranks.
         return {_KEY: json.dumps(states)}
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Goes on from there with the next iteration, on the ranks there are now.
+        """Resumes from this state with the next iteration, on the present ranks.
 
-        Raises: UsageError when this is no such state.
+        Raises: UsageError when it is not the state of a `JobState`.
         """
         text = state_dict.get(_KEY)
         try:

@@ -1,4 +1,4 @@
-"""What a loader does, once it knows what it is: it begins epochs, saves and loads its state, and closes."""
+"""The base class of the loader: begins epochs, saves and loads their state, and closes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Value = TypeVar("Value")
 
 
 class Epochs(Generic[Batch]):
-    """The epochs of a loader, one after another. Its constructor is `ODBDataLoader`'s, which checks all that is said here."""
+    """Runs the epochs of a loader, one after another. Its subclass `ODBDataLoader` checks arguments and sets the fields."""
 
     dataset: Dataset[object]
     num_workers: int
@@ -55,7 +55,7 @@ class Epochs(Generic[Batch]):
     _ranks: Ranks
     _resources: Resources
     _config: Config
-    """That of a rank alone, with the smaller first windows of a loader whose samples nobody knows."""
+    """The configuration of a single rank; `_make_config` adds rank, world size and ramp."""
     _ramp_rounds: int | None
     _spec: PipelineSpec
     _weighting: Weighting
@@ -66,7 +66,7 @@ class Epochs(Generic[Batch]):
     _trace: str | Path | None
     _name: str | None
     _common: dict[str, object]
-    """What all ranks must have in common beside the configuration and the order, by the names that the user has for it."""
+    """Settings that all ranks must share, beside the configuration and the order, under the names that users know."""
     _schedule: Schedule
     _budget_schedule: BudgetSchedule | None
 
@@ -75,7 +75,7 @@ class Epochs(Generic[Batch]):
         self._delivery: Delivery | None = None
         self._accepted_tokens: int | None = None
         self._steps_before = 0
-        """Steps that were taken before the epoch under way, or before what `load_state_dict` was given last."""
+        """Steps taken before the current epoch, or before the state that was last loaded."""
         self._told: set[str] = set()
         self._session = Session()
         self._finalizer = weakref.finalize(self, self._session.close_soon)
@@ -84,7 +84,7 @@ class Epochs(Generic[Batch]):
     # Epochs ----------------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration reads; without it each iteration goes on to the next.
+        """Chooses the epoch that the next iteration reads. Without this call each iteration reads the next epoch.
 
         Raises: UsageError when it is not an integer of at least 0.
         """
@@ -108,19 +108,19 @@ class Epochs(Generic[Batch]):
 
     @property
     def update_samples(self) -> int | None:
-        """How many samples of all ranks an optimizer update holds; None in the free mode."""
+        """Samples in an optimizer update, over all ranks, or None in the free mode."""
         return self._order.update_samples
 
     @property
     def has_updates_per_epoch(self) -> bool:
-        """True when it is known how many updates an epoch has."""
+        """True if the number of updates in an epoch is known."""
         return self._order.update_samples is not None and self._order.is_auto
 
     @property
     def updates_per_epoch(self) -> int:
-        """How many optimizer updates an epoch has.
+        """The number of optimizer updates in an epoch.
 
-        Raises: UsageError where nobody knows: without ``update_samples``, or where each rank is given its own samples.
+        Raises: UsageError when it is unknown: without ``update_samples``, or if each rank is given its own samples.
         """
         if not self.has_updates_per_epoch:
             raise UsageError(
@@ -129,12 +129,12 @@ class Epochs(Generic[Batch]):
         return self._order.count_updates()
 
     def _compute_bound(self) -> int | None:
-        """Returns the bound of an epoch's steps, where one was asked for, of the data set as it is now."""
+        """Returns the bound on an epoch's steps, or None. The bound `SAMPLES` follows the data set's present length."""
         return self._order.count_samples() if isinstance(self._bound, str) else self._bound
 
     @property
     def batch_sampler(self) -> NoReturn:
-        """Refuses a framework that takes this for a loader of torch's and would make it anew, and says what to pass instead."""
+        """Stops frameworks that would rebuild this loader as a torch DataLoader. The error names what to pass instead."""
         raise AttributeError(
             "an ODBDataLoader has no batch_sampler: it forms batches as samples are read, shares samples out by itself, and "
             "goes on from load_state_dict. Lightning: pass LightningLoader to train, EvaluationLoader to evaluate; "
@@ -142,9 +142,9 @@ class Epochs(Generic[Batch]):
         )
 
     def estimate_steps(self, samples: int = 512) -> int:
-        """Returns about how many steps an epoch takes, from so many lengths, alike on all ranks; a collective of them all.
+        """Estimates the number of steps in an epoch from ``samples`` lengths. The same on all ranks; a collective.
 
-        Raises: UsageError for a stream, or your own sampler.
+        Raises: UsageError for a stream, or with a sampler of your own.
         """
         config = self._make_config(*self._ranks.find_rank_and_size())
         return estimate_steps(self._order, self._spec.measure, config, samples, self.gather)
@@ -152,7 +152,7 @@ class Epochs(Generic[Batch]):
     def steps(self) -> StepIterator[Batch]:
         """Starts an epoch, and returns its steps: each batch with its `StepInfo`.
 
-        ``for batch in loader`` reads the same batches alone, and warns where their losses are to be scaled.
+        ``for batch in loader`` yields the same batches without it, and warns if their losses need scaling.
         """
         return StepIterator(iter(self))
 
@@ -169,9 +169,9 @@ class Epochs(Generic[Batch]):
             config = start.make_config(base)
             if start.trace is not None:
                 claim_trace(start.trace, self)
-                # Refused here where it cannot be written, and not empty should this process be killed early.
+                # Fails early if the file cannot be written, and leaves a header if this process is killed soon.
                 TraceWriter(start.trace, config, driver="torch", epoch=start.epoch, workers=start.workers).close()
-        except BaseException as error:  # a state that does not fit, a sampler that raises, Ctrl-C: the others wait
+        except BaseException as error:  # a state that does not fit, a sampler that raises, Ctrl-C: others must know
             session.begin(self._make_delivery(base, service, exchange, EpochStart(keys=())), error)
             raise
         self._schedule.begin(start)
@@ -183,18 +183,17 @@ class Epochs(Generic[Batch]):
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
-        """Returns this rank's place after the last step it was given, small enough to save with every checkpoint of the
-        model.
+        """Returns this rank's position after the last step it was given. Small enough to save with every model checkpoint.
 
-        Plain integers, strings, lists and dicts; no communication. Between epochs it stands at the start of the next one.
+        Plain integers, strings, lists and dicts; no communication. Between epochs it is the start of the next epoch.
         Spec: R10. Preserves: ONCE, COVER, and REPLAY with the same world size.
 
-        Raises: UsageError when Ctrl-C has taken a step away that was being handed out.
+        Raises: UsageError when Ctrl-C interrupted a step while it was being handed out, so that the step was lost.
         """
         exchange, delivery = self._session.exchange, self._delivery
         if exchange is None:
             self._origin.check()
-        # The ranks of the loader, which may outlive the process group.
+        # Ask the exchange for the ranks: the loader may outlive the process group.
         rank, world_size = (
             self._ranks.find_rank_and_size() if exchange is None else (exchange.rank, exchange.world_size)
         )
@@ -206,12 +205,12 @@ class Epochs(Generic[Batch]):
         return seal(replace(state, steps=self._count_steps(), accepted_tokens=self._accepted_tokens).to_dict())
 
     def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
-        """Goes on from a saved state with the next iteration; the epoch under way, if any, is left, as by a ``break``.
+        """Resumes from a saved state with the next iteration. Leaves the current epoch, if any, as a ``break`` would.
 
-        With the world size and settings it was saved with, a rank's own state is enough, and the same batches follow in the
-        same order. With others give every rank the list of all ranks' states: what none of them had taken is shared out anew.
+        With the same world size and settings a rank's own state is enough, and the same batches follow in the same order. With
+        others, pass the list of all ranks' states on every rank: the samples that no rank had taken are divided anew.
 
-        Raises: UsageError when this is no such state, or a damaged one (R10.5); whether it fits is known at the next iteration.
+        Raises: UsageError when it is not a loader's state, or is damaged (R10.5). The next iteration checks whether it fits.
         """
         states = self._schedule.load(state)
         self._session.end_epoch(self._timeout_s, LOADED)
@@ -225,7 +224,7 @@ class Epochs(Generic[Batch]):
         is_rest = start.checkpoint is not None or len(start.taken_before) > 0
         taken = self._count_steps() if is_rest else 0
         path, epoch = self._trace, start.epoch
-        # By its number in the job: groups beside each other must not write the same files.
+        # Use the rank's number in the job: groups side by side must not write the same files.
         number = rank if roster.peers > 1 else roster.processes[rank]
         size = max(world_size, number + 1)
         trace = None if path is None else compute_trace_path(path, number, size, epoch, taken, peer=roster.peer)
@@ -236,7 +235,7 @@ class Epochs(Generic[Batch]):
             run=run,
             workers=self.num_workers,
             accepted_tokens=NONE if self._accepted_tokens is None else self._accepted_tokens,
-            # A round that is formed again was counted before.
+            # Steps of a round that is formed again were counted before.
             steps_before=self._count_steps() - start.progress.steps,
         )
         if start.checkpoint is None:
@@ -245,21 +244,21 @@ class Epochs(Generic[Batch]):
         return start
 
     def _make_tag(self, start: EpochStart, identity: LoaderIdentity) -> str:
-        """Returns the settings that the core does not know: where ranks differ in one, the epoch ends. Spec: R7.3, R18.1."""
+        """Returns the settings that the core does not know. If ranks differ in one, the epoch ends. Spec: R7.3, R18.1."""
         own: dict[str, object] = {"loader": identity.label, "epoch": start.epoch, "step": start.progress.steps}
         if start.listed:
-            own["sampler"] = start.listed  # one order, which every rank lists for itself
+            own["sampler"] = start.listed  # all ranks share one order, but each lists it for itself
         if self._delivery is not None:
-            # A rank that has left alone when all was agreed on is not heard of before (NP2).
+            # A rank that leaves alone once everything is agreed tells the others only now (NP2).
             own["the epoch before"] = "complete" if self._delivery.has_given_all else "left early"
         return json.dumps(self._order.make_settings(start.samples) | self._common | own, sort_keys=True)
 
     def _count_steps(self) -> int:
-        """Returns how many steps were taken since training began."""
+        """Returns the number of steps taken since training began."""
         return self._steps_before + (0 if self._delivery is None else self._delivery.next_step)
 
     def close(self) -> None:
-        """Leaves the epoch under way, if any, and gives back processes, threads and connections."""
+        """Leaves the current epoch, if any, and releases processes, threads and connections."""
         self._session.close()
         self._origin.retire()
         release_traces(self)
@@ -272,14 +271,14 @@ class Epochs(Generic[Batch]):
         self.close()
 
     def metrics(self) -> dict[str, float]:
-        """Returns the counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds.
+        """Returns this rank's counters for the present or last epoch, by slash-prefixed name. Times are in seconds.
 
-        For the steps taken so far: ``odb/steps``, ``odb/idle_steps``, ``odb/samples``, ``odb/tokens``, the share of padding in
-        ``odb/padding_ratio``, the share of the token budgets in force that held real tokens in ``odb/fill`` and, of all ranks,
-        in ``odb/efficiency``, the last of these budgets in ``odb/token_budget``; ``odb/patches``, or ``odb/cost_0`` and so on.
-        Besides: ``odb/data_wait_s``, what the training thread has waited for steps; ``odb/first_step_s``, from the epoch's
-        start to its first step; ``odb/exchanges`` and ``odb/exchange_s``, the collectives that brought an answer, of all
-        epochs; and ``odb/quarantined_samples``.
+        For the steps taken so far: ``odb/steps``, ``odb/idle_steps``, ``odb/samples``, ``odb/tokens``; ``odb/padding_ratio``,
+        the share of padding; ``odb/fill``, the share of the token budgets in force that held real tokens; ``odb/efficiency``,
+        the same over all ranks; ``odb/token_budget``, the last of these budgets; and ``odb/patches``, or ``odb/cost_0`` and so
+        on. Also: ``odb/data_wait_s``, how long the training thread has waited for steps; ``odb/first_step_s``, from the epoch's
+        start to its first step; ``odb/exchanges`` and ``odb/exchange_s``, the number and duration of collectives with an
+        answer, over all epochs; and ``odb/quarantined_samples``.
         """
         delivery, exchange = self._delivery, self._session.exchange
         if delivery is None or exchange is None:
@@ -292,17 +291,18 @@ class Epochs(Generic[Batch]):
 
     @property
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """The samples set aside on this rank in the present or last epoch, each with its cause: the first hundred of them."""
+        """The samples that this rank set aside in the present or last epoch, with causes; at most the first hundred."""
         return () if self._delivery is None else self._delivery.driver.quarantine.records
 
     # Budget ----------------------------------------------------------------------------------------------------------
 
     def accept_budget(self, tokens: int) -> None:
-        """Sets what this rank accepts as its token budget, from now on and in later epochs; the least of all ranks' holds.
+        """Sets the token budget that this rank accepts, from now on and in later epochs. The lowest of all ranks' applies.
 
-        May be called on any rank, during an epoch or between two, by the thread that trains. It exchanges nothing by itself:
-        the next offer says it, and the round after that is formed with it, so up to two windows of steps still come as before.
-        It may rise again, to ``token_budget`` at most. In the first round of an epoch each rank goes by what it accepts itself.
+        May be called on any rank, during or between epochs, by the training thread. It communicates nothing by itself: the next
+        offer carries the value, and the round after that is formed with it, so up to two windows of steps still use the old
+        one. The value may rise again, up to ``token_budget``. In an epoch's first round each rank uses the value it accepts
+        itself.
 
         Spec: R15.1 to R15.3.
         Raises: UsageError when it is not a number of tokens.
@@ -313,13 +313,13 @@ class Epochs(Generic[Batch]):
 
     @property
     def accepted_budget(self) -> int:
-        """What `accept_budget` has said last on this rank; before that, and at most, ``token_budget``."""
+        """The last value given to `accept_budget` on this rank, at most ``token_budget``, which is also the initial value."""
         return self.token_budget if self._accepted_tokens is None else min(self.token_budget, self._accepted_tokens)
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
     def _make_config(self, rank: int, world_size: int) -> Config:
-        """Returns what the epochs have in common: see `EpochStart.make_config`."""
+        """Returns the configuration that all epochs share: see `EpochStart.make_config`."""
         ramp = self._ramp_rounds
         if ramp is None:
             samples = self._order.count_samples() / world_size if self._order.is_auto else None
@@ -338,9 +338,9 @@ class Epochs(Generic[Batch]):
         return Exchange(transport, identity, self._timeout_s)
 
     def gather(self, own: Value) -> list[Value]:
-        """Returns what each data-parallel rank has, by rank, the same on all; a collective of the trainer's.
+        """Returns the value of each data-parallel rank, in rank order, the same on all. A collective on the trainer's groups.
 
-        Raises: UsageError when this process is not one of them.
+        Raises: UsageError when this process is not a data-parallel rank.
         """
         self._ranks.find_rank_and_size()
         found = [own]

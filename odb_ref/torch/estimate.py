@@ -1,4 +1,4 @@
-"""About how many steps an epoch takes, from the lengths of some of its samples: for schedules and progress bars only."""
+"""Estimates the number of steps in an epoch from some samples' lengths, for schedules and progress bars only."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from odb_ref.torch.reading.seeding import Use, compute_seed, isolate, seed_gener
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one rank has measured: lengths with further costs, and the samples they stand for."""
+    """The measurements of one rank: lengths with further costs, and the number of samples they represent."""
 
     sizes: tuple[tuple[int, tuple[int, ...]], ...]
     samples: float
 
 
 def measure_some(order: Order, measure: MeasureFn, rank: int, world_size: int, count: int) -> Reading:
-    """Reads about ``count`` samples, spread over the data set, of which each rank of a shared one reads its part.
+    """Reads about ``count`` samples, spread over the data set. If the ranks share the data set, each reads its part of them.
 
-    What cannot be read is left out: the loader will say so in its own way. Nobody else's drawing is disturbed. Spec: R12.2.
+    Skips samples that cannot be read; the loader will report them. Does not disturb the random generators. Spec: R12.2.
 
-    Raises: UsageError when the data set has no length, or is read in an order of the caller's.
+    Raises: UsageError when the data set is iterable, or has a sampler of the user's own, or no length.
     """
     if order.is_iterable or order.sampler is not None:
         raise UsageError("the steps of an epoch are estimated for map-style data sets without your own sampler")
@@ -49,7 +49,7 @@ def measure_some(order: Order, measure: MeasureFn, rank: int, world_size: int, c
 
 
 def compute_steps(readings: Sequence[Reading], config: Config, *, is_shared: bool) -> float | None:
-    """Returns about how many steps the longest rank's samples make, grouped in windows; None when nothing was measured."""
+    """Returns about how many steps the longest rank's samples make, grouped in windows, or None if nothing was measured."""
     if is_shared:
         sizes = tuple(size for reading in readings for size in reading.sizes)
         readings = [Reading(sizes=sizes, samples=readings[0].samples)]
@@ -58,7 +58,7 @@ def compute_steps(readings: Sequence[Reading], config: Config, *, is_shared: boo
 
 
 def _compute_groups_of(reading: Reading, config: Config) -> float:
-    # A whole window, since a larger one makes fuller groups: what was measured stands for its like.
+    # Use a whole window, because larger windows make fuller groups. The measured samples are repeated to fill it.
     count = max(1, min(config.window_samples, round(reading.samples)))
     copies = -(-count // len(reading.sizes))
     sizes = (reading.sizes * copies)[:: max(1, len(reading.sizes) * copies // count)][:count]
@@ -72,9 +72,9 @@ def _compute_groups_of(reading: Reading, config: Config) -> float:
 def estimate_steps(
     order: Order, measure: MeasureFn, config: Config, count: int, gather: Callable[[Reading], list[Reading]]
 ) -> int:
-    """Returns about how many steps an epoch takes, the same on every rank; a collective of all ranks.
+    """Estimates the number of steps in an epoch. The same on every rank; a collective of all ranks.
 
-    Raises: UsageError as `measure_some`, when ``count`` is not a number of samples, and when none could be measured.
+    Raises: UsageError like `measure_some`, when ``count`` is not a positive integer, and when no sample could be measured.
     """
     count = check_integer(count, "samples", 1)
     own = measure_some(order, measure, config.rank, config.world_size, count)

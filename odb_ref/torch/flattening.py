@@ -1,9 +1,9 @@
-"""The collate_fn of the packed layout: samples laid end to end in one row, as padding-free training takes them. Spec: R2.4.
+"""The collate_fn of the packed layout, which lays samples end to end in one row, for padding-free training. Spec: R2.4.
 
-The fields are named as transformers' ``DataCollatorWithFlattening`` names them. Attention that knows of them (variable-length
-kernels, or the masks that transformers derives from positions which begin again) keeps the samples of a row apart. What
-transformers derives needs ``use_cache=False``, in the model's configuration or the call, as its Trainer sets it: with a cache
-it looks for no samples in a row, and says nothing.
+The fields have the names of transformers' ``DataCollatorWithFlattening``. Attention keeps the samples of a row apart if it uses
+these fields: variable-length kernels do, and so do the masks that transformers derives from positions that begin again. These
+masks need ``use_cache=False``, in the model's configuration or in the call, as its Trainer sets it. With a cache, transformers
+silently does not look for several samples in a row.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _READ: Final = ("input_ids", "labels")
 
 @dataclass(frozen=True, slots=True)
 class FlattenSamples:
-    """Makes one row of samples that are mappings with ``input_ids``, and ``labels`` unless every token is one.
+    """Makes one row from samples that are mappings with ``input_ids``, and with ``labels`` unless every token is its own label.
 
-    ``input_ids``, ``labels``, ``position_ids`` (from 0 in each sample, unless it has its own) and whatever else has a value
-    for each token are of shape [1, tokens]; ``cu_seq_lens_q`` and ``_k`` hold where samples begin and end, ``max_length_q`` and
-    ``_k`` the longest. There is no ``attention_mask``: it would have to be of tokens by tokens.
+    ``input_ids``, ``labels``, ``position_ids`` (from 0 in each sample, unless it has its own) and all other fields with one
+    value per token have the shape [1, tokens]. ``cu_seq_lens_q`` and ``_k`` hold the boundaries between samples,
+    ``max_length_q`` and ``_k`` the longest length. There is no ``attention_mask``, which would be tokens by tokens.
 
-    With ``is_shifted`` the first label of each sample becomes -100, since the token before it is another sample's: no label
-    reaches across samples, and what carries loss is what was counted (WEIGHT).
+    With ``is_shifted`` the first label of each sample becomes -100, because the token before it belongs to another sample. So
+    no label reaches across samples, and the tokens that carry loss are those that were counted (WEIGHT).
     """
 
     is_shifted: bool = True
@@ -67,12 +67,12 @@ class FlattenSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedShapes:
-    """Makes rows of at most ``shapes`` lengths, for what is compiled or captured anew for each: torch.compile, CUDA graphs.
+    """Makes rows of at most ``shapes`` different lengths, for torch.compile and CUDA graphs, which handle each length anew.
 
-    Rows are `FlattenSamples`'s, padded to the next of ``shapes`` equal parts of the token budget, so that none exceeds it; a
-    longer sample, which travels alone, is padded to whole budgets, a shape more for each. The padding stands behind the samples
-    as one more: its positions begin again, and its labels are -100. There are no ``cu_seq_lens`` and ``max_length``, which
-    would have shapes and values of their own.
+    Rows are those of `FlattenSamples`, padded to the next of ``shapes`` equal parts of the token budget, so that none exceeds
+    it. A longer sample, in a batch of its own, is padded to whole budgets, which adds a shape for each. The padding follows the
+    samples like one more sample: its positions begin again, and its labels are -100. ``cu_seq_lens`` and ``max_length`` are
+    left out, because they would have shapes and values of their own.
     """
 
     token_budget: int
@@ -85,7 +85,7 @@ class BoundedShapes:
         check_integer(self.shapes, "shapes", 1)
 
     def compute_length(self, tokens: int) -> int:
-        """Returns the length of the row that so many tokens are padded to."""
+        """Returns the length of the row to which this many tokens are padded."""
         if tokens > self.token_budget:
             return -(-tokens // self.token_budget) * self.token_budget
         part = -(-tokens * self.shapes // self.token_budget)
@@ -94,7 +94,7 @@ class BoundedShapes:
     def __call__(self, samples: Sequence[object]) -> dict[str, torch.Tensor]:
         """Returns the batch: tensors of shape [1, length].
 
-        Raises: SampleError as `FlattenSamples`.
+        Raises: SampleError, like `FlattenSamples`.
         """
         batch = FlattenSamples(self.is_shifted)(samples)
         rows = {name: row for name, row in batch.items() if isinstance(row, torch.Tensor) and row.ndim == 2}
@@ -112,13 +112,13 @@ class BoundedShapes:
 
 
 def _read(sample: object) -> dict[str, torch.Tensor]:
-    """Returns the fields of a sample that have a value for each token."""
+    """Returns the fields of a sample, each with one value per token."""
     if not isinstance(sample, Mapping) or sample.get("input_ids") is None:
         raise SampleError(f"a sample ({type(sample).__name__}) has no input_ids to lay end to end; pass collate_fn=")
     ids = _flatten(sample["input_ids"], "input_ids")
     given = sample.get("labels")
     labels = ids if given is None else _flatten(given, "labels")
-    # Not every type of integers that ids may be has a -100.
+    # The ids may have an integer type that cannot hold -100.
     fields = {"input_ids": ids, "labels": labels if labels.is_floating_point() else labels.long()}
     fields["position_ids"] = torch.arange(len(ids))
     for name, value in sample.items():

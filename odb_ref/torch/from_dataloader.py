@@ -1,4 +1,4 @@
-"""`apply`: an `ODBDataLoader` in place of a DataLoader that a framework has made."""
+"""`apply`: replaces a DataLoader that a framework has made by an `ODBDataLoader`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ADOPTED: Final = (
     "timeout",
     "collate_fn",
 )
-"""What is taken over from the DataLoader, unless it is given."""
+"""Options taken over from the DataLoader, unless they are given."""
 
 _OF_WORKERS: Final = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 
@@ -31,28 +31,28 @@ _OF_WORKERS: Final = ("prefetch_factor", "persistent_workers", "multiprocessing_
 def apply(dataloader: DataLoader[object], *, token_budget: int, **options: Unpack[LoaderArguments]) -> ODBDataLoader:
     """Returns an `ODBDataLoader` over the data set of ``dataloader``, with its workers and its ``collate_fn``.
 
-    ``options`` are those of `ODBDataLoader` and come first. A random, sequential or distributed sampler of the whole data set
-    is replaced by the loader's own shards, in random or sequential order: the first two read everything on every rank, the
-    last pads shards by repeating samples, or drops some. What seeded the shuffling still does. Any other sampler is kept and
-    read as it is, one of a part of the data set too; its batches are formed anew.
+    ``options`` are those of `ODBDataLoader` and take precedence. A random, sequential or distributed sampler of the whole data
+    set is replaced by the loader's own shards, in random or sequential order. The first two would read everything on every
+    rank, and the last repeats or drops samples to make shards equal. The source of the shuffling's seed remains. Any other
+    sampler is kept as it is, including one of a part of the data set; only its batches are formed anew.
 
-    Warns of ``drop_last`` where there are no updates of a fixed size (``update_samples``).
+    Warns about ``drop_last`` without updates of a fixed size (``update_samples``).
 
-    Raises: UsageError when the DataLoader has no samples to batch, or a batch sampler of your own, and as `ODBDataLoader`.
+    Raises: UsageError when the DataLoader does not batch samples, or has a batch sampler of your own, and like `ODBDataLoader`.
     """
     adopted = adopt_options(dataloader, options)
     return ODBDataLoader(dataloader.dataset, token_budget=token_budget, **adopted)  # type: ignore[arg-type]
 
 
 def adopt_options(dataloader: DataLoader[object], options: Mapping[str, object]) -> dict[str, object]:
-    """Returns what `apply` tells the `ODBDataLoader` that it makes: ``options``, and what they leave to ``dataloader``.
+    """Returns the arguments of the `ODBDataLoader` that `apply` makes: ``options``, and for the rest those of ``dataloader``.
 
-    Raises: UsageError when the DataLoader has no samples to batch, or a batch sampler of the user's own.
+    Raises: UsageError when the DataLoader does not batch samples, or has a batch sampler of the user's own.
     """
     found = dict(options)
     if dataloader.batch_sampler is None and "collate_fn" not in options:
         raise UsageError("apply: a DataLoader with batch_size=None has no collate_fn for several samples: pass one")
-    # Where the user makes the batch sampler, the DataLoader itself says False.
+    # Read it from the batch sampler: with a user's batch sampler, the DataLoader's own drop_last is False.
     if getattr(dataloader.batch_sampler, "drop_last", False) and "drop_last" not in options:
         if options.get("update_samples") is None:
             what = "apply: drop_last=True means nothing here: ranks end together, and each sample is read"
@@ -62,7 +62,7 @@ def adopt_options(dataloader: DataLoader[object], options: Mapping[str, object])
     has_workers = bool(options.get("num_workers", dataloader.num_workers))
     for name in ADOPTED:
         value: object = getattr(dataloader, name)
-        # A DataLoader without workers refuses to be told about them.
+        # Options for workers are an error without workers.
         if name not in options and value is not None and (has_workers or name not in _OF_WORKERS):
             found[name] = value
     if not {"sampler", "shuffle", "shard"} & options.keys():
@@ -75,7 +75,7 @@ def adopt_options(dataloader: DataLoader[object], options: Mapping[str, object])
 
 
 def _check_batch_sampler(batch_sampler: object) -> None:
-    """Raises: UsageError when the user's own class has composed batches, which would not be those that are read."""
+    """Raises: UsageError when the user's own class forms the batches, because the loader would not read them."""
     if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
         raise UsageError(
             f"apply: batches are formed under the token budget, and those of {type(batch_sampler).__name__} would be left out: "
@@ -101,7 +101,7 @@ def _adopt_order(dataloader: DataLoader[object]) -> dict[str, object]:
 
 
 def lists_all(sampler: object, dataset: object) -> bool:
-    """Returns True of a sampler of torch's that lists each sample of a data set once, in random or sequential order."""
+    """Returns True for a torch sampler that lists each sample of a data set once, in random or sequential order."""
     match sampler:
         case DistributedSampler():
             return _is_plain(sampler, DistributedSampler) and _holds_all(sampler.dataset, dataset)
@@ -114,12 +114,12 @@ def lists_all(sampler: object, dataset: object) -> bool:
 
 
 def _is_plain(sampler: object, kind: type[object]) -> bool:
-    """Returns True when the sampler lists what one of its kind lists: a class of the user's may leave samples out."""
+    """Returns True if the sampler lists the same as its base class does. A user's subclass may leave samples out."""
     return type(sampler).__iter__ is kind.__iter__  # type: ignore[attr-defined]
 
 
 def _holds_all(source: object, dataset: object) -> bool:
-    """Returns True when what a sampler lists is the whole data set, and not the first samples of it."""
+    """Returns True if a sampler's source is as long as the data set, and not just its beginning."""
     return isinstance(source, Sized) and isinstance(dataset, Sized) and len(source) == len(dataset)
 
 

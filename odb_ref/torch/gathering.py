@@ -1,4 +1,4 @@
-"""What all ranks' batches of a step have brought, sample by sample: for metrics over uneven ranks."""
+"""Gathers the outputs of all ranks' batches of a step, sample by sample, for metrics over uneven ranks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _RELEASE_S: Final = 1.0
 
 
 def name_rank(rank: int, group: dist.ProcessGroup | None) -> str:
-    """Returns how a message names a rank of a process group."""
+    """Returns the name of a rank of a process group for messages."""
     is_part = group is not None and dist.is_initialized()
     return Roster(processes=tuple(dist.get_process_group_ranks(group))).name(rank) if is_part else f"rank {rank}"
 
 
 def gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> list[Value]:
-    """Returns what each rank has, by rank, the same on every rank; a collective of the trainer's, not of the exchange.
+    """Returns the object of each rank, in rank order, the same on every rank. A collective of the trainer, not of the exchange.
 
-    ``own`` is anything that can be pickled; ``group`` defaults to all ranks. Where there is no process group, or one rank, the
-    list has one entry. As ``torch.distributed.all_gather_object``, but that a process over gloo may end right after it: see
+    ``own`` is anything that can be pickled; ``group`` defaults to all ranks. Without a process group, or with one rank, the
+    list has one entry. Works like ``torch.distributed.all_gather_object``, but a process over gloo may end right after it: see
     `_wait_for_release`.
     """
     _, size = get_rank_and_size(group)
@@ -50,10 +50,10 @@ def gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> list[V
 
 
 def gather_integers(own: Sequence[int], group: dist.ProcessGroup | None = None) -> list[list[int]]:
-    """Returns the integers of each rank, by rank: one all-gather of as many from each, on any device. It is what
-    `odb_ref.plan_rank` calls ``exchange``.
+    """Returns the integers of each rank, in rank order. One all-gather, on any device, with the same number of integers from
+    each rank. Use it as the ``exchange`` of `odb_ref.plan_rank`.
 
-    ``group`` defaults to all ranks; where there is no process group, there is one rank. Spec: R13.11.
+    ``group`` defaults to all ranks. Without a process group there is one rank. Spec: R13.11.
     """
     if not dist.is_available() or not dist.is_initialized():
         return [[*own]]
@@ -67,9 +67,9 @@ def gather_integers(own: Sequence[int], group: dist.ProcessGroup | None = None) 
 
 
 def choose_device(config: str) -> tuple[str, str]:
-    """Returns a device that a process group serves, and by which backend: the CPU, where it is one of them.
+    """Returns a device that a process group supports, and its backend. Prefers the CPU.
 
-    ``config`` is torch's ``"cpu:gloo,cuda:nccl"``, or ``"npu:hccl"`` of a back end that torch does not know itself.
+    ``config`` is a string such as torch's ``"cpu:gloo,cuda:nccl"``, or ``"npu:hccl"`` for a backend that torch itself lacks.
     """
     backends = dict(item.split(":") for item in config.split(","))
     device = "cpu" if "cpu" in backends else next(iter(backends))
@@ -77,7 +77,7 @@ def choose_device(config: str) -> tuple[str, str]:
 
 
 def _gather_bytes(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
-    """Returns each rank's bytes, by rank; a collective over gloo of equally many from each."""
+    """Returns each rank's bytes, in rank order. A collective over gloo, with the same size from each rank."""
     sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     received = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
     dist.all_gather(received, sent, group=group)
@@ -88,9 +88,9 @@ def _gather_bytes(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
 def all_reduce(
     values: torch.Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """Returns the values reduced over ranks, in a tensor of its own; the values themselves without a process group.
+    """Returns the values reduced over ranks, in a new tensor; the values themselves without a process group.
 
-    A collective. As ``torch.distributed.all_reduce``, but that a process over gloo may end right after it: see
+    A collective. Works like ``torch.distributed.all_reduce``, but a process over gloo may end right after it: see
     `_wait_for_release`.
     """
     if not dist.is_available() or not dist.is_initialized():
@@ -103,13 +103,13 @@ def all_reduce(
 
 
 def _wait_for_release(tensors: Sequence[torch.Tensor]) -> None:
-    """Waits until gloo's thread has let go of the tensors of a collective that is over; the caller holds each of them once.
+    """Waits until gloo's thread has released the tensors of a finished collective. The caller holds each of them once.
 
-    It does so a moment after the collective, and needs the interpreter's lock for it. When the process ends in that moment,
-    the last owner of the process group, such as DDP, waits for the thread with that lock held, for ever; or the interpreter
-    ends before the thread, which aborts the process (pytorch issue 190489). While we hold a tensor, letting go of it lowers its
-    count of references with the lock held, and that is the last the thread does with it; were it the last to hold one, it would
-    need the lock once more after all that can be seen of the tensor is gone. Who else holds them is not waited for.
+    The thread releases them shortly after the collective, and needs the interpreter lock for it. If the process ends at that
+    time, the last owner of the process group, such as DDP, waits for ever for the thread while it holds the lock. Or the
+    interpreter ends before the thread, which aborts the process (pytorch issue 190489). While this function holds a tensor, the
+    thread only lowers its reference count, under the lock, and does nothing with it afterwards. If the thread were the last
+    holder, it would need the lock once more, after any visible trace of the tensor is gone. Other holders do not count.
     """
     own = torch.empty(0, device="cpu")
     alone = _count_references([own])
@@ -119,20 +119,20 @@ def _wait_for_release(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _count_references(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns the most references that one of them has."""
+    """Returns the highest reference count of any of them."""
     return max(sys.getrefcount(tensor) for tensor in tensors)
 
 
 def own_memory(output: Output) -> Output:
-    """Returns an output that keeps no other in memory: a row of a tensor would be sent, and kept, with the whole tensor."""
-    # A sparse tensor has no storage that it could share.
+    """Returns an output that keeps nothing else in memory. A row of a tensor would be sent, and kept, with the whole tensor."""
+    # A sparse tensor has no storage to share.
     if not isinstance(output, torch.Tensor) or output.layout is not torch.strided:
         return output
     return cast(Output, output.clone()) if output.untyped_storage().nbytes() > output.nbytes else output
 
 
 def check_outputs(outputs: object) -> None:
-    """Raises: UsageError when outputs are fields of a batch and not one entry for each of its samples."""
+    """Raises: UsageError when outputs are fields of a batch instead of one entry per sample."""
     is_fields = isinstance(outputs, tuple) and any(isinstance(item, torch.Tensor) for item in outputs)
     if is_fields or isinstance(outputs, Mapping):
         raise UsageError(
@@ -142,14 +142,14 @@ def check_outputs(outputs: object) -> None:
 
 
 def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.ProcessGroup | None = None) -> list[Output]:
-    """Returns one entry for each sample of the step ``info`` belongs to: rank by rank, the same on every rank; a collective.
+    """Returns one entry for each sample of ``info``'s step, rank by rank, the same on every rank. A collective.
 
-    ``outputs`` has an entry for each sample of this rank's batch: a tensor's are its rows, which are brought to the CPU and
-    may be of other sizes on other ranks. Those of an idle step, which a batch is replayed in, are left out, so over an epoch
-    each sample is there once. ``group`` is that of the ranks that the loader shares samples among; `ODBDataLoader.gather`
-    knows them on any mesh. Spec: R1.3. Preserves: ONCE.
+    ``outputs`` has an entry for each sample of this rank's batch. The entries of a tensor are its rows, which are moved to the
+    CPU and may have other sizes on other ranks. Outputs of an idle step, which replays a batch, are left out, so that over an
+    epoch each sample appears once. ``group`` must contain the ranks among which the loader divides samples;
+    `ODBDataLoader.gather` finds them for any mesh. Spec: R1.3. Preserves: ONCE.
 
-    Raises: UsageError, on every rank, when a rank has not one entry for each of its samples, or the group is of other ranks.
+    Raises: UsageError, on every rank, when a rank does not have one entry per sample, or the group has other ranks.
     """
     check_outputs(outputs)
     if isinstance(outputs, torch.Tensor):

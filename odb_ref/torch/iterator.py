@@ -1,4 +1,4 @@
-"""The iterators over one epoch: batches to the trainer, with what belongs to each."""
+"""The iterators over one epoch. They hand batches to the trainer, each with its `StepInfo`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from odb_ref.torch.reading.quarantine import BadSampleWarning
 
 
 class _Unique:
-    """What is not copied: dropping the copy would leave the epoch."""
+    """Forbids copies: dropping a copy would leave the epoch."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise UsageError(
@@ -27,9 +27,9 @@ class _Unique:
 
 
 class EpochIterator(_Unique, Generic[Batch]):
-    """The batches of one epoch of one rank. Dropping it before its end leaves the epoch, on all ranks.
+    """Yields the batches of one epoch on one rank. Dropping it before its end leaves the epoch, on all ranks.
 
-    It keeps its loader alive. When that is closed, or begins another epoch, the next batch is a UsageError that says so.
+    It keeps its loader alive. If the loader is closed or begins another epoch, the next batch raises a UsageError.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class EpochIterator(_Unique, Generic[Batch]):
         told: set[str],
     ) -> None:
         self._told = told
-        """What the loader has warned of: once is enough."""
+        """Warnings that the loader has already issued; each is issued once."""
         self._loader: object = loader
         self._is_over = False
         self._put_off: Warning | None = None
-        """A warning that is an error to the user, and came with a batch: raised after that, which would be lost else."""
+        """A warning that the user has turned into an error. Raised after its batch, which would be lost otherwise."""
         self._first = 0
-        """The number of the step that is handed out next."""
+        """The number of the next step to hand out."""
         self._delivery = delivery
         self._on_idle = on_idle
         self._len_bound = len_bound
@@ -67,10 +67,10 @@ class EpochIterator(_Unique, Generic[Batch]):
         return batch
 
     def read(self) -> tuple[Batch, StepInfo]:
-        """Returns the next batch, and what belongs to it.
+        """Returns the next batch and its `StepInfo`.
 
-        Raises: StopIteration when the epoch is complete, JobError when it has ended early, UsageError when it is another's, or
-        when Ctrl-C, or what a signal handler raises, came while a batch was handed out, which is lost.
+        Raises: StopIteration when the epoch is complete, JobError when it has ended early, UsageError when the iterator has
+        lost it, or when a step was lost because Ctrl-C or a signal handler's exception came while it was handed out.
         """
         delivery = self._delivery
         delivery.check_whole()
@@ -108,12 +108,12 @@ class EpochIterator(_Unique, Generic[Batch]):
             if info.is_idle and self._on_idle is OnIdle.SKIP:
                 self._first = self._delivery.next_step
                 continue
-            # What collate_fn has made; None only with on_idle="none", which the caller's type must then allow.
+            # Made by collate_fn. It is None only with on_idle="none", and then the caller's type must allow that.
             return cast(Batch, batch), info
         raise StopIteration
 
     def _warn(self, step: int | None) -> None:
-        """Warns on the training thread, at most once an epoch for each kind."""
+        """Issues warnings on the training thread, each at most once per epoch or loader."""
         epoch = self._delivery.driver.start.epoch
         if what := self._delivery.driver.quarantine.take_warning():
             warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=5)
@@ -139,7 +139,7 @@ class EpochIterator(_Unique, Generic[Batch]):
 
 
 class StepIterator(_Unique, Iterator[tuple[Batch, StepInfo]]):
-    """The steps of one epoch of one rank: each a batch, and what belongs to it. Dropping it before its end leaves the epoch."""
+    """Yields the steps of one epoch on one rank: a batch and its `StepInfo`. Dropping it before its end leaves the epoch."""
 
     def __init__(self, epoch: EpochIterator[Batch]) -> None:
         self._epoch = epoch

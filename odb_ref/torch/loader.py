@@ -65,7 +65,7 @@ Element = TypeVar("Element")
 
 
 class ODBDataLoader(Epochs[Batch]):
-    """Batches under a token budget, formed online, with the same number of steps on every rank.
+    """Forms batches under a token budget, online, with the same number of steps on every rank.
 
     ::
 
@@ -76,39 +76,41 @@ class ODBDataLoader(Epochs[Batch]):
                 optimizer.step()
                 optimizer.zero_grad()
 
-    Samples are read with a standard ``DataLoader``; arguments of that name mean what they mean there. Batches are the same for
-    the same seed, data and world size, whatever the timing and, of a map-style data set, the number of workers (REPLAY).
+    Samples are read with a standard ``DataLoader``, and arguments with the same name mean the same as there. The same seed,
+    data and world size always give the same batches, whatever the timing. For a map-style data set the number of workers does
+    not matter either (REPLAY).
 
     Args:
-        dataset: Map-style or iterable, of any length, also an empty one.
-        token_budget: Most tokens of a batch, padding included; a longer sample travels alone.
-        update_samples: Samples of all ranks in an optimizer update: those at the places [uN, (u+1)N) of the common order
-            (R16). Default: an update holds ``Loss(accumulation_steps=)`` full batches.
-        layout: ``"padded"``: a row for each sample (default). ``"packed"``: one row, laid end to end (`FlattenSamples`).
-        collate_fn: Makes a batch of a list of samples, beside the workers. Default: torch's, or `FlattenSamples` where packed.
-        shuffle: Whether the order is a permutation by seed and epoch. Default: False.
-        sampler: What this rank reads, in place of its shard; with ``update_samples`` the same order on all ranks, or a
-            `DistributedSampler`.
-        shard: ``"auto"``: every world_size-th index (default). ``"shared"``: ranks draw from one order as they have room (R14).
-            ``"given"``: the data set is this rank's own.
-        seed: Seeds the order, and what samples draw at random. Default: 0.
-        generator: Gives the seed by one number drawn from it now, on every rank the same.
-        drop_last: Whether to leave out a last update that is not full. Default: False.
-        num_workers: Processes that read samples; with 0 the training thread reads. Default: 0.
+        dataset: Map-style or iterable, of any length, including empty.
+        token_budget: The maximum number of tokens in a batch, including padding. A longer sample gets a batch of its own.
+        update_samples: Samples in an optimizer update, over all ranks. Update u holds the samples at places [uN, (u+1)N) of the
+            order that all ranks share (R16). Default: an update holds ``Loss(accumulation_steps=)`` full batches.
+        layout: ``"padded"`` gives each sample a row (default). ``"packed"`` lays them end to end in one row (`FlattenSamples`).
+        collate_fn: Makes a batch from a list of samples. It runs outside the workers. Default: torch's, or `FlattenSamples` if
+            packed.
+        shuffle: Whether to permute the order by seed and epoch. Default: False.
+        sampler: Lists what this rank reads, instead of its shard. With ``update_samples`` every rank must pass the same order,
+            or a `DistributedSampler`.
+        shard: ``"auto"`` gives a rank every world_size-th index (default). ``"shared"`` lets ranks draw from one order as they
+            have room (R14). ``"given"`` means that the data set holds only this rank's samples.
+        seed: Seeds the order, and random numbers drawn while samples are read. Default: 0.
+        generator: Supplies the seed: one number is drawn from it now. It must be in the same state on every rank.
+        drop_last: Whether to drop the last update if it is not full. Default: False.
+        num_workers: Processes that read samples. With 0 the training thread reads. Default: 0.
         prefetch_factor: As in a DataLoader.
-        persistent_workers: Whether processes outlive an epoch. Default: where starting one takes seconds.
+        persistent_workers: Whether processes outlive an epoch. Default: True, unless they are forked.
         multiprocessing_context: As in a DataLoader.
         worker_init_fn: As in a DataLoader.
         pin_memory: As in a DataLoader.
-        timeout: Seconds to wait for a sample of the workers, as in a DataLoader. Default: 0, no end.
-        mesh: That of a model spread over several processes: ranks lie along its data-parallel dimensions (R17).
-        batching: How batches are formed: window, order, sizes, costs, a budget that changes.
-        loss: What is weighed, and how: scaling, reduction, accumulation.
-        faults: What becomes of bad samples, and of ranks and processes that are silent.
+        timeout: Seconds to wait for a sample from the workers, as in a DataLoader. Default: 0, no limit.
+        mesh: The device mesh of a model spread over several processes. Ranks lie along its data-parallel dimensions (R17).
+        batching: How batches are formed: window, order, sizes, costs, a changing budget.
+        loss: How losses are weighted: scaling, reduction, accumulation.
+        faults: How to handle bad samples, and ranks and processes that stop responding.
         protocol: How ranks agree, and how an epoch ends.
-        trace: Path of a file for each rank that records events and effects (`odb_ref.trace.format`). Default: none.
+        trace: Path of a file, one per rank, that records events and effects (`odb_ref.trace.format`). Default: none.
 
-    Each is explained in ``docs/explanation/loader.md``.
+    ``docs/explanation/loader.md`` explains each of them.
 
     Spec: R5 to R7, R11, R16.
     Raises: UsageError when an argument makes no sense; `JobError` from an epoch, on every rank, when any rank fails.
@@ -157,9 +159,9 @@ class ODBDataLoader(Epochs[Batch]):
         shape = choose(Layout, layout, "layout")
         if collate_fn is None:
             self.collate_fn = FlattenSamples(causal_shift) if shape is Layout.PACKED else default_collate
-        else:  # what the data set yields is what it takes: past this point samples are opaque
+        else:  # the data set's items and the function's argument have the same type; from here on samples are opaque
             self.collate_fn = cast(CollateFn, collate_fn)
-        # Checked once, here: from here on numbers and flags are Python's own.
+        # All options are checked once, here. From now on numbers and flags are Python's own types.
         options = make_loader_options(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
@@ -198,7 +200,7 @@ class ODBDataLoader(Epochs[Batch]):
             rank=0,
             world_size=1,
             budget_tokens=self.token_budget,
-            # A step comes with the counts of its update, and whether it is the last: all of these must fit.
+            # A step is handed out with its update's counts and the fact whether it is the last, so all of these must fit.
             depth_steps=max(check_integer(batching.depth, "depth", 1), self._weighting.accumulation_steps + 1),
             rule=get_rule(protocol.policy) if isinstance(protocol.policy, str) else protocol.policy,
             window_samples=window,
@@ -269,7 +271,7 @@ class ODBDataLoader(Epochs[Batch]):
             "accumulation_steps": self._weighting.accumulation_steps,
             "trainer_divides_loss": self._weighting.is_divided_by_steps,
         }
-        # Refuses what makes no sense before any process has started.
+        # Refuses impossible settings before any process has started.
         shared = json.loads(self._make_config(0, 1).shared_json)
         decisive |= {key: value for key, value in shared.items() if key not in ("tag", "world_size")}
         self._schedule = Schedule(
@@ -282,7 +284,7 @@ class ODBDataLoader(Epochs[Batch]):
         self._start_session()
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuses what would change nothing: the arguments are read once.
+        """Refuses assignments without effect: the arguments are read once.
 
         Raises: UsageError.
         """
@@ -290,7 +292,7 @@ class ODBDataLoader(Epochs[Batch]):
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Refuses what would change nothing, as for an assignment.
+        """Refuses deletions without effect, like `__setattr__`.
 
         Raises: UsageError.
         """
@@ -303,7 +305,7 @@ class ODBDataLoader(Epochs[Batch]):
             raise UsageError(f"{name} cannot be {what}: the loader has read its arguments; {instead}")
 
     def __bool__(self) -> bool:
-        """Returns True, as for any loader: its length does not matter."""
+        """Returns True, as for any loader, without asking for a length."""
         return True
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
@@ -323,4 +325,4 @@ _INSTEAD: Final = {
     **{name: f"make another loader with {describe_new_spelling(name)}" for name in RENAMED},
 }
 _READ_ONCE: Final = frozenset(signature(ODBDataLoader).parameters) | GROUP_OF.keys() | _INSTEAD.keys()
-"""Names of arguments, of what a DataLoader would be told, and of what is the loader's to say."""
+"""Arguments of this loader, arguments of a DataLoader that it replaces, and attributes that only the loader sets."""

@@ -1,4 +1,4 @@
-"""Micro-batches of samples whose lengths are known, over a process group: `odb_ref.plan` with torch's exchange. Spec: R13."""
+"""Plans micro-batches of samples with known lengths over a process group: `odb_ref.plan` with torch's exchange. Spec: R13."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class MicroBatch:
     """One micro-batch of this rank."""
 
     indices: Indices
-    """Which of this rank's samples it holds. An idle one holds the shortest, to be run again with weight 0, so that this rank
-    takes part in every collective; none, where the rank has no sample."""
+    """Which of this rank's samples it holds. An idle one holds the shortest sample, to run again with weight 0, so that this
+    rank takes part in every collective. Empty if the rank has no sample."""
     is_idle: bool
     loss_scale: float
-    """Multiply its loss, the mean over its supervised tokens, by this before ``backward``: gradients averaged over ranks (DDP,
-    FSDP) and added up over micro-batches are then those of the mean over all."""
+    """Multiply the micro-batch's loss, a mean over its supervised tokens, by this before ``backward``. Gradients averaged over
+    ranks (DDP, FSDP) and summed over micro-batches are then those of the mean over all."""
     token_weights: tuple[float, ...]
-    """For each sample: multiply the sum over its tokens' losses by this instead, where the tokens of a micro-batch do not weigh
-    alike, as in every mean but ``"token-mean"``."""
+    """For each sample, a factor for the sum of its tokens' losses. Use these instead of ``loss_scale`` if tokens of a
+    micro-batch have different weights, as in every mean except ``"token-mean"``."""
 
 
 def plan_micro_batches(
@@ -41,11 +41,11 @@ def plan_micro_batches(
     group: distributed.ProcessGroup | None = None,
     **terms: Unpack[Options],
 ) -> tuple[MicroBatch, ...]:
-    """Returns this rank's micro-batches of one optimizer step; every rank of the group, and all must call it, gets as many.
+    """Returns this rank's micro-batches of one optimizer step, the same number on every rank; all must call it.
 
-    ``lengths`` says how many tokens each of this rank's samples has, ``supervised`` how many of them carry loss (default: all).
-    The weights are those of ``mean``. `odb_ref.plan_rank` explains the other arguments, `odb_ref.plan.PlanTerms` the terms. A
-    process without a process group plans for itself.
+    ``lengths`` are the numbers of tokens in this rank's samples, ``supervised`` how many of these carry loss (default: all).
+    The weights are those of ``mean``. `odb_ref.plan_rank` explains the other arguments, `odb_ref.plan.PlanTerms` the terms.
+    Without a process group, a process plans for itself.
 
     Raises: UsageError on every rank, with the same message, when one rank cannot plan, or two ranks' terms or means differ.
     Spec: R13.9, R13.11. Preserves: WEIGHT.

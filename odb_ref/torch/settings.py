@@ -1,4 +1,4 @@
-"""Settings of `ODBDataLoader` that a DataLoader does not have, in four groups with defaults that fit most jobs."""
+"""Settings that `ODBDataLoader` has and a DataLoader lacks, in four groups, with defaults that fit most jobs."""
 
 from __future__ import annotations
 
@@ -36,22 +36,24 @@ class Batching:
     """How batches are formed.
 
     Args:
-        window: Samples a rank looks at when it forms batches; more of them fill batches better. Default: 1024.
-        window_bytes: Bound of the bytes that these take. Default: none.
-        depth: Steps made ahead. Default: 8.
-        length_fn: Tokens of a sample. Default: what the fields of usual tasks say (`odb_ref.torch.reading.tasks`).
-        order: ``"shuffled"`` batches of a window, or ``"sampler"``: neighbours, in the sampler's order. ``"fullest"`` sorts.
-        cost: What the batches that meet in a step are alike in: ``"tokens"`` (default), ``"attention/Q"``
+        window: Samples a rank considers when it forms batches. A larger window fills batches better. Default: 1024.
+        window_bytes: Limit on the bytes of the samples in a window. Default: none.
+        depth: Steps to prepare ahead. Default: 8.
+        length_fn: Counts the tokens of a sample. Default: reads the usual fields (`odb_ref.torch.reading.tasks`).
+        order: ``"shuffled"`` shuffles the batches of a window (default). ``"sampler"`` makes batches of neighbours, in the
+            sampler's order. ``"fullest"`` puts the fullest batches first.
+        cost: The quantity in which the batches of one step are alike across ranks: ``"tokens"`` (default), ``"attention/Q"``
             (``tokens + tokens**2 // Q``), or a function of a sample's tokens.
-        sizes: Samples in a padded batch: ``"any"`` number (default), ``"powers"`` of two, ``"threes"`` (and three times
-            these), or an ``"even"`` number; one sample may always go alone.
-        padding_share: With ``update_samples`` at most this part of the budget is padding in a batch: about what an empty step
-            costs, as a part of a full one. Default: 16. Where each step gathers weights (FSDP, ZeRO 3) 4 is often better.
-        max_patches: Bound of a batch's patches of images and videos (`odb_ref.torch.count_patches`). Default: none.
-        cost_fn: What a sample uses of further resources, as integers. Default: none.
-        limits: What a batch may use of each of these; a sample beyond one travels alone. Default: none.
-        budget_schedule: ``(step, current) -> token budget``, by the steps planned since training began; called once a round
-            where batches are formed (R15). Default: the budget does not change.
+        sizes: Number of samples in a padded batch: ``"any"`` (default), ``"powers"`` of two, ``"threes"`` (powers of two and
+            three times these), or an ``"even"`` number. A batch of one sample is always allowed.
+        padding_share: With ``update_samples`` a batch holds at most 1/``padding_share`` of the budget as padding. Set it to
+            about what a full step costs, divided by what an empty one does. Default: 16. If each step gathers weights (FSDP,
+            ZeRO 3) 4 is often better.
+        max_patches: Limit on a batch's image and video patches (`odb_ref.torch.count_patches`). Default: none.
+        cost_fn: Returns what a sample uses of further resources, as integers. Default: none.
+        limits: What a batch may use of each further resource. A sample above one gets a batch of its own. Default: none.
+        budget_schedule: ``(step, current) -> token budget``, where ``step`` counts the steps planned since training began. It
+            is called once per round, when batches are formed (R15). Default: the budget does not change.
         len_bound: What ``len()`` returns without ``update_samples``: ``"samples"``, which always holds, or a number of steps.
             Default: ``len()`` raises TypeError.
     """
@@ -73,17 +75,17 @@ class Batching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What `StepInfo.scale` makes of a loss: see the table in `odb_ref.core.batching.weighting`. Preserves: WEIGHT.
+    """How `StepInfo.scale` weights a loss: see the table in `odb_ref.core.batching.weighting`. Preserves: WEIGHT.
 
     Args:
-        scaling: What the average over ranks is the mean of: ``"exact"``, all supervised tokens (default), or ``"samples"``;
-            ``"none"`` leaves the loss.
-        reduction: What the loss function takes over a batch: the ``"mean"`` (default) or the ``"sum"``.
+        scaling: The average over ranks becomes the mean over all supervised tokens (``"exact"``, default) or over all
+            ``"samples"``; ``"none"`` leaves the loss alone.
+        reduction: What the loss function computes over a batch: the ``"mean"`` (default) or the ``"sum"``.
         accumulation_steps: Batches in an optimizer update, without ``update_samples``. Default: 1.
         is_divided_by_trainer: Whether the trainer divides each loss by ``accumulation_steps``. Default: False.
-        supervised_fn: Tokens of a sample that carry loss. Default: labels other than -100.
-        causal_shift: Whether the model shifts its labels by a token, so that the first is not counted. Default: it
-            does, but where an integration sees that the model does not.
+        supervised_fn: Counts the tokens of a sample that carry loss. Default: counts labels other than -100.
+        causal_shift: Whether the model shifts its labels by one token, so that the first does not count. Default: True, unless
+            an integration finds that the model does not.
     """
 
     scaling: ScalingName = "exact"
@@ -96,14 +98,15 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What is done about samples, processes and ranks that fail.
+    """What to do about samples, processes and ranks that fail.
 
     Args:
-        on_bad_sample: One that cannot be read or measured makes every rank ``"fail"`` (default), or goes to ``"quarantine"``.
-        max_bad_samples: How many of these one rank may set aside in an epoch: a number, or a share of its samples (below 1),
-            which above 0 always allows ten. Default: 0.01.
-        timeout_s: Seconds after which a rank or a loader process that shows no sign of life is lost. Half of it is how often
-            the logger ``odb_ref`` says what a slow job waits for. Default: 60.
+        on_bad_sample: If a sample cannot be read or measured, every rank will ``"fail"`` (default), or the sample goes to
+            ``"quarantine"``.
+        max_bad_samples: How many samples one rank may set aside in an epoch: a number, or a share of its samples (below 1). Any
+            share above 0 allows at least ten. Default: 0.01.
+        timeout_s: A rank or a loader process without a sign of life for this many seconds is lost. After half that time the
+            logger ``odb_ref`` reports what a slow job is waiting for, and repeats it. Default: 60.
     """
 
     on_bad_sample: BadSampleName = "fail"
@@ -116,23 +119,24 @@ class Protocol:
     """How ranks agree, and how an epoch ends.
 
     Args:
-        policy: The target rule: ``"odb"`` (default), ``"paper"``, or one of your own.
+        policy: The target rule: ``"odb"`` (default), ``"paper"``, or a rule object of your own.
         max_age_rounds: Rounds that a sample may be put off. Default: 4.
-        ramp_rounds: First windows that are smaller, for an early first step; they fill few batches, and carry the other samples
-            into larger windows. Default: 3, or 1 where an epoch is known to have less than two windows.
-        mode: ``"join"``: each sample is read (default). ``"quota"``: all ranks stop together, at ``quota`` or when
-            one runs dry.
-        quota: Samples of all ranks after which an epoch ends. Default: none.
-        on_idle: What a rank that has nothing left does in a step: ``"replay"`` a small batch with weight 0 (default), yield
+        ramp_rounds: How many of the first windows are smaller, so that the first step comes early. Few of their batches are
+            full, and their other samples move on to larger windows. Default: 3, or 1 if the epoch is known to be shorter than
+            two windows.
+        mode: ``"join"`` reads each sample (default). With ``"quota"`` all ranks stop together, at ``quota`` or when one runs
+            dry.
+        quota: Number of samples over all ranks after which an epoch ends. Default: none.
+        on_idle: What a rank with no samples left does in a step: ``"replay"`` a small batch with weight 0 (default), yield
             ``"none"``, or ``"skip"`` it, for DDP's Join.
-        idle_sample: What a rank replays that never has a sample. Default: none.
+        idle_sample: The sample to replay on a rank that never gets one. Default: none.
         transport: ``"reduce"`` (default) or ``"gather"``, the paper's exchange.
-        process_group: The ranks, where there is no ``mesh``. Default: all.
-        is_apart: Whether no rank outside of ``process_group`` is a model-parallel peer of one inside. Default: False, so a
+        process_group: The ranks, if there is no ``mesh``. Default: all.
+        is_apart: Promises that no rank outside ``process_group`` is a model-parallel peer of one inside. Default: False, so a
             group that leaves out ranks of the job is refused.
         mesh_dims: The dimensions of ``mesh`` along which ranks lie. Default: those named dp, dp_replicate, dp_shard or batch.
-        name: Which loader this is, the same on all of its ranks, where a line of the script makes several (R18). Default: the
-            line that makes it, and what it reads.
+        name: Identifies this loader, the same on all of its ranks, if one line of the script makes several loaders (R18).
+            Default: the line that makes it, and what it reads.
     """
 
     policy: Literal["odb", "paper"] | TargetRule = "odb"
@@ -150,7 +154,7 @@ class Protocol:
 
 
 class SharedArguments(TypedDict, total=False):
-    """Arguments that `ODBDataLoader` and all that make one of them take under the same name: see there."""
+    """Arguments that `ODBDataLoader` and everything that makes one share. `ODBDataLoader` documents them."""
 
     layout: LayoutName
     collate_fn: Callable[[Never], object] | None
@@ -176,7 +180,7 @@ class SharedArguments(TypedDict, total=False):
 
 
 class LoaderArguments(SharedArguments, total=False):
-    """All arguments of `ODBDataLoader` but ``dataset`` and ``token_budget``."""
+    """All arguments of `ODBDataLoader` except ``dataset`` and ``token_budget``."""
 
     update_samples: int | None
 
@@ -190,7 +194,7 @@ GROUPS: Final[Mapping[str, type[Group]]] = {
     "protocol": Protocol,
 }
 GROUP_OF: Final[Mapping[str, str]] = {field.name: name for name, kind in GROUPS.items() for field in fields(kind)}
-"""By a setting, the argument that holds it."""
+"""Maps each setting to the argument that holds it."""
 
 RENAMED: Final[Mapping[str, str]] = {
     "device_mesh": "mesh",
@@ -200,14 +204,14 @@ RENAMED: Final[Mapping[str, str]] = {
     "loader_timeout_s": "timeout_s",
     "log_wait_s": "timeout_s",
 }
-"""Arguments of earlier versions whose name has changed; all in `GROUP_OF` stood beside ``token_budget`` under their own."""
+"""Arguments renamed since earlier versions. Settings in `GROUP_OF` used to be arguments of their own."""
 
 
 FORMED: Final = "batches are formed under token_budget=, and update_samples= says how many samples an update holds"
 
 
 def check_groups(**given: object) -> None:
-    """Checks that each group is one of its class.
+    """Checks that each group is an instance of its class.
 
     Raises: UsageError.
     """
@@ -217,7 +221,7 @@ def check_groups(**given: object) -> None:
 
 
 def describe_new_spelling(name: str) -> str | None:
-    """Returns how an argument of an earlier version is given now; None when there was no such argument."""
+    """Returns how to pass an argument of an earlier version today, or None if there was no such argument."""
     new = RENAMED.get(name, name)
     if (group := GROUP_OF.get(new)) is not None:
         return f"{group}={GROUPS[group].__name__}({new}=...)"
@@ -225,9 +229,9 @@ def describe_new_spelling(name: str) -> str | None:
 
 
 def check_spelling(options: Iterable[str]) -> None:
-    """Checks that no argument is spelt as in earlier versions, or is a DataLoader's for batches of a fixed size.
+    """Refuses arguments spelt as in earlier versions, and a DataLoader's arguments for batches of a fixed size.
 
-    Raises: UsageError that says how it is given now.
+    Raises: UsageError that names today's spelling.
     """
     for name in options:
         if name in ("batch_size", "batch_sampler"):
@@ -237,7 +241,7 @@ def check_spelling(options: Iterable[str]) -> None:
 
 
 def refuse_old_spelling(init: Callable[P, None]) -> Callable[P, None]:
-    """Returns a constructor that says how arguments of earlier versions are given now.
+    """Wraps a constructor so that it refuses arguments of earlier versions and names today's spelling.
 
     Raises: UsageError.
     """
@@ -251,9 +255,9 @@ def refuse_old_spelling(init: Callable[P, None]) -> Callable[P, None]:
 
 
 def arrange(options: Mapping[str, object]) -> dict[str, object]:
-    """Returns arguments of `ODBDataLoader`, with each setting that stands among them by its own name in its group.
+    """Returns arguments of `ODBDataLoader`, after moving each setting passed by its own name into its group.
 
-    For integrations, which know settings one by one.
+    For integrations, which handle settings one by one.
     """
     found = {name: value for name, value in options.items() if name not in GROUP_OF}
     for name, kind in GROUPS.items():
@@ -263,7 +267,7 @@ def arrange(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def spread(options: Mapping[str, object]) -> dict[str, object]:
-    """Returns arguments of `ODBDataLoader` with what a group says other than the default by its own name, for `arrange`."""
+    """Undoes `arrange`: returns arguments of `ODBDataLoader` with non-default settings by their own names."""
     found = {name: value for name, value in options.items() if name not in GROUPS}
     for name, kind in GROUPS.items():
         group = options.get(name, kind())

@@ -1,4 +1,4 @@
-"""`odb.integrations`: what the frameworks' modules offer, imported when it is asked for."""
+"""`odb.integrations`: the names of the frameworks' modules, imported on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`odb.integrations.accelerate`: your own loop, with an `Accelerator`."""
+"""`odb.integrations.accelerate`: for your own loop with an `Accelerator`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ODBAccelerateBridgeState = BridgeState
 
 
 class OnDevice:
-    """An `ODBDataLoader` whose batches are moved to the Accelerator's device, each with what belongs to it."""
+    """An `ODBDataLoader` whose batches are moved to the Accelerator's device, together with their step's information."""
 
     def __init__(self, loader: ODBDataLoader[object], accelerator: Accelerator) -> None:
         self.loader, self._accelerator = loader, accelerator
@@ -38,7 +38,7 @@ class OnDevice:
 
 @dataclass(slots=True)
 class ODBAccelerateBridge(Bridge):
-    """What a loop asks: `consume_batch` before the model sees a batch, `backward` in place of the Accelerator's."""
+    """For a loop: call `consume_batch` before the model sees a batch, and `backward` instead of the Accelerator's."""
 
     accelerator: Accelerator
     dataloader: object
@@ -48,13 +48,13 @@ class ODBAccelerateBridge(Bridge):
     state: BridgeState = field(default_factory=BridgeState)
 
     def backward(self, loss: Tensor, info: ODBStepInfo | None = None, **kwargs: object) -> Tensor:
-        """Returns the weighed loss, after its backward pass."""
+        """Runs the backward pass of the weighted loss, and returns this loss."""
         scaled = self.scale_loss(loss, info)
         self.accelerator.backward(scaled, **kwargs)
         return scaled
 
     def join_uneven_inputs(self, joinables: Iterable[object], **kwargs: object) -> AbstractContextManager[object]:
-        """Returns the Accelerator's own context. All ranks take the same number of steps, so it has nobody to wait for."""
+        """Returns the Accelerator's own context. It never has to wait, because all ranks take the same number of steps."""
         context: AbstractContextManager[object] = self.accelerator.join_uneven_inputs([*joinables], **kwargs)
         return context
 
@@ -69,12 +69,12 @@ def configure_accelerator(
     loss_scaling: LossScalingMode = None,
     **apply_kwargs: object,
 ) -> ODBAccelerateBridge:
-    """Returns the bridge of a loop over ``dataloader``, which becomes an `ODBDataLoader` if it is not one yet.
+    """Returns the bridge for a loop over ``dataloader``, which is turned into an `ODBDataLoader` if it is not one yet.
 
-    `Accelerator.prepare` leaves such a loader as it is, before and after; with ``prepare_dataloader`` the bridge's moves
-    batches to the device, too. With a ``handle`` the loader may be any that was made before.
+    `Accelerator.prepare` leaves such a loader unchanged, before and after. With ``prepare_dataloader`` the bridge's loader also
+    moves batches to the device. With a ``handle`` the loader may be any that was made before.
 
-    Raises: UsageError as `ODBDataLoader`.
+    Raises: UsageError, like `ODBDataLoader`.
     """
     if isinstance(dataloader, ODBDataLoader):
         handle = ODBHandle(dataloader.odb_config) if handle is None else handle

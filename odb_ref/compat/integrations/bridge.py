@@ -1,4 +1,4 @@
-"""What the bridges of loops and of modules have in common: they take out what belongs to a batch, count, and weigh losses."""
+"""Shared by the bridges of loops and modules: takes a step's information out of its batch, counts, and weights losses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from odb_ref.torch import UsageError
 
 @dataclass(slots=True)
 class BridgeState:
-    """How far training has come."""
+    """The progress of training."""
 
     emitted_samples: int = 0
     optimizer_steps: int = 0
@@ -22,7 +22,7 @@ class BridgeState:
 
 
 class Bridge:
-    """What a training step asks: `consume_batch` before the model sees a batch, `scale_loss` before its backward pass."""
+    """For a training step: call `consume_batch` before the model sees a batch, and `scale_loss` before its backward pass."""
 
     __slots__ = ()
     handle: ODBHandle
@@ -31,7 +31,7 @@ class Bridge:
     state: BridgeState
 
     def consume_batch(self, batch: object) -> ODBStepInfo:
-        """Returns what belongs to a batch, takes it out of it, and counts its samples."""
+        """Removes a step's information from its batch, counts its samples, and returns the information."""
         mode = self.handle.config.loss_scaling if self.loss_scaling is None else self.loss_scaling
         info = pop_step_info(batch, loss_scaling=mode)
         self.state.emitted_samples += info.all_samples_this_step
@@ -39,7 +39,7 @@ class Bridge:
         return info
 
     def scale_loss(self, loss: Tensor, info: ODBStepInfo | None = None) -> Tensor:
-        """Returns the loss, weighed: by ``info``, or by what `consume_batch` has returned last.
+        """Returns the weighted loss, by ``info`` or by the last result of `consume_batch`.
 
         Raises: UsageError when no batch was consumed.
         """
@@ -54,5 +54,5 @@ class Bridge:
 
     @property
     def should_stop(self) -> bool:
-        """True when the sample budget is met, on all ranks at the same step."""
+        """True if the sample budget is met, on all ranks at the same step."""
         return self.sample_budget is not None and self.state.emitted_samples >= self.sample_budget

@@ -1,4 +1,4 @@
-"""`odb.integrations.hf`: a Trainer becomes an `odb_ref.integrations.hf.ODBTrainer`, in place."""
+"""`odb.integrations.hf`: turns a Trainer into an `odb_ref.integrations.hf.ODBTrainer`, in place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ODBTrainerBridgeState = BridgeState
 
 @dataclass(frozen=True, slots=True)
 class ODBTrainerBridge:
-    """What `configure_trainer` has made of a Trainer."""
+    """The result of `configure_trainer`."""
 
     trainer: Trainer
     handle: ODBHandle
@@ -46,14 +46,14 @@ class ODBTrainerBridge:
 
     @property
     def state(self) -> BridgeState:
-        """How far it has come: the Trainer itself counts."""
+        """The progress, as the Trainer itself counts it."""
         progress, step = self.trainer.progress, self.trainer._info
         info = None if step is None else ODBStepInfo(step.global_samples, step.loss_scale, step)
         samples = 0 if progress is None else progress.samples
         return BridgeState(samples, self.trainer.state.global_step, info)
 
     def consume_step(self, info: ODBStepInfo) -> None:
-        """Does nothing: the Trainer counts each step once, whatever is taken out of its batch."""
+        """Does nothing: the Trainer counts each step once, even if its information is removed from the batch."""
 
 
 class _Schedule(Protocol):
@@ -61,10 +61,10 @@ class _Schedule(Protocol):
 
 
 class ODBDynamicBatchCallback(TrainerCallback):  # type: ignore[misc]
-    """Counts samples in place of steps, for a Trainer that appends those of each batch to ``state.total_batch_sizes``.
+    """Counts samples instead of steps, for a Trainer that appends each batch's samples to ``state.total_batch_sizes``.
 
-    Epochs and the learning rate's schedule follow the samples, and training ends after ``odb_total_samples``. A Trainer of
-    `configure_trainer` counts by itself and needs none of this.
+    Epochs and the learning rate's schedule follow the samples, and training ends after ``odb_total_samples``. A Trainer from
+    `configure_trainer` counts by itself and does not need this callback.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ODBDynamicBatchCallback(TrainerCallback):  # type: ignore[misc]
         self._follows_samples = scheduler_progress == "samples"
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **_: object) -> None:
-        """Starts to count."""
+        """Resets the counts."""
         state.total_data_step, state.accumulation_batch_size, state.total_batch_sizes = 0, 0, []
 
     def on_substep_end(
@@ -102,9 +102,9 @@ class ODBDynamicBatchCallback(TrainerCallback):  # type: ignore[misc]
         lr_scheduler: _Schedule | None = None,
         **_: object,
     ) -> None:
-        """Counts those of the update, and takes the schedule as far."""
+        """Counts the samples of the update, and advances the schedule by the same number."""
         self.on_substep_end(args, state, control)
-        # The Trainer itself takes one of the schedule's steps.
+        # The Trainer itself makes one of the schedule's steps.
         if lr_scheduler is not None and self._follows_samples:
             for _step in range(state.accumulation_batch_size - 1):
                 lr_scheduler.step()
@@ -112,7 +112,7 @@ class ODBDynamicBatchCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class _Counter(TrainerCallback):  # type: ignore[misc]
-    """Has `TrainerState.total_data_step`, which the release counts, say how many samples all ranks have trained on."""
+    """Sets `TrainerState.total_data_step`, as the release does, to the number of samples that all ranks have trained on."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -137,12 +137,12 @@ def configure_trainer(
     replace_train_dataloader: bool = True,
     **apply_kwargs: object,
 ) -> ODBTrainerBridge:
-    """Makes an `odb_ref.integrations.hf.ODBTrainer` of a Trainer, over the data of ``dataloader`` or its own.
+    """Turns a Trainer into an `odb_ref.integrations.hf.ODBTrainer`, over the data of ``dataloader`` or its own.
 
-    Training ends after ``sample_budget`` samples, in the epochs that these take, or after ``max_optimizer_steps`` updates. The
-    Trainer's loader is replaced in any case: ``replace_train_dataloader`` says nothing here.
+    Training ends after ``sample_budget`` samples, with the number of epochs that they take, or after ``max_optimizer_steps``
+    updates. The Trainer's loader is always replaced, so ``replace_train_dataloader`` has no effect.
 
-    Raises: UsageError when settings contradict each other, and as `ODBDataLoader`.
+    Raises: UsageError when settings contradict each other, and like `ODBDataLoader`.
     """
     settings, own = split_settings(apply_kwargs)
     config, options = _resolve(trainer, dataloader, handle, settings, own)
@@ -171,8 +171,8 @@ def _resolve(
     settings: Mapping[str, object],
     own: Mapping[str, object],
 ) -> tuple[ODBConfig, dict[str, object]]:
-    """Returns the configuration, and what the Trainer's loader is told beside what the Trainer tells it."""
-    # A loader that the Trainer has made, it will make again; and which samples a rank reads, its arguments say.
+    """Returns the configuration, and the arguments of the Trainer's loader beside those that the Trainer sets."""
+    # The Trainer rebuilds a loader that it has made. Its arguments then determine which samples a rank reads.
     is_trainers = bool(getattr(dataloader, "_is_accelerate_prepared", False))
     if isinstance(dataloader, ODBDataLoader):
         config = handle.config if handle is not None else dataloader.odb_config
@@ -237,12 +237,12 @@ def enable_odb(
     validate_pipeline: bool = True,
     **apply_kwargs: object,
 ) -> ODBTrainerBridge:
-    """Makes an `odb_ref.integrations.hf.ODBTrainer` of a Trainer, for the epochs its arguments say.
+    """Turns a Trainer into an `odb_ref.integrations.hf.ODBTrainer`, for the epochs in its arguments.
 
-    What is to be required or validated says nothing here: a batch size and a number of workers change nothing, and a sample
-    that cannot be measured ends the epoch with an error that names it.
+    The arguments that require or validate something have no effect: batch size and number of workers do not matter, and a
+    sample that cannot be measured ends the epoch with an error that names it.
 
-    Raises: UsageError as `configure_trainer`.
+    Raises: UsageError, like `configure_trainer`.
     """
     loader = dataloader if train_dataloader is None else train_dataloader
     if num_train_epochs is not None:
@@ -270,32 +270,32 @@ def enable_odb(
 
 
 class ODBTrainerMixin:
-    """For Trainers that take what belongs to a batch out of it on their own: ``class Mine(ODBTrainerMixin, Trainer)``.
+    """For Trainers that take a step's information out of its batch themselves: ``class Mine(ODBTrainerMixin, Trainer)``.
 
-    With `configure_trainer` or `enable_odb` gradients are exact over an update. Over your own loader, which
-    knows nothing of updates, they are the mean over the micro-steps' exact ones.
+    With `configure_trainer` or `enable_odb` gradients are exact over an update. With your own loader, which does not know about
+    updates, they are the mean of the micro-steps' exact gradients.
     """
 
     odb_loss_scaling: LossScalingMode = "auto"
     loss_is_scaled_for_ga = True
-    """To the Trainer: do not divide what `compute_loss` returns; it has its weight."""
+    """Tells the Trainer not to divide the result of `compute_loss`, which is already weighted."""
 
     def set_odb_loss_scaling(self, loss_scaling: LossScalingMode) -> Self:
-        """Chooses how losses are weighed; ``"auto"`` as the loader was told."""
+        """Chooses how losses are weighted; ``"auto"`` follows the loader."""
         self.odb_loss_scaling = loss_scaling
         return self
 
     def get_batch_samples(
         self, epoch_iterator: object, num_batches: int, device: torch.device
     ) -> tuple[list[object], object]:
-        """Returns the batches of an update, and no token count of the Trainer's where they carry their own."""
+        """Returns the batches of an update, without the Trainer's token count if they carry their own."""
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
         return batches, None if any(map(carries_step, batches)) else count
 
     def compute_loss(
         self, model: nn.Module, inputs: MutableMapping[str, object], *args: object, **kwargs: object
     ) -> object:
-        """Returns the loss, weighed where the batch says how; ``state.odb_step_infos`` then ends with what it says."""
+        """Returns the loss, weighted if the batch says how. Stores its step's information in ``state.odb_step_infos``."""
         if not carries_step(inputs):
             other: object = super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
             return other
@@ -315,7 +315,7 @@ class ODBTrainerMixin:
 
 
 class ODBTrainer(ODBTrainerMixin, Trainer):  # type: ignore[misc]
-    """A Trainer that weighs the losses of batches which say how; `configure_trainer` gives it such batches."""
+    """A Trainer that weights the losses of batches with step information. `configure_trainer` provides such batches."""
 
 
 def setup_odb_training(  # noqa: PLR0917 (as the original has them)
@@ -326,9 +326,9 @@ def setup_odb_training(  # noqa: PLR0917 (as the original has them)
     loss_scaling_approx: bool = True,
     join_mode: bool = True,
 ) -> ODBTrainerBridge:
-    """Makes an `odb_ref.integrations.hf.ODBTrainer` of a Trainer, over a DataLoader, for the epochs its arguments say.
+    """Turns a Trainer into an `odb_ref.integrations.hf.ODBTrainer`, over a DataLoader, for the epochs in its arguments.
 
-    Raises: UsageError when the loader is an `ODBDataLoader` already, and as `configure_trainer`.
+    Raises: UsageError when the loader is an `ODBDataLoader` already, and like `configure_trainer`.
     """
     if isinstance(dataloader, ODBDataLoader):
         raise UsageError("setup_odb_training takes a DataLoader that odb.apply was not called on")

@@ -1,4 +1,4 @@
-"""`odb.integrations.lightning`: a module whose training step gets batches without, and returns losses with their weights."""
+"""`odb.integrations.lightning`: a module's training step gets plain batches, and its losses are weighted on return."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ODBLightningBridgeState = BridgeState
 
 @dataclass(slots=True)
 class ODBLightningBridge(Bridge):
-    """What a training step asks; the module itself says how far it is, too."""
+    """For a training step. Stores the progress in the module too."""
 
     module: LightningModule
     handle: ODBHandle
@@ -37,7 +37,7 @@ class ODBLightningBridge(Bridge):
     state: BridgeState = field(default_factory=BridgeState)
 
     def consume_batch(self, batch: object) -> ODBStepInfo:
-        """Returns what belongs to a batch, takes it out of it, and counts its samples."""
+        """Removes a step's information from its batch, counts its samples, and returns the information."""
         info = Bridge.consume_batch(self, batch)
         self.module.odb_emitted_samples, self.module.odb_last_step_info = self.state.emitted_samples, info
         return info
@@ -53,13 +53,13 @@ def configure_lightning_module(
     loss_scaling: LossScalingMode = None,
     **apply_kwargs: object,
 ) -> ODBLightningBridge:
-    """Returns the bridge of a module, whose ``training_step`` weighs its loss from now on.
+    """Returns the bridge of a module, whose ``training_step`` weights its loss from now on.
 
-    ``dataloader`` becomes an `ODBDataLoader` if it is not one yet. Lightning divides losses by ``accumulate_grad_batches``, so
-    over an update the gradient is the mean of the micro-steps' exact ones; `odb_ref.integrations.lightning` has
-    it exact over the update.
+    ``dataloader`` is turned into an `ODBDataLoader` if it is not one yet. Lightning divides losses by
+    ``accumulate_grad_batches``, so over an update the gradient is the mean of the micro-steps' exact ones. With
+    `odb_ref.integrations.lightning` it is exact over the update.
 
-    Raises: UsageError as `ODBDataLoader`, and when there is neither a loader nor a handle.
+    Raises: UsageError like `ODBDataLoader`, and when there is neither a loader nor a handle.
     """
     if isinstance(dataloader, ODBDataLoader):
         handle = ODBHandle(dataloader.odb_config) if handle is None else handle
@@ -97,19 +97,19 @@ def _wrap(training_step: TrainingStep, bridge: ODBLightningBridge) -> TrainingSt
 
 
 class ODBLightningCallback(Callback):  # type: ignore[misc]
-    """Ends training by the step in which ``sample_budget`` samples have been trained on: `configure_lightning_module` counts
-    them, or `ODBLightningMixin`.
+    """Ends training with the step that reaches ``sample_budget`` samples, as counted by `configure_lightning_module` or
+    `ODBLightningMixin`.
 
-    Raises: UsageError when the module counts none.
+    Raises: UsageError when the module does not count samples.
     """
 
     def __init__(self, sample_budget: int) -> None:
         self.sample_budget = sample_budget
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Checks that somebody counts.
+        """Checks that the module counts samples.
 
-        Raises: UsageError when nobody does.
+        Raises: UsageError when it does not.
         """
         self._count(pl_module)
 
@@ -128,26 +128,26 @@ class ODBLightningCallback(Callback):  # type: ignore[misc]
 
 
 class ODBLightningMixin:
-    """For modules that take what belongs to a batch out of it on their own."""
+    """For modules that take a step's information out of its batch themselves."""
 
     odb_loss_scaling: LossScalingMode = "auto"
     odb_last_step_info: ODBStepInfo | None = None
     odb_emitted_samples: int = 0
 
     def set_odb_handle(self, handle: ODBHandle, *, loss_scaling: LossScalingMode = None) -> Self:
-        """Takes over how the loader weighs losses."""
+        """Adopts the loader's way to weight losses."""
         self.odb_loss_scaling = handle.config.loss_scaling if loss_scaling is None else loss_scaling
         return self
 
     def consume_odb_batch(self, batch: object) -> ODBStepInfo:
-        """Returns what belongs to a batch, takes it out of it, and counts its samples."""
+        """Removes a step's information from its batch, counts its samples, and returns the information."""
         info = pop_step_info(batch, loss_scaling=self.odb_loss_scaling)
         self.odb_emitted_samples += info.all_samples_this_step
         self.odb_last_step_info = info
         return info
 
     def scale_odb_loss(self, loss: Tensor, info: ODBStepInfo | None = None) -> Tensor:
-        """Returns the loss, weighed: by ``info``, or by what `consume_odb_batch` has returned last.
+        """Returns the weighted loss, by ``info`` or by the last result of `consume_odb_batch`.
 
         Raises: UsageError when no batch was consumed.
         """

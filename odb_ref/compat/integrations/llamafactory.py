@@ -1,6 +1,6 @@
-"""`odb.integrations.llamafactory`: settings are found in LLaMA-Factory's arguments, the rest is `odb.integrations.hf`.
+"""`odb.integrations.llamafactory`: finds settings in LLaMA-Factory's arguments; `odb.integrations.hf` does the rest.
 
-Needs `transformers` only: LLaMA-Factory's trainers are Trainers, and its arguments are looked at by name.
+Needs only `transformers`: LLaMA-Factory's trainers are Trainers, and its arguments are read by name.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def configure_trainer(
     require_batch_size_one: bool = True,
     **options: object,
 ) -> ODBTrainerBridge:
-    """Makes an `odb_ref.integrations.hf.ODBTrainer` of a LLaMA-Factory Trainer.
+    """Turns a LLaMA-Factory Trainer into an `odb_ref.integrations.hf.ODBTrainer`.
 
-    What is not given is looked for in the arguments, as ``odb_token_budget``, ``odb_loss_scaling`` and ``odb_join``. With
-    ``trainer_integration="framework"`` the Trainer itself takes what belongs to a batch out of it.
+    Settings that are not given are read from the arguments, as ``odb_token_budget``, ``odb_loss_scaling`` and ``odb_join``.
+    With ``trainer_integration="framework"`` the Trainer itself takes a step's information out of its batch.
 
-    Raises: UsageError as `odb_ref.compat.integrations.hf.configure_trainer`.
+    Raises: UsageError, like `odb_ref.compat.integrations.hf.configure_trainer`.
     """
     given = {"token_budget": token_budget, "loss_scaling": loss_scaling, "join": join}
     settings = {name: value for name, value in given.items() if value is not None}
@@ -75,4 +75,4 @@ def configure_trainer(
 
 
 enable_odb = configure_trainer
-"""The same: what the release's ``enable_odb`` checks beforehand, the loader says where it goes wrong."""
+"""The same function. The loader reports errors that the release's ``enable_odb`` checks for beforehand."""

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer on an `ODBDataLoader`: `ODBTrainer`, or `enable` for a Trainer that somebody else has made."""
+"""The Hugging Face Trainer on an `ODBDataLoader`: use `ODBTrainer`, or `enable` for a Trainer that already exists."""
 
 from odb_ref.extras import require
 

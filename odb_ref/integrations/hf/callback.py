@@ -1,4 +1,4 @@
-"""What the Trainer's loop is told of the loader between its steps."""
+"""Keeps the Trainer's loop in step with the loader, through a callback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from odb_ref.integrations.hf.guard import SteppingTrainer
 
 
 class TrainerHooks(TrainerCallback):  # type: ignore[misc]
-    """Tells the Trainer's loop where the loader stands."""
+    """Informs the Trainer's loop about the loader's position."""
 
     def __init__(self, trainer: SteppingTrainer) -> None:
         self._trainer = trainer
@@ -16,11 +16,11 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Corrects the number of updates that the progress bar shows, where it is estimated."""
+        """Corrects the number of updates in the progress bar, if it is an estimate."""
         trainer = self._trainer
         if args.max_steps > 0 or trainer.progress is None or trainer.trainer_updates is not None:
             return
-        # An estimate until the last update of the last epoch is about to be made.
+        # Keep it an estimate until the last update of the last epoch is about to be made.
         at_least = state.global_step + 2
         done = trainer.compute_share()
         total = trainer.progress.updates_per_epoch * args.num_train_epochs
@@ -34,13 +34,13 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Notes that the update is made."""
+        """Notes that the optimizer has made the update."""
         self._trainer.note_update()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Sets how far training is, and whether it is to evaluate, to save or to end."""
+        """Sets the progress of training, and whether to evaluate, save or stop."""
         progress, updates = self._trainer.progress, self._trainer.trainer_updates
         if updates is not None and (epoch := updates.compute_epoch(args.max_steps)) is not None:
             state.epoch = epoch
@@ -57,7 +57,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
                 state.max_steps = state.global_step
                 control.should_training_stop = True
         if state.global_step >= state.max_steps and updates is None:
-            # Else the Trainer adds to its train_loss what one rank has of the last updates, and not what they are.
+            # Otherwise the Trainer adds this rank's loss of the last updates to its train_loss, not that of all ranks.
             control.should_log = True
 
     def on_evaluate(
@@ -68,6 +68,6 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         metrics: dict[str, float] | None = None,
         **kwargs: object,
     ) -> None:
-        """Asks what token budget comes next."""
+        """Lets the metrics choose the next token budget."""
         if metrics is not None:
             self._trainer.note_metrics(metrics)

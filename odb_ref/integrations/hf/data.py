@@ -1,7 +1,7 @@
-"""What a Trainer's data set, model and collator say: which part of it a rank reads, and how its samples are to be counted.
+"""Derives settings from a Trainer's data set, model and collator: which part a rank reads, and how its samples are counted.
 
-The Trainer's own loader hands each sample of a stream to one rank. An `odb_ref.torch.ODBDataLoader` reads what a rank is given,
-so that what all ranks are given alike would be trained on by each of them.
+The Trainer's own loader hands each sample of a stream to one rank. An `odb_ref.torch.ODBDataLoader` reads all that its rank is
+given, so every rank would train on a stream that all ranks are given alike.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from odb_ref.torch.loop import count_pairs, split_pairs
 from odb_ref.torch.reading.tasks import is_pair, measure_rows
 
 PAIRS: Final[dict[str, object]] = {"split": split_pairs, "count": count_pairs}
-"""How the batches of TRL's and LLaMA-Factory's preference collators go in halves: options of `ODBOptions`."""
+"""Options of `ODBOptions` that halve the batches of TRL's and LLaMA-Factory's preference collators."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollatedLength:
-    """A ``length_fn``: a sample's tokens after a collator that cuts rows, and pads them to a multiple."""
+    """A ``length_fn`` that returns a sample's tokens after its collator, which cuts rows and pads them to a multiple."""
 
     multiple: int = 1
     max_length: int | None = None
@@ -40,30 +40,30 @@ class CollatedLength:
 
 
 def predicts_next_token(model: object, *, is_smoothed: bool = False) -> bool | None:
-    """Returns whether a model of transformers predicts each label from the token before it; None where its class says nothing.
+    """Returns whether a transformers model predicts each label from the token before it. None if its class does not tell.
 
-    With ``is_smoothed`` the Trainer's own smoother makes the loss, which shifts labels for the classes that it knows by name.
+    With ``is_smoothed`` the Trainer's own smoother computes the loss. It shifts labels only for classes that it knows by name.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
     loss = LOSS_MAPPING.get(getattr(model, "loss_type", None))
     if loss is None and any(base.__name__.endswith("ForCausalLM") for base in type(model).__mro__[1:]):
-        return not is_smoothed  # a subclass under a name of its own
+        return not is_smoothed  # a subclass with another name
     return None if loss is None else loss is ForCausalLMLoss
 
 
 def predicts_first_label(model: object) -> bool:
-    """Returns whether virtual tokens stand before each row and predict its first label too: PEFT's prompt and P-tuning."""
+    """Returns whether virtual tokens precede each row and predict its first label too, as in PEFT's prompt and P-tuning."""
     config: object = getattr(model, "active_peft_config", None)
     kind: object = getattr(config, "peft_type", None)
-    # These have no virtual tokens in the row, or a loss of their own.
+    # These types have no virtual tokens in the row, or have their own loss.
     return bool(getattr(config, "is_prompt_learning", False)) and kind not in ("PREFIX_TUNING", "CARTRIDGE", "CPT")
 
 
 def make_counting_options(
     model: object, collator: object, *, is_packed: bool, is_smoothed: bool = False
 ) -> dict[str, object]:
-    """Returns the arguments of `odb_ref.torch.ODBDataLoader` that count as model and collator do."""
+    """Returns arguments of `odb_ref.torch.ODBDataLoader` that make it count like model and collator."""
     options: dict[str, object] = {}
     is_shifted = predicts_next_token(model, is_smoothed=is_smoothed)
     if is_shifted is not None:
@@ -75,9 +75,9 @@ def make_counting_options(
 
 
 def choose_layout(collator: object, loader: Mapping[str, object]) -> dict[str, object]:
-    """Returns the layout that a collator asks for, where it lays samples end to end; nothing else.
+    """Returns the packed layout if the collator lays samples end to end, otherwise nothing.
 
-    Raises: UsageError when the loader's arguments say another.
+    Raises: UsageError when the loader's arguments ask for another layout.
     """
     if "Flattening" not in type(collator).__name__:
         return {}
@@ -90,7 +90,7 @@ def choose_layout(collator: object, loader: Mapping[str, object]) -> dict[str, o
 
 
 def has_pairs(dataset: object) -> bool:
-    """Returns whether a data set has preference pairs; of one that is read as a stream, the columns tell."""
+    """Returns whether a data set has preference pairs. For a stream, its column names decide."""
     names = getattr(dataset, "column_names", None)
     if isinstance(names, list):
         return is_pair(dict.fromkeys(names, ()))
@@ -101,7 +101,7 @@ def has_pairs(dataset: object) -> bool:
 
 
 def warn_of_shards(dataset: object, world_size: int) -> None:
-    """Warns of a stream whose shards are dealt out to the ranks, where a plain Trainer deals out samples."""
+    """Warns if the shards of a stream are distributed to ranks, where a plain Trainer distributes samples."""
     shards = getattr(dataset, "num_shards", 1)
     if world_size > 1 and shards % world_size == 0:
         warnings.warn(
@@ -113,12 +113,12 @@ def warn_of_shards(dataset: object, world_size: int) -> None:
 
 
 def take_share(dataset: Dataset[object], args: TrainingArguments, shard: object) -> Dataset[object]:
-    """Returns what of a Trainer's data set an `odb_ref.torch.ODBDataLoader` is to read here.
+    """Returns the part of a Trainer's data set that an `odb_ref.torch.ODBDataLoader` should read on this rank.
 
-    That is all of it, which the loader shares out by itself; but of a stream this rank's part. One of the package datasets is
-    split as that package does, where the caller has not done so. ``shard`` is the option of the loader.
+    A map-style data set is returned whole, because the loader divides it; for a stream this is the rank's part. A stream of the
+    datasets package is split with the package's own function, unless the user has done so. ``shard`` is the loader's option.
 
-    Raises: UsageError when ranks would read the same, for all that can be told.
+    Raises: UsageError when ranks would read the same samples, as far as can be told.
     """
     is_whole = isinstance(dataset, IterableDataset) and getattr(dataset, "_distributed", None) is None
     if args.world_size == 1 or shard == "given" or not is_whole:

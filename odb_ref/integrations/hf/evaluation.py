@@ -1,4 +1,4 @@
-"""Evaluation by the Trainer's own loop over an `ODBDataLoader`: each sample once, whatever the ranks hold."""
+"""Evaluates in the Trainer's own loop over an `ODBDataLoader`: each sample once, whatever number of them a rank has."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ Rows = np.ndarray[tuple[int], np.dtype[np.int64]]
 _OF_TRAINING: Final = frozenset(
     {"sampler", "shuffle", "shard", "seed", "generator", "mode", "quota", "scaling", "trace", "idle_sample"}
 )
-"""What says how an epoch of training is read, and nothing of how samples are counted."""
+"""Settings that define how an epoch of training is read, but not how samples are counted."""
 
 
 class EvaluationSteps:
-    """The steps of an evaluation as the Trainer iterates them, and what it asks of them.
+    """The steps of an evaluation, in the form in which the Trainer iterates over them and queries them.
 
-    Accelerate's ``gradient_state`` is told of them as of a loader of its own: the Trainer asks it which batch is the last.
+    They register with Accelerate's ``gradient_state`` like its own loaders, because the Trainer asks it which batch is last.
     """
 
     end_of_dataloader = False
     remainder = -1
-    """What Accelerate cuts from the last batch as repeated samples: -1, unknown, since none is repeated here."""
+    """How many repeated samples Accelerate cuts from the last batch: -1 for unknown, because none is repeated here."""
 
     def __init__(self, loader: ODBDataLoader, gradient_state: GradientState) -> None:
         self.loader = loader
@@ -68,7 +68,7 @@ class EvaluationSteps:
             self._gradient_state._remove_dataloader(self)
 
     def _find_rows(self) -> Rows | None:
-        """Returns where the samples of the data set are, in order, in what is gathered; None where ranks read their own."""
+        """Returns where the data set's samples are, in order, in the gathered rows. None if ranks read their own samples."""
         if self._info is None or (self._info.world_size > 1 and isinstance(self.loader.dataset, IterableDataset)):
             return None
         steps = zip(*gather_objects(self._ids, None), strict=True)
@@ -76,7 +76,7 @@ class EvaluationSteps:
         return np.argsort(ids) if len(set(ids)) == len(ids) else None
 
     def sort(self, found: object) -> object:
-        """Returns rows in the order of the data set, where there is one for each sample of one that all ranks share."""
+        """Sorts rows into the data set's order, if there is one row per sample and the ranks share the data set."""
         match found:
             case np.ndarray() if self._rows is not None and found.ndim and len(found) == len(self._rows):
                 return found[self._rows]
@@ -97,25 +97,25 @@ class EvaluationSteps:
             self._supervised += weight
 
     def compute_loss(self, device: torch.device) -> float | None:
-        """Returns the mean over the supervised tokens of all ranks, None where there are none; a collective of them all."""
+        """Returns the mean over the supervised tokens of all ranks, or None if there are none. A collective of all ranks."""
         totals = torch.stack([self._loss, torch.tensor(self._supervised, dtype=torch.float64)]).to(device)
         loss, supervised = all_reduce(totals).tolist()
         return loss / supervised if supervised else None
 
     @property
     def info(self) -> StepInfo:
-        """What belongs to the present batch."""
+        """The `StepInfo` of the present batch."""
         if self._info is None:
             raise UsageError("no batch is being evaluated")
         return self._info
 
     def gather(self, tensors: Tensors) -> Tensors:
-        """Returns the rows of all ranks' batches, rank by rank, without those of idle ones: the Trainer's gather function."""
+        """Returns the rows of all ranks' batches, rank by rank, without idle ones. Serves as the Trainer's gather function."""
         return gather_rows(tensors, info=self.info)
 
 
 class EvaluatingTrainer(Trainer):  # type: ignore[misc]
-    """The part of an `ODBTrainer` that evaluates, where `ODBOptions.evaluation` asks for it; else the Trainer's own does."""
+    """The part of an `ODBTrainer` that evaluates, if `ODBOptions.evaluation` is set. Otherwise the Trainer evaluates itself."""
 
     odb: ODBOptions
     compute_metrics: Callable[[EvalPrediction], Metrics] | None
@@ -123,11 +123,11 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def evaluated(self) -> StepInfo | None:
-        """What belongs to the batch of an `ODBDataLoader` that is being evaluated; None at other times."""
+        """The `StepInfo` of the `ODBDataLoader` batch being evaluated, or None at other times."""
         return None if self._evaluation is None else self._evaluation.info
 
     def adopt_options(self, prepared: DataLoader[object]) -> dict[str, object]:
-        """Returns what a loader takes over from the one that the Trainer has made."""
+        """Returns the options that a loader takes over from the one that the Trainer has made."""
         options: dict[str, object] = {name: getattr(prepared, name) for name in ADOPTED}
         options["pin_memory"] = prepared.pin_memory and self.args.device.type != "cpu"
         is_packed = self.odb.loader.get("layout") == "packed"
@@ -166,7 +166,7 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
     def evaluation_loop(
         self, dataloader: object, *args: object, metric_key_prefix: str = "eval", **kwargs: object
     ) -> EvalLoopOutput:
-        """Evaluates as the Trainer does; the loss is the mean over all supervised tokens."""
+        """Evaluates like the Trainer, but the loss is the mean over all supervised tokens."""
         if not isinstance(dataloader, EvaluationSteps):
             return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         self._evaluation, self.gather_function = dataloader, dataloader.gather
@@ -191,7 +191,7 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, object], *args: object, **kwargs: object
     ) -> tuple[Tensor | None, object, object]:
-        """Returns what the Trainer does: the mean loss of a batch, and what the model says of its samples."""
+        """Returns the Trainer's result, the mean loss of a batch and the model's outputs, after noting the loss."""
         result: tuple[Tensor | None, object, object] = super().prediction_step(model, inputs, *args, **kwargs)
         if self._evaluation is not None and result[0] is not None:
             self._evaluation.note_loss(result[0])
@@ -201,6 +201,6 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
 def _compute_metrics(
     steps: EvaluationSteps, compute_metrics: Callable[[EvalPrediction], Metrics], found: EvalPrediction
 ) -> Metrics:
-    """Returns the user's metrics of what was found, in the order of the data set."""
+    """Returns the user's metrics, computed in the order of the data set."""
     parts = {name: steps.sort(value) for name, value in vars(found).items() if name != "elements"}
     return compute_metrics(EvalPrediction(**parts))

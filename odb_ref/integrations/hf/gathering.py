@@ -1,7 +1,7 @@
-"""What a Trainer gathers of a step for its metrics: of each rank as much as it has, and of an idle one nothing.
+"""Gathers what a Trainer needs of a step for its metrics: each rank's rows, whatever their number; none if it is idle.
 
-A Trainer gathers tensors of one shape on all ranks, which is no longer so where each has its own number of samples, and would
-count what an idle rank replays.
+A Trainer gathers tensors of the same shape from all ranks. Here each rank has its own number of samples, and the replays of
+idle ranks must not count.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Tensors = TypeVar("Tensors")
 
 
 def gather_rows(tensors: Tensors, *_: object, info: StepInfo, **__: object) -> Tensors:
-    """Returns the rows of all ranks' tensors, rank by rank, without those of idle ranks; a collective of all ranks.
+    """Returns the rows of all ranks' tensors, rank by rank, without those of idle ranks. A collective of all ranks.
 
-    A number is a row of its own. Where all ranks are idle, as in what fills up an update, numbers are 0, so that
-    they add nothing to a sum, and rows stay, so that they have a mean.
+    A number counts as one row. If all ranks are idle, as in the batches that fill up an update, numbers become 0, so that they
+    add nothing to a sum. Rows are kept then, so that they have a mean.
     """
     if info.is_idle and isinstance(tensors, Tensor) and not tensors.ndim:
         tensors = torch.zeros_like(tensors)  # type: ignore[assignment]
@@ -37,7 +37,7 @@ def gather_rows(tensors: Tensors, *_: object, info: StepInfo, **__: object) -> T
     padded = gather(pad_across_processes(tensors, dim=0))
 
     def keep(padded: Tensor) -> Tensor:
-        if not padded.ndim:  # of one process
+        if not padded.ndim:  # there is only one process
             return padded[None]
         return torch.cat([part[:count] for part, count in zip(padded.chunk(len(kept)), kept, strict=True)])
 
@@ -46,14 +46,14 @@ def gather_rows(tensors: Tensors, *_: object, info: StepInfo, **__: object) -> T
 
 
 def keep_rows(tensors: Tensors, *_: object, **__: object) -> Tensors:
-    """Returns the rows of this rank alone: for a pass that may be repeated here, and on no other rank."""
+    """Returns only this rank's rows, for a pass that may be repeated on this rank and on no other."""
     found: Tensors = recursively_apply(lambda tensor: tensor if tensor.ndim else tensor[None], tensors)
     return found
 
 
 @contextmanager
 def gathering(accelerator: Accelerator, info: StepInfo | None) -> Iterator[None]:
-    """Lets what a Trainer computes beside a loss gather by `gather_rows`, or, without a step of all ranks, by `keep_rows`."""
+    """Within the context, a Trainer's metrics are gathered by `gather_rows` or, without a step of all ranks, by `keep_rows`."""
     names = ("gather", "gather_for_metrics")
     for name in names:
         setattr(accelerator, name, keep_rows if info is None else partial(gather_rows, info=info))
@@ -61,7 +61,7 @@ def gathering(accelerator: Accelerator, info: StepInfo | None) -> Iterator[None]
         yield
     finally:
         for name in names:
-            delattr(accelerator, name)  # the method is there again
+            delattr(accelerator, name)  # uncovers the method again
 
 
 def _get_device(tensors: object) -> torch.device:

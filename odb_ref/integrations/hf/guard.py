@@ -1,8 +1,8 @@
-"""The steps of an `ODBTrainer`: in halves where memory runs out, and under a budget that may change on the way.
+"""The steps of an `ODBTrainer`: in halves if memory runs out, and with a budget that may change during training.
 
 With `ODBOptions.survives_out_of_memory` a pass is still the Trainer's own ``training_step``, with its precision and its
-``compute_loss``; `UpdateGuard` says on what, and averages gradients in DDP's place: see `odb_ref.torch.loop.guard`. What a
-``compute_loss`` gathers of all ranks for its metrics is then of one rank, since a pass may be repeated on one alone.
+``compute_loss``. `UpdateGuard` chooses the batches for it, and averages gradients instead of DDP: see
+`odb_ref.torch.loop.guard`. Metrics that ``compute_loss`` gathers are then of one rank, which may repeat a pass alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OwnLossFn(Protocol):
 
 
 def _call(function: OwnLossFn, count: int, *args: object, **kwargs: object) -> Tensor:
-    # A compute_loss that calls it by itself may leave the number out, as LLaMA-Factory's for ASFT does.
+    # A compute_loss that calls the function itself may leave the number out, as LLaMA-Factory's does for ASFT.
     told = {"num_items_in_batch": count} if "num_items_in_batch" in kwargs else {}
     return function(*args, **kwargs | told)
 
@@ -57,7 +57,7 @@ class LossFn(Protocol):
     """A Trainer's ``compute_loss``."""
 
     def __call__(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> LossAndOutputs:
-        """Returns the loss, or it and the model's outputs."""
+        """Returns the loss, or a tuple of the loss and the model's outputs."""
 
 
 _LOSS: Final = "compute_loss"
@@ -66,28 +66,28 @@ _METRICS: Final = "metrics"
 
 
 class SteppingTrainer(EvaluatingTrainer):
-    """The part of an `ODBTrainer` that runs steps, and says what budget this rank accepts."""
+    """The part of an `ODBTrainer` that runs steps, and sets the budget that this rank accepts."""
 
     _info: StepInfo | None = None
-    """What belongs to the batch that was trained on last."""
+    """The `StepInfo` of the last batch trained on."""
     progress: Progress | None = None
-    """How far training has come; None before it begins."""
+    """The progress of training; None before it begins."""
     compute_loss_func: OwnLossFn | None
     takes_step_info = True
-    """False for a Trainer that takes `STEP_INFO` out of its inputs and scales the loss on its own."""
+    """False for a Trainer that takes `STEP_INFO` out of its inputs and scales the loss itself."""
     weighed: StepInfo | None = None
-    """What belongs to the pass that runs, whose loss is weighed."""
+    """The `StepInfo` of the pass that is running, whose loss is weighted."""
     counts_first = False
-    """Whether a plain Trainer divides by first labels too, of which there is then no loss."""
+    """Whether a plain Trainer's divisor also counts first labels, which have no loss."""
     _steps: TrainerSteps | TrainerUpdates | None = None
     _before: SavedLoader | None = None
-    """Where training was before the update that is read and not yet made; None where there is none."""
+    """The position of training before an update that was read but not yet made. None if there is no such update."""
     _guard: UpdateGuard[Inputs] | None = None
     _accepted: dict[str, int]
-    """The budget that this rank accepts, by what has asked for it: the least holds."""
+    """The budgets that this rank accepts, by their source. The lowest applies."""
 
     def training_step(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
-        """Returns the loss of a batch, or of all parts of an update, as the Trainer does: when its gradients are there."""
+        """Adds the gradients of a batch, or of all parts of an update, and returns the loss, like the Trainer."""
         if isinstance(inputs, UpdateBatch):
             return self._run_update(model, inputs, *args, **kwargs)
         info = inputs.get(STEP_INFO)
@@ -95,7 +95,7 @@ class SteppingTrainer(EvaluatingTrainer):
             return self._run_whole(model, inputs, *args, **kwargs)
         if self.odb.survives_out_of_memory and self._guard is None:
             self._guard = self._make_guard(model)
-        # The Trainer's token count is not passed to a guarded pass; `compute_loss` has no use for it.
+        # A guarded pass does not get the Trainer's token count, which `compute_loss` does not need.
         loss = (
             self._run_whole(model, inputs, *args, **kwargs)
             if self._guard is None
@@ -107,7 +107,7 @@ class SteppingTrainer(EvaluatingTrainer):
         return loss
 
     def _run_update(self, model: nn.Module, update: UpdateBatch, *args: object, **kwargs: object) -> Tensor:
-        """Returns the sum of the weighed losses; the ranks' gradients are averaged with the last."""
+        """Returns the sum of the weighted losses. The last part averages the gradients over ranks."""
         loss = torch.zeros((), device=self.args.device)
         for part in update.parts:
             info = part[STEP_INFO]
@@ -117,7 +117,7 @@ class SteppingTrainer(EvaluatingTrainer):
         return loss
 
     def floating_point_ops(self, inputs: Inputs) -> int:
-        """Returns what the Trainer counts, for all parts of an update."""
+        """Returns the Trainer's count, summed over all parts of an update."""
         if not isinstance(inputs, UpdateBatch):
             flops: int = super().floating_point_ops(inputs)
             return flops
@@ -125,7 +125,7 @@ class SteppingTrainer(EvaluatingTrainer):
 
     def _track_num_input_tokens(self, inputs: Inputs) -> None:
         for part in inputs.parts if isinstance(inputs, UpdateBatch) else (inputs,):
-            # All ranks take part; an idle one has nothing to add.
+            # All ranks must take part; an idle one adds nothing.
             super()._track_num_input_tokens(cut_rows(part) if is_idle(part) else part)
 
     def _run_whole(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
@@ -134,7 +134,7 @@ class SteppingTrainer(EvaluatingTrainer):
             return cast(Tensor, super().training_step(model, inputs, *args, **kwargs))
         own = self.__dict__.get(_LOSS)
         compute = partial(self._compute_weighed, info) if self.takes_step_info else self._compute_as_given
-        # An attribute stands before the methods of all classes: what a subclass adds to a loss is weighed with it.
+        # An instance attribute hides the methods of all classes, so whatever a subclass adds to a loss is weighted too.
         self.__dict__[_LOSS] = partial(compute, self.compute_loss)
         self.weighed = info
         try:
@@ -154,9 +154,9 @@ class SteppingTrainer(EvaluatingTrainer):
         *args: object,
         **kwargs: object,
     ) -> LossAndOutputs:
-        """Returns what ``compute_loss`` does of a batch of training, its loss times its weight.
+        """Returns the result of ``compute_loss`` for a training batch, with its loss times its weight.
 
-        Raises: UsageError when the Trainer has counted tokens on its own.
+        Raises: UsageError when the Trainer has counted tokens itself.
         """
         if kwargs.get("num_items_in_batch") is not None:
             raise UsageError(
@@ -170,7 +170,7 @@ class SteppingTrainer(EvaluatingTrainer):
                 info, loss_scale=info.loss_scale * share, local_supervised=info.local_supervised if share else 0
             )
         own = self.compute_loss_func
-        if own is not None:  # which may divide by what the loss is a mean over
+        if own is not None:  # the function may divide by the number of units that the loss averages over
             self.compute_loss_func = partial(_call, own, max(1, round(info.local_supervised * share)))
         try:
             with gathering(self.accelerator, info) if self._guard is None else nullcontext():
@@ -182,18 +182,18 @@ class SteppingTrainer(EvaluatingTrainer):
     def _compute_as_given(
         self, compute_loss: LossFn, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object
     ) -> LossAndOutputs:
-        """Returns what ``compute_loss`` does of a batch whose loss it has scaled."""
+        """Returns the result of a ``compute_loss`` that has already scaled its loss."""
         return _change_loss(compute_loss(model, inputs, *args, **kwargs), self._keep)
 
     def _keep(self, loss: Tensor) -> Tensor:
-        """Returns what stays the loss: an earlier Trainer does not ask for `loss_is_scaled_for_ga`, and divides."""
+        """Keeps the loss unchanged by the Trainer: older versions divide it, whatever `loss_is_scaled_for_ga` is."""
         if hasattr(Trainer, "loss_is_scaled_for_ga") or self.compute_loss_func is not None:
             return loss
         steps: int = self.current_gradient_accumulation_steps
         return loss * steps
 
     def _run_pass(self, model: nn.Module, inputs: Inputs, info: StepInfo) -> Tensor:
-        part = copy.copy(inputs)  # what a compute_loss takes out must be there when the pass is repeated
+        part = copy.copy(inputs)  # compute_loss may remove items, which must be there if the pass is repeated
         part[STEP_INFO] = info
         with gathering(self.accelerator, None):
             return self._run_whole(model, part)
@@ -209,9 +209,9 @@ class SteppingTrainer(EvaluatingTrainer):
         )
 
     def check_guard(self) -> None:
-        """Looks, before training begins, whether a rank that runs out of memory can be helped, if it is to be.
+        """Checks before training begins that a rank that runs out of memory can be helped, if this is requested.
 
-        Raises: UsageError that names what is in the way.
+        Raises: UsageError that names the obstacle.
         """
         if self.odb.survives_out_of_memory and (why := self._find_obstacle()):
             raise UsageError(f"ODBOptions(survives_out_of_memory=True): {why}")
@@ -237,13 +237,13 @@ class SteppingTrainer(EvaluatingTrainer):
 
     @property
     def may_repeat(self) -> bool:
-        """True when a pass may run again, or in parts, for want of memory."""
+        """True if a pass may run again, or in parts, because memory ran out."""
         return self._guard is not None
 
     # How far training is ------------------------------------------------------------------------------------------------
 
     def compute_share(self) -> float:
-        """Returns how much of the training is done, where epochs or samples bound it: from 0 to 1, and 1 at its end."""
+        """Returns the completed share of training, from 0 to 1, as far as epochs or samples bound it."""
         if self.progress is None:
             return 0.0
         shares: list[float] = [self.progress.epochs / self.args.num_train_epochs]
@@ -253,21 +253,21 @@ class SteppingTrainer(EvaluatingTrainer):
 
     @property
     def trainer_updates(self) -> TrainerUpdates | None:
-        """The updates of this training, where they hold a fixed number of samples."""
+        """The updates of this training, if they hold a fixed number of samples."""
         return self._steps if isinstance(self._steps, TrainerUpdates) else None
 
     @property
     def is_ending(self) -> bool:
-        """True when the Trainer holds the last batches of ``num_train_epochs``, a whole number."""
+        """True if the Trainer holds the last batches of ``num_train_epochs``, a whole number."""
         newest = None if self._steps is None else self._steps.newest
         return newest is not None and newest.is_last and newest.epoch + 1 >= self.args.num_train_epochs
 
     def begin_update(self) -> None:
-        """Notes that an update is about to be read, which a checkpoint saved before its optimizer step does not hold."""
+        """Notes that an update is about to be read. A checkpoint saved before its optimizer step must not include it."""
         self._before = self._compute_place()
 
     def note_update(self) -> None:
-        """Notes that the update that was read is made, or that there was none."""
+        """Notes that the update that was read is made, or that none was read."""
         self._before = None
 
     def _compute_place(self) -> SavedLoader | None:
@@ -277,7 +277,7 @@ class SteppingTrainer(EvaluatingTrainer):
         return {"loader": place, "progress": progress, "accepted": self._accepted}
 
     def write_loader_state(self, folder: Path) -> None:
-        """Saves this rank's place and the training's, after the last optimizer step, in a checkpoint's folder."""
+        """Saves this rank's position and the progress of training, after the last optimizer step, in a checkpoint's folder."""
         place = self._before or self._compute_place()
         if place is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -286,22 +286,22 @@ class SteppingTrainer(EvaluatingTrainer):
     # Budget --------------------------------------------------------------------------------------------------------------
 
     def accept_budget(self, tokens: int) -> None:
-        """Sets what this rank accepts as its token budget from now on; the least of all ranks' holds, from the same step on.
+        """Sets the token budget that this rank accepts from now on. The lowest of all ranks' applies, from the same step on.
 
-        For your own callbacks, on any rank: see `ODBDataLoader.accept_budget`. A budget that was lowered for want of memory
-        is not raised by it. Spec: R15.2.
+        For your own callbacks, on any rank: see `ODBDataLoader.accept_budget`. It does not raise a budget that was lowered
+        because memory ran out. Spec: R15.2.
 
-        Raises: UsageError as that does.
+        Raises: UsageError, like that method.
         """
         self._accept(_METRICS, tokens)
 
     @property
     def accepted_budget(self) -> int:
-        """What `accept_budget` was told last; before that ``ODBOptions.token_budget``."""
+        """The last value given to `accept_budget`, initially ``ODBOptions.token_budget``."""
         return self._accepted.get(_METRICS, self.odb.token_budget)
 
     def note_metrics(self, metrics: dict[str, float]) -> None:
-        """Asks `ODBOptions.budget_from_metrics` what to accept after an evaluation."""
+        """Asks `ODBOptions.budget_from_metrics` for the budget to accept after an evaluation."""
         if self.odb.budget_from_metrics is not None and self._steps is not None:
             tokens = self.odb.budget_from_metrics(metrics, self.accepted_budget)
             if tokens is not None:

@@ -1,4 +1,4 @@
-"""Losses that a plain Trainer weighs otherwise, and those that nobody can weigh."""
+"""Losses that a plain Trainer weights differently, and losses that cannot be weighted correctly."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _UNPAIRED_LOSSES: Final = {
     "aot": "made of the batch in sorted order",
     "aot_unpaired": "made of the batch in sorted order",
 }
-"""The losses of TRL's `DPOTrainer` that are not means over pairs, and what they are."""
+"""The losses of TRL's `DPOTrainer` that are not means over pairs, with a description."""
 
 
 def check_pair_loss(args: TrainingArguments, dataset: object) -> None:
-    """Refuses a loss that weights by pairs do not make that of one process."""
+    """Refuses a loss that does not add up to that of one process if it is weighted by pairs."""
     kinds: object = getattr(args, "loss_type", "")
     said = kinds if isinstance(kinds, list | tuple) else [kinds]
     found = [(f"loss_type {kind!r}", what) for kind, what in _UNPAIRED_LOSSES.items() if kind in said]
@@ -37,7 +37,7 @@ def check_pair_loss(args: TrainingArguments, dataset: object) -> None:
 
 
 def warn_of_other_losses(trainer: SteppingTrainer) -> None:
-    """Warns of what makes losses of a plain Trainer others than those of the same updates here."""
+    """Warns about settings with which a plain Trainer's losses differ from those of the same updates here."""
     micro_batches = trainer.args.gradient_accumulation_steps * trainer.args.world_size
     is_paired = trainer.odb.count is count_pairs
     is_counted = not is_paired and passes_number(trainer)
@@ -62,7 +62,7 @@ def warn_of_other_losses(trainer: SteppingTrainer) -> None:
     if getattr(getattr(trainer.model, "config", None), "output_router_logits", False):
         text = "output_router_logits: the routers' loss is of micro-batches, so it depends on how an update is divided"
         is_of_trl = any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__)
-        if micro_batches > 1 and is_counted and not is_of_trl:  # else it is divided by their number
+        if micro_batches > 1 and is_counted and not is_of_trl:  # otherwise it is divided by their number
             text += (
                 f"; a plain Trainer adds it for each of {micro_batches}, and here it counts once for an update: raise "
                 "router_aux_loss_coef to keep its weight"

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of the loader."""
+"""The loader's files in a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 from odb_ref.torch import UsageError
 
 STATE_STEM: Final = "odb_loader_"
-"""What the names of the loader's files in a checkpoint begin with."""
+"""The prefix of these files' names."""
 
 
 class SavedLoader(TypedDict):
-    """What a checkpoint holds of each rank beside what the Trainer saves."""
+    """What a checkpoint holds for each rank, in addition to what the Trainer saves."""
 
     loader: Mapping[str, object]
     progress: Mapping[str, float]
@@ -24,7 +24,7 @@ class SavedLoader(TypedDict):
 
 
 def write_state(folder: Path, state: SavedLoader, rank: int, world_size: int) -> None:
-    """Saves the state of a rank, and takes away what more ranks have left in the folder."""
+    """Saves a rank's state, and removes files that a larger number of ranks has left in the folder."""
     (folder / f"{STATE_STEM}{rank}.json").write_text(json.dumps(state))
     for path in folder.glob(f"{STATE_STEM}*.json"):
         if _get_rank(path) >= world_size:
@@ -36,7 +36,7 @@ def _get_rank(path: Path) -> int:
 
 
 def read_plain_updates(folder: Path) -> int | None:
-    """Returns how many updates the checkpoint of a plain Trainer holds; None when it is another's, or there is none."""
+    """Returns the number of updates in a plain Trainer's checkpoint, or None if there is no such checkpoint."""
     path = folder / TRAINER_STATE_NAME
     if any(folder.glob(f"{STATE_STEM}*.json")) or not path.is_file():
         return None
@@ -45,9 +45,9 @@ def read_plain_updates(folder: Path) -> int | None:
 
 
 def read_states(folder: Path) -> list[SavedLoader]:
-    """Returns each rank's place, how far training had come, and the budgets it accepted.
+    """Returns each rank's position, progress and accepted budgets.
 
-    Raises: UsageError when the folder holds none.
+    Raises: UsageError when the folder holds no such states.
     """
     if not folder.is_dir():
         raise UsageError(f"there is no checkpoint {folder}")

@@ -1,4 +1,4 @@
-"""What `ODBTrainer` is told, and the train loader as the Trainer iterates it."""
+"""The options of `ODBTrainer`, and the train loader in the form in which the Trainer iterates over it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from odb_ref.torch.settings import LoaderArguments, SharedArguments, arrange, ch
 Inputs = MutableMapping[str, object]
 
 STEP_INFO: Final = "odb_step_info"
-"""The key under which a batch carries its `StepInfo` from the loader to `ODBTrainer.compute_loss`, which takes it out."""
+"""The key under which a batch carries its `StepInfo` from the loader to `ODBTrainer.compute_loss`, which removes it."""
 
 _TAKEN: Final = {
     "token_budget": "it stands beside this mapping",
@@ -32,55 +32,56 @@ _TAKEN: Final = {
 
 
 class EvaluationArguments(LoaderArguments, total=False):
-    """What `ODBOptions.evaluation` may hold."""
+    """The arguments that `ODBOptions.evaluation` may hold."""
 
     token_budget: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ODBOptions:
-    """How `ODBTrainer` forms batches. Workers, seed and order of the samples come from the TrainingArguments.
+    """Options of `ODBTrainer`: how it forms batches. Workers, seed and order of the samples come from the TrainingArguments.
 
-    Raises: UsageError when an option is not the caller's to choose.
+    Raises: UsageError when an argument for the loader is not free to choose.
     """
 
     token_budget: int
     update_samples: int | Literal["plain"] | None = "plain"
-    """How many samples of all ranks an optimizer update holds. ``"plain"``: those of the plain Trainer: what
-    ``per_device_train_batch_size``, ``gradient_accumulation_steps`` and the ranks say, and the very same. None: the free mode,
-    in which an update holds ``gradient_accumulation_steps`` full batches; the three options below are for it alone."""
+    """Samples in an optimizer update, over all ranks. ``"plain"`` means the very samples of the plain Trainer's update,
+    according to ``per_device_train_batch_size``, ``gradient_accumulation_steps`` and the number of ranks. None selects the free
+    mode, in which an update holds ``gradient_accumulation_steps`` full batches."""
     updates_per_epoch: int | None = None
-    """About how many optimizer updates an epoch takes, for a schedule's units (``warmup_steps``) and for the progress bar;
-    never the length of training. Default: estimated from the lengths of some samples, which are read for it."""
+    """An estimate of the optimizer updates in an epoch, for a schedule's units (``warmup_steps``) and the progress bar in the
+    free mode. It never sets the length of training. Default: estimated from some samples' lengths, which are read for this."""
     max_samples: int | None = None
-    """Training ends with the update by which this many samples have been trained on, if not before."""
+    """Training ends at the latest with the update that reaches this number of samples."""
     follows_samples: bool = True
-    """Whether the learning rate follows the share of the samples trained on, or the number of updates, of which there may be
-    more or fewer than were estimated."""
+    """In the free mode, whether the learning rate follows the share of the samples trained on. Otherwise it follows the number
+    of updates, which may turn out higher or lower than the estimate."""
     intervals: Intervals = field(default_factory=Intervals)
-    """After how many samples or tokens to evaluate and to save, beside what ``eval_strategy`` and ``save_strategy`` say."""
+    """After how many samples or tokens to evaluate and to save, in addition to ``eval_strategy`` and ``save_strategy``."""
     budget_from_metrics: Callable[[dict[str, float], int], int | None] | None = None
-    """``(metrics, current) -> token budget``: asked after each evaluation what budget to accept from then on, ``token_budget``
-    at most; None keeps the current one. The least of what the ranks say holds on all of them from the same step on, within
-    two windows. A budget by the step is the loader's ``budget_schedule``."""
+    """``(metrics, current) -> token budget``: called after each evaluation. Returns the budget to accept from then on, at most
+    ``token_budget``, or None to keep the current one. The lowest of all ranks' values applies to all of them from the same step
+    on, within two windows. For a budget that depends on the step, use the loader's ``budget_schedule``."""
     survives_out_of_memory: bool = False
-    """Whether a batch that does not fit goes in halves, on its rank, with the same gradients on all ranks (see
+    """Whether a batch that does not fit is halved on its rank, with the same gradients on all ranks (see
     `odb_ref.torch.loop.StepGuard`). Each failure is counted (``out_of_memory`` in the logs), and lowers the budget of all
-    ranks. For a model that is whole on each rank; a sharded one needs ``memory``."""
+    ranks. Works for a model that is whole on each rank; a sharded one needs ``memory``."""
     memory: MemoryFit | None = None
-    """What `odb_ref.torch.loop.fit_token_budget` has found: for FSDP, whose ranks try beforehand whether a batch fits."""
+    """The result of `odb_ref.torch.loop.fit_token_budget`. With FSDP, ranks use it to try beforehand whether a batch fits."""
     split: Callable[[Inputs, int], tuple[Inputs, Inputs]] | None = None
-    """``(batch, samples) -> (first half, second half)``, for ``survives_out_of_memory`` where samples are not the entries of
-    the first dimension. Preference pairs: `odb_ref.torch.loop.split_pairs`, which TRL's and LLaMA-Factory's are given."""
+    """``(batch, samples) -> (first half, second half)``, for ``survives_out_of_memory``, if samples are not the entries of the
+    first dimension. For preference pairs: `odb_ref.torch.loop.split_pairs`, the default under TRL and LLaMA-Factory."""
     count: Callable[[Inputs], int] | None = None
-    """What the loss of a batch, or of a half, is a mean over, where its labels do not show it: `count_pairs` of the same."""
+    """Returns the number of units that a batch's loss averages over, if its labels do not show it. For pairs: `count_pairs`."""
     loader: LoaderArguments = field(default_factory=LoaderArguments)
     """Further arguments of `ODBDataLoader`, such as ``{"batching": Batching(window=64)}``, or
-    ``{"loss": Loss(causal_shift=False)}`` for a model that does not shift its labels by a token (sequence to sequence, token
+    ``{"loss": Loss(causal_shift=False)}`` for a model that does not shift its labels by one token (sequence to sequence, token
     classification)."""
     evaluation: EvaluationArguments | None = None
-    """Has `ODBDataLoader` read for ``evaluate`` and ``predict`` too, so that ranks may hold any numbers of samples; with these
-    arguments (``token_budget``, say) beside those of training that count samples. Default: the Trainer's own loader reads."""
+    """If set, an `ODBDataLoader` reads for ``evaluate`` and ``predict`` too, so that ranks may have different numbers of
+    samples. It gets these arguments (such as ``token_budget``), and those of training that concern how samples are counted.
+    Default: the Trainer's own loader reads."""
 
     def __post_init__(self) -> None:
         for given in (self.loader, self.evaluation or {}):
@@ -105,16 +106,16 @@ class ODBOptions:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What ``loader`` says, each setting by its own name."""
+        """The settings in ``loader``, each by its own name."""
         return spread(self.loader)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, object]) -> Self:
-        """Returns the options that settings are: those of this class as such, the rest as arguments of `ODBDataLoader`.
+        """Makes options from settings: those of this class, and all others as arguments of `ODBDataLoader`.
 
-        A file is flat: settings of `Batching` and the like stand in it by their own names; ``intervals`` may be a mapping.
+        Settings in a file are flat: those of `Batching` and other groups have their own names. ``intervals`` may be a mapping.
 
-        Raises: UsageError as the class.
+        Raises: UsageError, like the class.
         """
         own = {field.name for field in fields(cls)} - {"loader"}
         options = {name: value for name, value in settings.items() if name in own}
@@ -125,7 +126,7 @@ class ODBOptions:
 
 
 class TrainerArguments(SharedArguments, total=False):
-    """All that `ODBOptions.from_settings` takes but ``token_budget``: see `ODBOptions`."""
+    """All arguments of `ODBOptions.from_settings` except ``token_budget``: see `ODBOptions`."""
 
     update_samples: int | Literal["plain"] | None
     updates_per_epoch: int | None
@@ -141,9 +142,9 @@ class TrainerArguments(SharedArguments, total=False):
 
 
 def check_arguments(args: TrainingArguments, *, is_free: bool) -> None:
-    """Looks for arguments of the Trainer that fixed batches have a use for, and these do not.
+    """Checks for arguments of the Trainer that make sense for fixed batches only.
 
-    Raises: UsageError that says what to set instead.
+    Raises: UsageError that names what to set instead.
     """
     if args.n_gpu > 1:
         raise UsageError("ODBTrainer does not run under DataParallel: start one process for each device (torchrun)")
@@ -151,7 +152,7 @@ def check_arguments(args: TrainingArguments, *, is_free: bool) -> None:
         raise UsageError("auto_find_batch_size has no batch size to find: lower ODBOptions.token_budget instead")
     if not is_free:
         _check_plain_arguments(args)
-        return  # what orders or drops samples for fixed batches does so here
+        return  # settings that order or drop samples for fixed batches also apply here
     if args.dataloader_drop_last:
         warnings.warn(
             "dataloader_drop_last=True means nothing here: ranks end together, and each sample is trained on; to stop "
@@ -166,7 +167,7 @@ def check_arguments(args: TrainingArguments, *, is_free: bool) -> None:
 
 
 def _check_plain_arguments(args: TrainingArguments) -> None:
-    """Warns of what makes losses or counts of a plain Trainer others than those of the same updates here."""
+    """Warns about settings with which a plain Trainer's losses or counts differ from those of the same updates here."""
     said = []
     if args.world_size > 1 and not args.average_tokens_across_devices:
         said.append(
@@ -186,9 +187,9 @@ def _check_plain_arguments(args: TrainingArguments) -> None:
 
 
 def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODBOptions) -> None:
-    """Looks whether DeepSpeed's own schedule would go by a number of updates that nobody knows beforehand.
+    """Checks that DeepSpeed's own schedule does not depend on a number of updates that is unknown beforehand.
 
-    Raises: UsageError when it would: its rate may be 0 long before training ends.
+    Raises: UsageError when it does, because its rate could be 0 long before training ends.
     """
     if "scheduler" in config and args.max_steps <= 0 and odb.follows_samples and odb.update_samples is None:
         raise UsageError(
@@ -198,7 +199,7 @@ def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODB
 
 
 def set_epoch(loader: ODBDataLoader, epoch: int) -> None:
-    """Chooses the epoch to read next; a stream that shuffles by the epoch is told, as a Trainer's own loader tells it."""
+    """Chooses the epoch to read next. Also tells a stream that shuffles by the epoch, as a Trainer's own loader does."""
     loader.set_epoch(epoch)
     own = getattr(loader.dataset, "set_epoch", None)
     if isinstance(loader.dataset, IterableDataset) and callable(own):
@@ -206,16 +207,16 @@ def set_epoch(loader: ODBDataLoader, epoch: int) -> None:
 
 
 class TrainerSteps:
-    """The train loader as the Trainer iterates it: mappings that carry their `StepInfo`, in whole updates."""
+    """The train loader in the form in which the Trainer iterates over it: mappings with their `StepInfo`, in whole updates."""
 
     def __init__(self, loader: ODBDataLoader, accumulation_steps: int) -> None:
         self.loader = loader
         self.first_epoch = loader.epoch
-        """The epoch in which training starts: not 0 when it goes on from a checkpoint."""
+        """The epoch in which training starts; above 0 if it resumes from a checkpoint."""
         self.newest: StepInfo | None = None
-        """What belongs to the batch that was handed out last; the Trainer takes the batches of an update together."""
+        """The `StepInfo` of the last batch handed out. The Trainer takes the batches of an update together."""
         self.batches: int | None = None
-        """More than an epoch has, for a Trainer before 5.3, which asks."""
+        """A number above that of an epoch's batches, for a Trainer before 5.3, which asks for a length."""
         self._accumulation_steps = accumulation_steps
 
     def __len__(self) -> int:

@@ -7,30 +7,32 @@
     )
     trainer.train()
 
-How a loss is scaled once: the Trainer's own token count (``num_items_in_batch``) would include the batches that idle ranks
-replay, so it is not taken (`ODBTrainer.get_batch_samples`); without it models return the mean over their batch's supervised
-tokens; a training pass weighs that (`StepInfo.scale`); and ``loss_is_scaled_for_ga`` tells the Trainer to divide
-nothing. The logged loss is then the mean over the supervised tokens of all ranks, too.
+Each loss is scaled exactly once. The Trainer's own token count (``num_items_in_batch``) would include the batches that idle
+ranks replay, so it is not used (`ODBTrainer.get_batch_samples`). Without it models return the mean over their batch's
+supervised tokens. `StepInfo.scale` weights this mean in a training pass, and ``loss_is_scaled_for_ga`` tells the Trainer not to
+divide anything. The logged loss is then also the mean over the supervised tokens of all ranks.
 
-What the Trainer's own loop makes different from a plain one:
+Differences from a plain Trainer in the free mode, ``update_samples=None``:
 
-- It takes no optimizer step for the rest of an epoch of unknown length that does not fill an update, and would
-  carry its gradient into the next epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays.
-- The number of updates in an epoch is not known before it ends. Training is bounded by ``max_steps``, by ``num_train_epochs``,
-  which may end in the middle of one, or by `ODBOptions.max_samples`. Without ``max_steps`` the learning rate follows the share
-  of the samples trained on, so a schedule ends where training does; the number of updates that the progress bar shows is
-  estimated from some samples' lengths and corrected as the epoch goes.
-- ``per_device_train_batch_size`` and ``dataloader_drop_last`` mean nothing here: batches are formed under the token budget.
+- If the end of an epoch does not fill an update, the Trainer's loop takes no optimizer step for it, and would carry its
+  gradient into the next epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays.
+- The number of updates in an epoch is unknown before its end. Training is bounded by ``max_steps``, by ``num_train_epochs``,
+  which may end in the middle of an epoch, or by `ODBOptions.max_samples`. Without ``max_steps`` the learning rate follows the
+  share of the samples trained on, so a schedule ends together with training. The number of updates in the progress bar is
+  estimated from some samples' lengths, and corrected during the epoch.
 - ``train_coverage`` is logged with the loss: the share of the epoch's samples trained on so far.
-- With `ODBOptions.intervals` it evaluates and saves by samples or tokens; with ``budget_from_metrics`` an evaluation says what
-  token budget comes next; with ``survives_out_of_memory`` a batch that does not fit goes in halves, on its rank, with the same
-  gradients on all.
-- Evaluation is the Trainer's own, on its own loader: its loss averages over batches of equal numbers of samples. With
+
+In any mode:
+
+- Batches are formed under the token budget, whatever ``per_device_train_batch_size`` is.
+- `ODBOptions.intervals` evaluates and saves by samples or tokens. ``budget_from_metrics`` chooses the token budget after an
+  evaluation. ``survives_out_of_memory`` halves a batch that does not fit, on its rank, with the same gradients on all ranks.
+- Evaluation is the Trainer's own, on its own loader, whose loss averages over batches with equal numbers of samples. With
   `ODBOptions.evaluation` it reads another `ODBDataLoader`, and the loss is the mean over all supervised tokens.
 
-Each rank saves its place as ``odb_loader_<rank>.json`` in a checkpoint's folder; resuming with another number of ranks needs
-all of these files on every rank. `enable` makes an `ODBTrainer` of a Trainer that somebody else has made. DataParallel,
-sequence, context and tensor parallelism, and ``auto_find_batch_size`` are refused.
+Each rank saves its position as ``odb_loader_<rank>.json`` in a checkpoint's folder. To resume with another number of ranks, all
+of these files must be on every rank. `enable` turns an existing Trainer into an `ODBTrainer`. DataParallel, sequence, context
+and tensor parallelism, and ``auto_find_batch_size`` are refused.
 """
 
 from __future__ import annotations
@@ -68,23 +70,23 @@ from odb_ref.torch.from_dataloader import lists_all
 from odb_ref.torch.settings import arrange
 
 _UNBOUNDED: Final = 2**40
-"""More updates than any epoch takes: the epoch itself says when it ends."""
+"""More updates than any epoch has. The epoch itself determines its end."""
 
 
 class ODBTrainer(SteppingTrainer):
-    """A Trainer whose train loader is an `ODBDataLoader`; every other argument is the Trainer's.
+    """A Trainer whose train loader is an `ODBDataLoader`. All arguments other than ``odb`` are the Trainer's.
 
-    It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. Your own ``compute_loss`` returns the mean loss
-    over the batch's supervised tokens, with what it adds to that: it is weighed after that, all of it. Or, with
-    ``takes_step_info = False`` in its class, it takes ``inputs.pop(STEP_INFO)`` and returns what that has ``scale``d. A
+    It works with multiple inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. Your own ``compute_loss`` returns the mean loss
+    over the batch's supervised tokens, plus whatever it adds; the sum is weighted afterwards. Alternatively, set
+    ``takes_step_info = False`` in your class, take ``inputs.pop(STEP_INFO)`` and return the loss after its ``scale``. A
     ``compute_loss_func`` returns that mean too: its ``num_items_in_batch`` counts the supervised tokens of the batch alone.
     Preserves: WEIGHT.
 
-    Raises: UsageError when the Trainer is set to something that would make weights or steps wrong.
+    Raises: UsageError when a setting of the Trainer would make weights or steps wrong.
     """
 
     loss_is_scaled_for_ga = True
-    """To the Trainer: do not divide what `compute_loss` returns by the micro-steps of the update."""
+    """Tells the Trainer not to divide the result of `compute_loss` by the micro-steps of the update."""
 
     def __init__(self, *args: object, odb: ODBOptions, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -107,16 +109,15 @@ class ODBTrainer(SteppingTrainer):
         self._made = 0
         self.counts_first = False
         self.remove_callback(TrainerHooks)
-        # Before all others, which are to see the state that it corrects.
+        # Insert it before all others, because they must see the state that it corrects.
         self.callback_handler.callbacks.insert(0, TrainerHooks(self))
 
     # Loader and steps ------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> TrainerSteps | TrainerUpdates:
-        """Returns the steps of this rank, over the data set and data collator that the Trainer has prepared for its own
-        loader.
+        """Returns the steps of this rank, over the data set and data collator that the Trainer has prepared for its own loader.
 
-        Raises: UsageError as the class does.
+        Raises: UsageError, like the class.
         """
         self._check_settings()
         prepared = super().get_train_dataloader()
@@ -143,7 +144,7 @@ class ODBTrainer(SteppingTrainer):
                 batch, batches = order.batch, order.batches
             update_samples = batch * k
             carried = batch * (k - 1) if is_iterable else 0
-            # A plain Trainer before transformers 5.10 divides by first labels too, and its run is the one to keep.
+            # A plain Trainer before transformers 5.10 counts first labels in its divisor too; reproduce its run.
             is_told = "causal_shift" in self.odb.settings
             is_padded = (options | self.odb.settings).get("layout", "padded") == "padded"
             self.counts_first = (
@@ -167,7 +168,7 @@ class ODBTrainer(SteppingTrainer):
         )
         if self._states:
             loader.load_state_dict(self._states)
-            # Refused here if the updates are others: the Trainer might count to another epoch with them, and drop the state.
+            # Check now that the updates are the same. Otherwise the Trainer might count to another epoch and drop the state.
             loader.state_dict()
         if update_samples is None:
             self._steps = TrainerSteps(loader, k)
@@ -196,11 +197,11 @@ class ODBTrainer(SteppingTrainer):
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps | TrainerUpdates, *batch: int
     ) -> tuple[int, int, int, int, float, int, int]:
-        """Returns the Trainer's bounds: those of ``max_steps``, or epochs that end when the loader says so.
+        """Returns the Trainer's bounds: those of ``max_steps``, or epochs that end when the loader ends them.
 
-        ``batch`` is the samples of an update, which a Trainer before 5.3 passes.
+        ``batch`` is the number of samples in an update, which a Trainer before 5.3 passes.
 
-        Raises: UsageError when the updates of an epoch are neither given nor to be estimated.
+        Raises: UsageError when the updates of an epoch are neither given nor can be estimated.
         """
         if isinstance(dataloader, TrainerUpdates):
             self.progress = Progress(max(1, args.max_steps))
@@ -241,7 +242,7 @@ class ODBTrainer(SteppingTrainer):
         )
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """Returns the Trainer's scheduler, which goes by the samples trained on unless ``max_steps`` bounds training."""
+        """Returns the Trainer's scheduler. It follows the samples, unless ``max_steps`` or fixed updates bound training."""
         is_new = self.lr_scheduler is None
         scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
         is_bounded = self.args.max_steps > 0 or isinstance(self._steps, TrainerUpdates)
@@ -251,12 +252,12 @@ class ODBTrainer(SteppingTrainer):
         return scheduler
 
     def _follow_samples(self, function: Callable[[int], float], total: int) -> Callable[[int], float]:
-        # A function, which a scheduler's state leaves out; an object's attributes would be saved with it.
-        # The schedules of transformers take any number, and a whole one would make the rate jump.
+        # A lambda, because a scheduler's state leaves functions out but would save an object's attributes. The schedules of
+        # transformers accept any number. Rounding it would make the rate jump.
         return lambda step: function(cast(int, self.compute_share() * total) if step else 0)
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
-        """Logs what the Trainer logs, with the share of the epoch trained on, and the samples that were really trained on."""
+        """Logs like the Trainer, and adds the share of the epoch trained on, and corrects the samples per second."""
         if self.progress is not None and ("loss" in logs or "train_runtime" in logs):
             is_free = not isinstance(self._steps, TrainerUpdates)
             if self.progress.is_exact and is_free:
@@ -270,7 +271,7 @@ class ODBTrainer(SteppingTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
     ) -> tuple[list[object], None]:
-        """Returns the batches of an update, without a token count: their weights are known already."""
+        """Returns the batches of an update, without a token count, because their weights are known already."""
         self.begin_update()
         if isinstance(self._steps, TrainerUpdates):
             count = self._steps.count_batches(num_batches)
@@ -283,7 +284,7 @@ class ODBTrainer(SteppingTrainer):
             batches = list(itertools.islice(epoch_iterator, num_batches))
         if not batches:
             self.note_update()
-            self.control.should_epoch_stop = True  # else the loop asks on, as often as an epoch might have updates
+            self.control.should_epoch_stop = True  # otherwise the loop asks again, for each update an epoch might have
         return batches, None
 
     def compute_loss(
@@ -293,10 +294,10 @@ class ODBTrainer(SteppingTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> LossAndOutputs:
-        """Returns the Trainer's loss, which is weighed after it in training; in an evaluation with an `ODBDataLoader`, of this
-        rank's batch.
+        """Returns the Trainer's loss. In training it is weighted afterwards. In an evaluation with an `ODBDataLoader` it is
+        that of this rank's batch.
 
-        Raises: UsageError for a batch of the training loader that is not trained on.
+        Raises: UsageError for a batch of the training loader outside training.
         """
         if self.takes_step_info and isinstance(inputs.get(STEP_INFO), StepInfo):
             if self.evaluated is None and self.weighed is None:
@@ -307,7 +308,7 @@ class ODBTrainer(SteppingTrainer):
             del inputs[STEP_INFO]
         if self.evaluated is not None:
             with gathering(self.accelerator, self.evaluated):
-                # The mean over this batch, whatever other ranks hold.
+                # The mean over this batch, whatever other ranks have.
                 return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)
         return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
 
@@ -318,17 +319,17 @@ class ODBTrainer(SteppingTrainer):
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: nn.Module, trial: object, *args: object, **kwargs: object) -> None:
-        """Saves as the Trainer does, whatever asks for it, and the loader's place beside it."""
+        """Saves like the Trainer, whatever requests it, and adds the loader's position."""
         super()._save_checkpoint(model, trial, *args, **kwargs)
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         self.write_loader_state(folder)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: object, **kwargs: object) -> object:
-        """As the Trainer's; a checkpoint's loader state is read with it.
+        """Trains like the Trainer. The loader's state is read from the checkpoint too.
 
-        That of a plain Trainer is continued where its updates are those here; what it has read of the epoch is read again.
+        A plain Trainer's checkpoint can be continued if its updates are those formed here. Its samples are read again.
 
-        Raises: UsageError when the checkpoint holds none.
+        Raises: UsageError when the checkpoint holds no state.
         """
         folder = resume_from_checkpoint
         if folder is True:
@@ -339,7 +340,7 @@ class ODBTrainer(SteppingTrainer):
         self._states = [state["loader"] for state in saved]
         self._saved_progress = saved[0]["progress"] if saved else None
         self._info = self.progress = self._guard = self._before = None
-        # The least of all ranks' holds, so each may as well accept that.
+        # The lowest of all ranks' values applies, so every rank may accept it.
         accepted = [item for state in saved for item in state["accepted"].items()]
         self._accepted = {by: min(tokens for of, tokens in accepted if of == by) for by, _ in accepted}
         ignores = self.args.ignore_data_skip
@@ -356,7 +357,7 @@ class ODBTrainer(SteppingTrainer):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        # The Trainer must not skip batches on top of that.
+        # The Trainer must not skip batches in addition.
         self.args.ignore_data_skip = True
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -367,7 +368,7 @@ class ODBTrainer(SteppingTrainer):
                 steps.loader.close()
 
     def _reads_as_plain(self) -> bool:
-        """Returns whether the number of updates made says where a plain Trainer was, and all that is counted from it."""
+        """Returns whether the number of updates made determines a plain Trainer's position and everything that is counted."""
         is_ordered = not isinstance(self.train_dataset, IterableDataset) and not {"sampler", "shard"} & set(
             self.odb.loader
         )
@@ -376,9 +377,9 @@ class ODBTrainer(SteppingTrainer):
 
 
 def is_shuffled(prepared: DataLoader[object]) -> bool:
-    """Returns True when the Trainer's own loader reads the data set in random order.
+    """Returns True if the Trainer's own loader reads the data set in random order.
 
-    Raises: UsageError when it would read other samples than each of the data set once.
+    Raises: UsageError when it does not read each sample of the data set once.
     """
     inner = find_batch_sampler(prepared)
     sampler: object = getattr(inner, "sampler", None)
@@ -392,9 +393,9 @@ def is_shuffled(prepared: DataLoader[object]) -> bool:
 
 
 def enable(trainer: Trainer, odb: ODBOptions) -> ODBTrainer:
-    """Returns the Trainer itself, which is an `ODBTrainer` from now on: for trainers that somebody else has made.
+    """Turns an existing Trainer into an `ODBTrainer`, and returns it.
 
-    Its class becomes one of its own that inherits from both, so that what the class it had does to a loss is still done.
+    It gets a new class that inherits from `ODBTrainer` and its own class, so that whatever its class does to a loss remains.
     """
     kind = type(trainer)
     if not issubclass(kind, ODBTrainer):

@@ -1,8 +1,8 @@
-"""The Trainer's own updates: the samples that a plain Trainer would have put into each, in micro-batches formed by length.
+"""Runs the Trainer's own updates: each holds the samples of a plain Trainer's update, in micro-batches formed by length.
 
-The Trainer counts what it reads: so many batches an epoch, so many in an update. `TrainerUpdates` lets it count
-those of a plain run. All but the last batch of an update are empty (`UpdateBatch`), and the last holds the whole
-update: however many micro-batches it takes, steps, epochs, schedules, logs and checkpoints are those of the plain Trainer.
+The Trainer counts the batches it reads, per epoch and per update. `TrainerUpdates` makes it count those of a plain run. All
+batches of an update but the last are empty (`UpdateBatch`), and the last holds the whole update. So whatever number of
+micro-batches an update takes, steps, epochs, schedules, logs and checkpoints are those of the plain Trainer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from odb_ref.integrations.hf.steps import STEP_INFO, Inputs, set_epoch
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 
 PLAIN: Final = "plain"
-"""For `ODBOptions.update_samples`: the number that ``TrainingArguments`` say."""
+"""The value of `ODBOptions.update_samples` for the number that follows from the ``TrainingArguments``."""
 
 
 class UpdateBatch(dict[str, object]):
-    """The micro-batches of an update; none for the batches that only count."""
+    """The micro-batches of an update. Empty for the batches that only count."""
 
     def __init__(self, parts: tuple[Inputs, ...] = ()) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class UpdateBatch(dict[str, object]):
 
 
 def is_idle(part: Inputs) -> bool:
-    """Returns whether a micro-batch is a replay, which counts for nothing."""
+    """Returns whether a micro-batch is a replay, which does not count."""
     info = part.get(STEP_INFO)
     return isinstance(info, StepInfo) and info.is_idle
 
@@ -45,7 +45,7 @@ def cut_rows(part: Inputs) -> Inputs:
 
 
 class TrainerUpdates:
-    """The train loader as the Trainer iterates over it: an item an update."""
+    """The train loader in the form in which the Trainer iterates over it: one item per update."""
 
     def __init__(
         self,
@@ -59,28 +59,28 @@ class TrainerUpdates:
     ) -> None:
         self.loader = loader
         self.dataset = dataset
-        """What the Trainer counts for its banner."""
+        """The Trainer counts it for its banner."""
         self.newest: StepInfo | None = None
-        """What belongs to the last micro-batch of the update that was handed out last."""
+        """The `StepInfo` of the last micro-batch in the last update handed out."""
         self.is_resumed = False
-        """True in an epoch that goes on where it was saved."""
+        """True in an epoch that resumes where it was saved."""
         self._accumulation_steps = accumulation_steps
         self._batches = batches
         self._carried = carried
-        """The most samples at an epoch's end of which a plain Trainer makes no update."""
+        """A plain Trainer makes no update of up to this many samples at the end of an epoch."""
         self._first = divmod(made, -(-batches // accumulation_steps)) if batches else (0, 0)
-        """The epoch and the update in it to begin with: those before, made by a plain Trainer, are read and left out."""
+        """The epoch, and the update in it, to begin with. Earlier updates, made by a plain Trainer, are read and skipped."""
         self._first_epoch = loader.epoch if batches is None else 0
-        """The epoch that the Trainer counts as 0: it does not know how many updates an epoch of a stream takes."""
+        """The epoch that the Trainer counts as 0. For a stream it does not know how many updates an epoch has."""
 
     def __len__(self) -> int:
-        """Returns how many batches a rank of a plain Trainer reads in an epoch."""
+        """Returns the number of batches that a rank of a plain Trainer reads in an epoch."""
         if self._batches is None:
             raise TypeError("the batches of a stream are not known")
         return self._batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch to read next, counted from the beginning of training; of a stream, from where that goes on."""
+        """Chooses the next epoch, counted from the beginning of training or, for a stream, from where training resumed."""
         set_epoch(self.loader, self._first_epoch + epoch)
 
     def __iter__(self) -> Iterator[UpdateBatch]:
@@ -101,7 +101,7 @@ class TrainerUpdates:
             if info.is_update_end:
                 self.newest = info
                 if info.is_last:
-                    next(steps, None)  # concluded before it is handed out: who stops behind it does not leave early
+                    next(steps, None)  # completes the epoch, so that stopping after this update does not leave it early
                     if samples <= self._carried:
                         warnings.warn(
                             f"samples at the end of the stream: {samples}. They are an update here; a plain Trainer reads them "
@@ -114,13 +114,13 @@ class TrainerUpdates:
                 samples = 0
 
     def count_batches(self, asked: int) -> int:
-        """Returns how many batches the Trainer is to count for the next update, where it asks for so many."""
+        """Returns how many batches the Trainer should count for the next update, for which it asks for ``asked`` batches."""
         return self._accumulation_steps if self.is_resumed else asked
 
     def compute_epoch(self, max_steps: int) -> float | None:
-        """Returns the Trainer's epoch after the update handed out last, a fraction; None before the first.
+        """Returns the Trainer's fractional epoch after the last update handed out, or None before the first.
 
-        An epoch of a stream has, to the Trainer, all updates of the training.
+        For the Trainer, an epoch of a stream has all updates of the training.
         """
         if self.newest is None:
             return None

@@ -1,4 +1,4 @@
-"""What earlier transformers have otherwise: all that is done for them stands here. The oldest that is run is 4.56."""
+"""Differences in earlier versions of transformers, all handled in this module. The oldest version tested is 4.56."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 
 def compute_split(trainer: Trainer) -> int:
-    """Returns among how many ranks a sample is split; before 5.0 a Trainer does not know of all ways."""
+    """Returns the number of ranks among which a sample is split. Before 5.0 a Trainer does not know all ways to split."""
     sizes = [getattr(trainer, name, None) for name in ("get_sp_size", "get_cp_size", "get_tp_size")]
     return math.prod(size() for size in sizes if size is not None)
 
 
 def get_sampling(args: TrainingArguments) -> str:
-    """Returns ``train_sampling_strategy``, before 5.2 a switch."""
+    """Returns ``train_sampling_strategy``, which was a switch before 5.2."""
     given: str | None = getattr(args, "train_sampling_strategy", None)
     return given or ("group_by_length" if args.group_by_length else "random")
 
 
 HAS_TOKEN_COUNT: Final = hasattr(Trainer, "_track_num_input_tokens")
-"""False before 5.3, where the loop itself counts input tokens, and of an update none."""
+"""False before 5.3, where the loop itself counts input tokens, and counts none for an update."""
 
 
 SMOOTHER_COUNTS: Final = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
-"""Whether a smoothed loss is divided by the labels of the update; before, as in 5.6, by those of its micro-batch, and the
-Trainer adds these means up."""
+"""Whether a smoothed loss is divided by the labels of the update. Earlier versions, such as 5.6, divide by those of its
+micro-batch, and the Trainer adds up these means."""
 
 
 def passes_number(trainer: Trainer) -> bool:
-    """Returns whether a plain Trainer has a loss divided by the labels of the update, which it counts."""
+    """Returns whether in a plain Trainer the loss is divided by the number of labels in the update."""
     return trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
 
 
 def counts_first_labels(trainer: Trainer) -> bool:
-    """Returns whether the Trainer divides a loss by its samples' first labels too, which nothing predicts: before 5.10, and
-    where it does not know the model's class by its name. Its own smoother takes a mean by itself, and so does a model that is
-    not told the number.
+    """Returns whether the Trainer's divisor counts its samples' first labels too, which nothing predicts. This is so before
+    5.10, and if it does not know the model's class by name. Its own smoother takes a mean itself, and so does a model that does
+    not get the number.
     """
     takes_mean = trainer.label_smoother is not None or getattr(trainer, "_loss_shifts_labels", False)
     return passes_number(trainer) and not takes_mean
 
 
 def compute_predicted_share(labels: object) -> float:
-    """Returns how much of what a batch's labels are counted as is predicted: all but the first of each row."""
+    """Returns the share of a batch's counted labels that is predicted: all except the first of each row."""
     counted = labels.ne(-100) if isinstance(labels, Tensor) else None
     if counted is None or not counted.any():
         return 1.0

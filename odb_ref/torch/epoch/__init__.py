@@ -1,1 +1,1 @@
-"""One epoch in the training process: its machine, what the consumer takes, and what outlives it."""
+"""One epoch in the training process: its machine, the consumer's side, and the parts that outlive it."""

@@ -1,4 +1,4 @@
-"""Where the consumer stands in an epoch: the planned rounds, the next step, and what to save."""
+"""The consumer's position in an epoch: the planned rounds, the next step, and the progress to save."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class PlannedRound:
     budget_tokens: int
     """The budget in force. Spec: R15.1."""
     known_places: int
-    """So many places of the rank's order have decided its steps: see `EpochProgress.known`."""
+    """The number of places in the rank's order that determine the round's steps: see `EpochProgress.known`."""
     carried_places: tuple[int, ...]
-    """With shared shards: the places of what is carried into the next round."""
+    """With shared shards: the places of the samples carried into the next round."""
 
     def compute_digest(self) -> str:
-        """Returns a digest of all that the machine knows of the round's samples."""
+        """Returns a digest of everything the machine knows about the round's samples."""
         samples = (
             (sample.position, sample.length, sample.supervised, *sample.costs)
             for step in self.steps
@@ -41,44 +41,44 @@ class PlannedRound:
 
 
 class Cursor:
-    """Follows the steps of one rank. Its owner holds a lock around each call."""
+    """Follows the steps of one rank. The caller holds a lock around each call."""
 
     def __init__(self, config: Config, start: EpochStart, accumulation_steps: int) -> None:
         saved = None if start.checkpoint is None else start.checkpoint.start
         self.next_start = start.get_round_start(config)
-        """Where the round begins that is planned next."""
+        """The start of the round to plan next."""
         self._start = start.progress
         self._accumulation_steps = accumulation_steps
         self._config = config
         self._has_updates = config.update_samples is not None
-        """True where an update holds a fixed number of samples: it is then all steps of a round. Spec: R16.8."""
+        """True if an update holds a fixed number of samples. It then consists of all steps of a round. Spec: R16.8."""
         is_inside = bool(start.progress.gone_counts.samples)
         self._resumed_update = self.next_start.round // config.update_rounds if is_inside else None
-        """The update of which other ranks had trained on a part, where the epoch goes on inside one. Spec: R16.6."""
+        """The update that the epoch resumes in the middle, after other ranks had trained on a part of it. Spec: R16.6."""
         self._summed, self._sum = range(0), ZERO_COUNTS
-        """The update whose counts were asked for last, and these."""
+        """The last update whose counts were requested, and these counts."""
         self._ledger = Ledger(self.next_start)
         self._carried = {self.next_start.round: start.progress.places}
-        """With shared shards: the places of what was carried into a round, from that of the last taken step on."""
+        """With shared shards: for each round from the last taken step's on, the places of the samples carried into it."""
         self._rounds: deque[PlannedRound] = deque()
-        """From the one that the last taken step or the update lies in."""
+        """The planned rounds, from the one with the last taken step, or with the start of its update."""
         self.first_step = start.progress.steps
-        """The first step that the consumer is given: those below were trained on before the state was saved."""
+        """The first step the consumer is given. Earlier steps were trained on before the state was saved."""
         self.next_step = saved.planned_steps if saved else 0
-        """The number of the next step to be taken or, after a restart, skipped."""
+        """The number of the next step to take or, after a restart, to skip."""
         self.emitted_samples = saved.global_samples if saved else 0
-        """Samples of the steps up to the next, on all ranks."""
+        """Samples of all steps before the next one, on all ranks."""
         self.budget_tokens = config.budget_tokens
         """The budget in force in the step taken last."""
 
     @property
     def is_skipping(self) -> bool:
-        """True while the next step is one that was trained on before the state was saved."""
+        """True if the next step was trained on before the state was saved."""
         return self.next_step < self.first_step
 
     @property
     def is_as_saved(self) -> bool:
-        """True when the steps skipped are those that were taken before the state was saved."""
+        """True if the skipped steps are the ones taken before the state was saved."""
         digest = self._find_round(self.next_step - 1).compute_digest()
         return (self._ledger.compute_checkpoint(), digest) == (self._start.checkpoint, self._start.digest)
 
@@ -110,7 +110,7 @@ class Cursor:
         )
 
     def list_update(self, number: int) -> range:
-        """Returns the steps of the update that a step lies in, which must be planned where they are rounds."""
+        """Returns the steps of the update that contains a step. With fixed updates the step must be planned."""
         if self._has_updates:
             steps = self._find_round(number).steps
             return range(steps[0].number, steps[-1].number + 1)
@@ -118,25 +118,27 @@ class Cursor:
         return range(first, first + self._accumulation_steps)
 
     def compute_update(self, step: Step) -> int:
-        """Returns which update a step belongs to, counted from 0 in the epoch."""
+        """Returns the index of a step's update, counted from 0 in the epoch."""
         if self._has_updates:
             return step.round // self._config.update_rounds
         return step.number // self._accumulation_steps
 
     def is_update_end(self, number: int) -> bool:
-        """Returns True when the update ends with a step that is planned."""
+        """Returns True if a planned step ends its update."""
         return self.list_update(number)[-1] == number
 
     def compute_last_needed(self, number: int) -> int:
-        """Returns which step must be planned, or never come, before this one may be taken: the last of its accumulation
-        update, whose counts weigh it, and the one behind it, for it may be the last. An update is planned at once.
+        """Returns the step that must be planned, or ruled out by the epoch's end, before step ``number`` may be taken.
+
+        It is at least the next step, because ``number`` may be the last. With accumulation it is also the last step of the
+        update, because the counts of all its steps enter the weight. The steps of a fixed update are all planned at once.
         """
         return number + 1 if self._has_updates else max(self.list_update(number)[-1], number + 1)
 
     def sum_counts(self, update: range) -> StepCounts:
-        """Returns the counts of the steps of ``update`` that are known, those taken before a restart included."""
+        """Returns the known counts of the steps of ``update``, including steps taken before a restart."""
         if self._has_updates:
-            if update != self._summed:  # the same for all of its steps
+            if update != self._summed:  # all its steps have the same sum
                 self._summed, self._sum = update, self._sum_update(self._find_round(update.start).steps)
             return self._sum
         total = self._start.update_counts if update.start < self.first_step <= update[-1] else ZERO_COUNTS
@@ -148,16 +150,16 @@ class Cursor:
         return total
 
     def _sum_update(self, steps: tuple[Step, ...]) -> StepCounts:
-        """Returns the counts of steps of an update, with what other ranks had trained on of it. Spec: R16.6, R16.8."""
+        """Returns the counts of an update's steps, plus what other ranks had trained on of it. Spec: R16.6, R16.8."""
         is_resumed = bool(steps) and self.compute_update(steps[0]) == self._resumed_update
         return sum((step.global_counts for step in steps), self._start.gone_counts if is_resumed else ZERO_COUNTS)
 
     def compute_progress(self, quarantine: Quarantine) -> EpochProgress:
-        """Returns what to save after the last taken step. Spec: R10, R11.3."""
+        """Returns the progress to save after the last taken step. Spec: R10, R11.3."""
         if self.next_step <= self.first_step and self._start.checkpoint is not None:
             return self._start
         checkpoint = self._ledger.compute_checkpoint()
-        # What was read for the round decided its steps, the taken ones included.
+        # The samples read for the round determined all its steps, including those already taken.
         planned = self._find_round(self.next_step - 1) if checkpoint.taken_steps else None
         if planned is None:
             return EpochProgress(
@@ -187,13 +189,13 @@ class Cursor:
         )
 
     def _compute_begin(self, update: int) -> int:
-        """Returns the first place of an update in the order that the rank reads; 0 in the free mode."""
+        """Returns the first place of an update in the order that the rank reads, or 0 in the free mode."""
         if self._config.shared_samples is not None:
             return update * (self._config.update_samples or 0)
         return self._config.compute_update_place(update)
 
     def _compute_taken(self, checkpoint: Checkpoint) -> StepCounts:
-        """Returns the counts of what was taken of the update."""
+        """Returns the counts of the steps already taken of the current update."""
         if self._has_updates:
             taken_steps = checkpoint.taken_steps
             return self._sum_update(self._find_round(self.next_step - 1).steps[:taken_steps] if taken_steps else ())

@@ -1,4 +1,4 @@
-"""What the consumer, a training loop, takes of an epoch: step after step, each with its batch, until the epoch ends."""
+"""The consumer's side of an epoch: a training loop takes one step after another, each with its batch, until the end."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from odb_ref.torch.reading.description import describe
 logger: Final = logging.getLogger("odb_ref")
 
 POLL_S: Final = 0.2
-"""How often the thread that reads and collates for an absent consumer looks whether it is needed."""
+"""How often the thread that substitutes for an absent consumer checks whether it is needed."""
 
 ABSENCE_S: Final = 2.0
-"""An urged rank whose consumer does not ask for a step for so long reads and collates without it (A3): it may wait for one that
-has left."""
+"""After another rank has urged this one, a thread waits this long, and then reads and collates whenever the consumer is not
+asking for a step (A3): the consumer may be waiting for a rank that has left."""
 
 
 _IN_ROUND: Final = re.compile(r"\bround \d+, rank 0 ")
-"""How a cause says that ranks began in different rounds."""
+"""Matches a cause that reports ranks in different rounds."""
 
 _PEER: Final = re.compile(r"\bits peer (\d+)")
-"""How a cause names a process of the rank that an outcome names."""
+"""Finds the process that a cause names, one of those that form the outcome's rank."""
 
 
 class Delivery:
-    """The consumer's side of one epoch of one rank. `take` belongs to one thread, the rest to any."""
+    """The consumer's side of one epoch on one rank. Only one thread may call `take`; all else is safe from any thread."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class Delivery:
         self._pid = os.getpid()
         self._has_left = False
         self._lost_to = ""
-        """Who has taken the epoch from its consumer, if anybody has."""
+        """Why the consumer lost the epoch, or empty."""
         self.lost = ""
-        """Which step was taken and never handed out, if any."""
+        """Names the step that was taken but never handed out, or empty."""
         self.is_exhausted = False
-        """True when the epoch is complete and the consumer has been told."""
+        """True once the epoch is complete and the consumer has learned of it."""
         self._is_closed = False
         self._is_asking = False
         self._substitute: threading.Thread | None = None
-        """Does the consumer's work for it, if that is reading and collating, and the consumer does not come."""
+        """Reads and collates when that is the consumer's job and the consumer stays away."""
 
     def begin(self, failure: BaseException | None = None) -> None:
-        """Starts the epoch; with ``failure`` as one that has failed on this rank before it could begin."""
+        """Starts the epoch. With ``failure`` the epoch fails at once, because this rank could not begin it."""
         with self._condition:
             end = self.driver.exchange.open(self._on_answer, self.describe)
             if failure is None:
@@ -79,28 +79,27 @@ class Delivery:
                 self.driver.submit(end)
 
     def _on_answer(self, event: Event) -> None:
-        """Hands an answer of the exchange to the machine; when it returns, what the machine posts next is posted."""
+        """Passes an answer from the exchange to the machine. On return the machine's next message has been posted."""
         self.driver.submit(event)
         if isinstance(event, Urged) and self.driver.service.is_inline and self._substitute is None:
             self._substitute = threading.Thread(target=self._work_unasked, name="odb-substitute", daemon=True)
             self._substitute.start()
 
     def accept_budget(self, tokens: int) -> None:
-        """Accepts another token budget on this rank from now on. Spec: R15.2."""
+        """Changes the token budget that this rank accepts from now on. Spec: R15.2."""
         self.driver.submit(BudgetAccepted(tokens))
 
     # Taking ----------------------------------------------------------------------------------------------------------
 
     @property
     def next_step(self) -> int:
-        """The number of the step that is taken next."""
+        """The number of the step to take next."""
         return max(self.driver.cursor.next_step, self.driver.cursor.first_step)
 
     def take(self) -> tuple[object, StepInfo] | None:
-        """Returns the next batch, and what belongs to it; None when the epoch is complete, or its consumer has left it. Waits
-        for it.
+        """Waits for the next batch and returns it with its `StepInfo`. None if the epoch is complete, or its consumer has left.
 
-        Raises: JobError when the epoch has ended early, on this rank or another; UsageError when its consumer has lost it.
+        Raises: JobError when the epoch has ended early, on this rank or another; UsageError when the consumer has lost it.
         """
         if os.getpid() != self._pid:
             raise UsageError(f"this iterator belongs to process {self._pid}, which has forked this one")
@@ -114,7 +113,7 @@ class Delivery:
                         return self._take()
                     if self._is_over():
                         break
-                # More than once if an answer of the exchange that came in between has lowered the limit.
+                # Repeats if an answer from the exchange has lowered the limit in the meantime.
                 with self.driver.exchange.waiting():
                     self._work()
                 is_served = True
@@ -161,10 +160,10 @@ class Delivery:
         )
 
     def _work(self) -> None:
-        """Waits until a step is available, or none will be. Where it is this thread that reads and collates, does that
-        meanwhile; and if a step was there at once, its share of what the round's next steps need.
+        """Waits until a step is available, or none will be. If this thread reads and collates, it does so meanwhile. If a step
+        was available at once, the thread does only its share of the work for the round's next steps.
 
-        Raises: what user code raises that is not an Exception.
+        Raises: exceptions of user code that do not derive from Exception.
         """
         service, is_first, waited_s = self.driver.service, True, 0.0
         while True:
@@ -182,13 +181,13 @@ class Delivery:
             is_first = False
 
     def _work_unasked(self) -> None:
-        """Reads and collates for a consumer that does not ask, from a while after an urge to the end of the epoch."""
+        """Reads and collates while the consumer stays away, from some time after an urge until the end of the epoch."""
         with self._condition:
             self._condition.wait_for(self._is_quiet, ABSENCE_S)
         service = self.driver.service
         while True:
             with self._condition:
-                # Looks again now and then: nobody says that the consumer has stopped asking.
+                # Polls, because nothing signals that the consumer has stopped asking.
                 is_needed = self._condition.wait_for(
                     lambda: self._is_quiet() or (service.has_work and not self._is_asking), POLL_S
                 )
@@ -201,9 +200,7 @@ class Delivery:
         return self.driver.is_finished or self._has_left or self._is_closed
 
     def _is_available(self) -> bool:
-        """Returns True when the next step may be taken: it is delivered, and the counts of its update and
-        whether it is the last are known.
-        """
+        """Returns True if the next step may be taken: delivered, with its update's counts, and known to be the last or not."""
         driver = self.driver
         number = driver.cursor.next_step
         needed = driver.cursor.compute_last_needed(number)
@@ -211,34 +208,34 @@ class Delivery:
         return not self._has_left and number < driver.taking_limit and is_planned
 
     def _is_last(self, number: int) -> bool:
-        """Returns True when the epoch ends with the step of this number, on all ranks.
+        """Returns True if the epoch ends with this step, on all ranks.
 
-        An epoch that is broken off has no last step: who takes it early cannot know, and ranks would differ. Spec: R7.1.
+        An aborted epoch has no last step: a rank that takes the step early cannot know, and ranks would differ. Spec: R7.1.
         """
         state = self.driver.state
         return _is_complete(state) and number + 1 >= state.planned_steps
 
     @property
     def has_given_all(self) -> bool:
-        """True when the epoch is complete and its consumer has had the last step."""
+        """True if the epoch is complete and the consumer has its last step."""
         return self._is_last(self.driver.cursor.next_step - 1)
 
     def _count_ready(self) -> int:
-        """Returns how many steps may be taken before more must have been planned, or 1."""
+        """Returns how many steps may be taken before more must be planned, at least 1."""
         state = self.driver.state
         return max(1, state.planned_steps - len(state.plan) - self.driver.cursor.next_step - 1)
 
     def _is_worth_a_look(self) -> bool:
-        """Returns True when the consumer that waits for a step has one, or waits for none."""
+        """Returns True if the waiting consumer can stop waiting: a step is available, or none will come."""
         with self._condition:
             return self._is_available() or self._is_over()
 
     def _is_over(self) -> bool:
-        """Returns True when no step comes any more."""
+        """Returns True if no more steps will come."""
         return self._has_left or self.driver.is_finished
 
     def _log_wait(self, waited_s: float) -> None:
-        """Logs which rank is waited for, and what that rank is doing."""
+        """Logs which rank this one waits for, and what that rank is doing."""
         roster, awaited = self.driver.exchange.roster, self.driver.exchange.find_awaited()
         who, whom = roster.name_process(roster.index), "itself"
         text = self.describe().text
@@ -247,11 +244,11 @@ class Delivery:
         logger.warning("%s waits for %s, which %s (for %.0f s)", who, whom, text, waited_s)
 
     def describe(self) -> RankStatus:
-        """Returns what this rank is doing, and why it has failed, if it has. Does not wait."""
+        """Returns what this rank is doing, and why it has failed, if so. Does not wait."""
         driver, state = self.driver, self.driver.state
         if not driver.has_begun:
             return RankStatus(f"is beginning its epoch: {driver.service.describe()}")
-        is_held = driver.service.is_inline and not self._is_asking  # whose thread reads and collates is busy
+        is_held = driver.service.is_inline and not self._is_asking  # the thread that reads and collates is busy
         doing = "" if is_held else driver.service.describe()
         if state.failure:
             text = f"has failed: {state.failure}"
@@ -276,22 +273,22 @@ class Delivery:
         if not _is_complete(self.driver.state):
             raise make_error(self.driver.state.outcome, self.driver.exchange.roster) from self.driver.failure
         if self.driver.state.planned_steps < self.driver.cursor.first_step:
-            raise JobError(CHANGED, rank=None, cause=CHANGED)  # on all ranks: they count the same steps
+            raise JobError(CHANGED, rank=None, cause=CHANGED)  # all ranks raise this: they count the same steps
         self.is_exhausted = True
 
     def check_whole(self) -> None:
-        """Raises: UsageError when a step was taken and never handed out."""
+        """Raises: UsageError when a step was taken but never handed out."""
         if self.lost:
             raise UsageError(f"{self.lost}: go on from the last state saved")
 
     def leave(self, lost_to: str = "") -> None:
-        """Ends the consumer's part: it takes no further step. Does not wait. ``lost_to`` says who does this in its place."""
+        """Ends the consumer's part: it takes no more steps. Does not wait. ``lost_to`` names what took the epoch away."""
         if os.getpid() != self._pid:
             return
         with self._condition:
             if self._has_left:
                 return
-            # One that has had the last step of a complete epoch loses nothing.
+            # A consumer that has the last step of a complete epoch loses nothing.
             self._has_left, self._lost_to = True, "" if self.has_given_all else lost_to
             self.driver.drop_batches()
             self.driver.submit(ConsumerStopped())
@@ -308,7 +305,7 @@ class Delivery:
         self.driver.close()
 
     def leave_and_close(self, timeout_s: float, lost_to: str = "") -> None:
-        """Leaves, waits until all ranks know, or for so long, and closes."""
+        """Leaves the epoch, waits until all ranks know or the timeout has passed, and closes it."""
         self.leave(lost_to)
         self.wait(timeout_s)
         self.close()
@@ -319,7 +316,7 @@ def _is_complete(state: State) -> bool:
 
 
 def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
-    """Returns what a consumer is told of an epoch that is not complete: which rank, and why."""
+    """Returns the consumer's error for an epoch that is not complete. It names the rank and the cause."""
     if outcome is None:
         return OdbError("the epoch has ended without an outcome")
     found = _PEER.search(outcome.cause) if roster.peers > 1 else None
@@ -336,7 +333,7 @@ def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
             what = "failed"
         case OutcomeKind.MISMATCH:
             what = "is configured differently"
-            cause = cause.replace("rank 0 ", f"{roster.name(0, 0)} ")  # whom it is compared with
+            cause = cause.replace("rank 0 ", f"{roster.name(0, 0)} ")  # the rank it is compared with
             if _IN_ROUND.search(outcome.cause):
                 what = "goes on from another step"
                 cause += ": load states that all ranks saved after the same step"

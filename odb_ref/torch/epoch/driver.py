@@ -1,18 +1,18 @@
-"""Drives the machine of one rank for one epoch: events in, effects out, in the training process whatever reads the samples.
+"""Drives the machine of one rank for one epoch: events in, effects out. Always runs in the training process.
 
-Four parties bring events, each in a thread of its own; they are handled one after another, under one lock::
+Events come from four parties, each on its own thread. One lock makes sure that they are handled one after another::
 
     sample service   SamplesRead, Collated, LocalFailed
     exchange         Agreed, Counted, Reported, Urged, PeerLost
     consumer         StepTaken, ConsumerStopped, BudgetAccepted
     budget schedule  BudgetAccepted, asked once a round (R15.4)
 
-and every effect is performed in `EpochDriver._perform`::
+`EpochDriver._perform` carries out the effects::
 
     Read, Collate                        the sample service reads, collates
     PostOffer, PostCounts, PostReport    the exchange posts
     Deliver                              nothing: the state's queue says what may be taken
-    Finish                               both have nothing more to do in this epoch
+    Finish                               service and exchange stop working for this epoch
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _CLOSED: Final = "its consumer left, and its loader was closed before all ranks 
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """The samples carried into the first round are here: the protocol can begin."""
+    """The samples carried into the first round have arrived, so the protocol can begin."""
 
     carried: tuple[Sample, ...]
 
 
 class EpochDriver:
-    """One epoch of one rank. Safe to call from any thread: `condition` is its lock, notified after each event."""
+    """One epoch of one rank. Safe to call from any thread: `condition` is the lock, and is notified after each event."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class EpochDriver:
         self.quarantine = start.make_quarantine()
         """The samples set aside on this rank."""
         self.warnings: deque[str] = deque()
-        """What the user is still to be warned of."""
+        """Warnings that the user has not seen yet."""
         self.cursor = Cursor(config, start, accumulation_steps)
         self.config = config
         self.start = start
         self._drawing = Drawing(start, config)
         self._acceptance = start.make_acceptance(config.budget_tokens, schedule)
-        # The samples of a map-style data set are divided among the ranks by its sampler.
+        # The sampler divides a map-style data set among the ranks, so only streams can repeat.
         self._repeats = RepeatWatch(config.world_size if start.keys is None else 1)
         self._trace = EpochTrace(start, config)
         self._machine = Machine(config, self._trace.record)
@@ -94,26 +94,26 @@ class EpochDriver:
         self.has_begun = False
         """True once the machine has begun."""
         self._is_reading = False
-        """True once the service knows of the epoch."""
+        """True once the service has been given this epoch."""
         self._is_closed = False
         self._closing = threading.Lock()
         self._batches: dict[int, object] = {}
-        """The batches that are ready, by the number of their step."""
+        """The batches that are ready, by step number."""
         self._is_wanted = True
         self._is_pinned = is_pinned
         self._uncollated: set[int] = set()
-        """The steps of the round being collated whose batches are still to come."""
+        """The steps of the round being collated whose batches are not ready yet."""
         self.failure: BaseException | None = None
-        """What failed on this rank first: the cause of the error that its consumer is told."""
+        """The first failure on this rank. It is the cause of the error that the consumer gets."""
         self.defect: BaseException | None = None
-        """Why this machine cannot go on, if it cannot: an error of ours, of a rule, or of a peer's message."""
+        """Why this machine cannot continue, if so: an error of this library, of a rule, or in a peer's message."""
 
     # Beginning and end -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Starts reading what the first round begins with.
+        """Starts reading the samples of the first round.
 
-        Raises: what starting a process or sending a data set raises that is not an Exception.
+        Raises: exceptions of starting a process or sending a data set that do not derive from Exception.
         """
         start, checkpoint = self.start, self.start.checkpoint
         with self.condition:
@@ -122,7 +122,7 @@ class EpochDriver:
                 plan = make_plan(start, self.quarantine)
                 self._is_reading = True
                 self.service.begin(plan, self, start.read_ahead)
-            except BaseException as error:  # a data set that cannot be sent to a worker, or Ctrl-C meanwhile
+            except BaseException as error:  # a data set that cannot be sent to a worker, or Ctrl-C in the meantime
                 self.on_error(describe(error), error)
                 if not isinstance(error, Exception):
                     raise
@@ -133,7 +133,7 @@ class EpochDriver:
                     self.submit(_Begin(()))
 
     def close(self) -> None:
-        """Ends the service's epoch; one whose ranks do not all know that it ends has failed here. Spec: R7.2."""
+        """Ends the service's epoch. If not all ranks know yet that the epoch ends, this rank fails it. Spec: R7.2."""
         with self._closing:
             if self._is_closed:
                 return
@@ -157,12 +157,12 @@ class EpochDriver:
     # What the sample service reports -----------------------------------------------------------------------------------
 
     def on_read(self, items: Sequence[ReadItem], *, is_ended: bool, is_full: bool) -> None:
-        """Takes the samples that were asked for."""
+        """Handles the samples that were requested."""
         with self.condition:
             if not self._is_reading or self.failure or self.is_finished:
-                return  # the epoch ends without them
+                return  # the epoch ends without these samples
             state = self.state
-            # Where ranks share an order, others may have the good samples of it.
+            # If ranks share an order, other ranks may have its good samples.
             is_own = not self.start.is_shared and self.start.progress == START and not state.read_samples
             if is_own and is_ended and not items and (fault := self.quarantine.find_emptiness()):
                 self.on_error(fault, QuarantineError(fault))
@@ -181,12 +181,12 @@ class EpochDriver:
                 self.submit(SamplesRead(samples, is_ended, is_full))
 
     def _is_stuck(self, state: State) -> bool:
-        """Returns True when nothing is held while the ranks still draw: only an update may hold nothing. Spec: R14.5, R16.5."""
+        """Returns True if nothing is held while the ranks still draw, which only an update permits. Spec: R14.5, R16.5."""
         is_free = self.config.update_samples is None
         return self.start.is_shared and is_free and not state.window and not state.is_ended
 
     def on_bad(self, place: int, cause: str) -> None:
-        """Sets a sample aside; it lies behind those reported before. Spec: R11."""
+        """Sets a sample aside. Its place follows those of all samples set aside before. Spec: R11."""
         with self.condition:
             if not self._is_reading:
                 return
@@ -197,12 +197,12 @@ class EpochDriver:
                 self._trace.set_aside((place,))
 
     def on_warning(self, text: str) -> None:
-        """Keeps a warning for the training thread."""
+        """Stores a warning for the training thread."""
         with self.condition:
             self.warnings.append(text)
 
     def on_batch(self, number: int, batch: object) -> None:
-        """Keeps the batch of a step, rebuilt and pinned, until it is taken; with the last of a round the round is ready."""
+        """Stores a step's batch, rebuilt and pinned, until it is taken. The last batch of a round makes the round ready."""
         batch = pin(unpack(batch)) if self._is_pinned else unpack(batch)
         with self.condition:
             if number not in self._uncollated or not self._is_reading:
@@ -217,13 +217,13 @@ class EpochDriver:
             self.submit(Collated(self.state.round - 1))
 
     def on_error(self, cause: str, error: BaseException) -> None:
-        """Fails this rank: reading, collating or the process that does both. Spec: R7.2. Preserves: ABORT."""
+        """Fails this rank because reading, collating or the process that does either failed. Spec: R7.2. Preserves: ABORT."""
         with self.condition:
             if self.failure is not None or self.is_finished:
                 return
             self.failure = error
             if not self.has_begun:
-                # Which round it begins with does not matter: a failure ends the epoch whatever round the others are in.
+                # It does not matter which round this begins: a failure ends the epoch in whatever round the others are.
                 self._perform([effect for effect in self._machine.begin() if isinstance(effect, PostOffer)])
                 self.has_begun = True
             self.submit(LocalFailed(cause))
@@ -231,16 +231,16 @@ class EpochDriver:
     # Events ----------------------------------------------------------------------------------------------------------
 
     def submit(self, event: Event | _Begin) -> None:
-        """Handles an event, after those that came before it."""
+        """Handles an event, after all earlier ones."""
         with self.condition:
             self._events.append(event)
             if self._is_handling:
-                return  # it comes of an effect: that event is handled to its end first
+                return  # an effect caused this event; the event being handled is finished first
             self._is_handling = True
             try:
                 while self._events and self.defect is None:
                     self._handle(self._events.popleft())
-            except BaseException as error:  # half an event handled: the other ranks must not wait for the rest
+            except BaseException as error:  # an event is half handled: the other ranks must not wait for the rest
                 self._break(error)
                 if not isinstance(error, Exception):
                     raise
@@ -268,7 +268,7 @@ class EpochDriver:
         checkpoint = self.start.checkpoint
         try:
             effects = self._machine.begin(self.start.make_first() if checkpoint is None else checkpoint.start, carried)
-        except UsageError as error:  # the samples carried are not what they were
+        except UsageError as error:  # the carried samples have changed
             self.on_error(describe(error), error)
             return
         self.has_begun = True
@@ -277,7 +277,7 @@ class EpochDriver:
         self._perform(effects)
 
     def _break(self, error: BaseException) -> None:
-        """Ends the exchange: this rank cannot go on, and no other may wait for it."""
+        """Aborts the exchange: this rank cannot continue, and no other rank may wait for it."""
         self.defect = error
         self._events.clear()
         if self._is_reading:
@@ -285,7 +285,7 @@ class EpochDriver:
         self.exchange.abort(describe(error))
 
     def _ask_schedule(self) -> None:
-        """Asks the budget schedule what this rank accepts from now on; one that raises has failed. Spec: R15.4."""
+        """Asks the budget schedule which budget this rank accepts next. If it raises, the rank fails. Spec: R15.4."""
         try:
             acceptance = self._acceptance.ask(self.state.planned_steps, self.state.agreed_tokens)
         except Exception as error:
@@ -294,7 +294,7 @@ class EpochDriver:
             self._accept(acceptance)
 
     def _accept(self, acceptance: Acceptance) -> None:
-        """Tells the machine what this rank accepts, where that has changed. Spec: R15.4."""
+        """Tells the machine the budget that this rank accepts, if it has changed. Spec: R15.4."""
         self._acceptance = acceptance
         if acceptance.offered_tokens != self.state.accepted_tokens:
             self._machine.handle(BudgetAccepted(acceptance.tokens))
@@ -305,7 +305,7 @@ class EpochDriver:
         steps = next(effect.steps for effect in effects if isinstance(effect, Collate))
         if self._repeats.note(steps):
             self.on_warning(REPEATED)
-        # With a shard of its own the positions say where the samples stand.
+        # With a shard of its own, a rank can compute the places from the positions.
         carried = begins.carried if self.start.is_shared else ()
         self.cursor.plan(
             PlannedRound(
@@ -318,13 +318,13 @@ class EpochDriver:
         )
 
     def _compute_known(self, begun: RoundStart, begins: RoundStart) -> int:
-        """Returns how many places of the rank's order have decided the steps up to those of a round. Spec: R11.3."""
+        """Returns the number of places in the rank's order that determine the steps up to the end of a round. Spec: R11.3."""
         if self.config.update_samples is None or self.start.is_shared:
             return self.quarantine.get_known(begins.read_samples, begun.is_ended)
         return self.config.compute_update_place(begins.round // self.config.update_rounds)
 
     def _skip(self) -> None:
-        """Takes the steps that were trained on before the state was saved. Spec: R10.2."""
+        """Takes the steps that were already trained on before the state was saved. Spec: R10.2."""
         while self.cursor.is_skipping and self.cursor.next_step < self.taking_limit and not self._events:
             self.cursor.advance()
             self._events.append(StepTaken())
@@ -355,7 +355,7 @@ class EpochDriver:
                     assert_never(effect)
 
     def _read(self, count: int, first: int | None) -> None:
-        """Asks for samples: the next ones, those of an update, or with shared shards what was drawn. Spec: R14.4, R16.2."""
+        """Requests samples: the next ones, those of an update, or with shared shards those drawn. Spec: R14.4, R16.2."""
         if not self.start.is_shared:
             if self._is_reading:
                 end = None if first is None else first + count
@@ -383,19 +383,19 @@ class EpochDriver:
 
     @property
     def is_finished(self) -> bool:
-        """True when nothing more happens on this rank by itself."""
+        """True if nothing more happens on this rank by itself."""
         return self.defect is not None or self.state.phase is Phase.DONE
 
     @property
     def taking_limit(self) -> int:
-        """Steps numbered below this may be taken."""
+        """The consumer may take steps numbered below this."""
         state = self.state
         if self.defect is not None or not self.has_begun:
             return 0
         return min(state.taken_steps + len(state.queue), state.step_limit)
 
     def take(self) -> tuple[Step, object, StepCounts]:
-        """Returns the next step, which must be available, with its batch and the counts of its update."""
+        """Takes the next step, which must be available. Returns it with its batch and the counts of its update."""
         number = self.cursor.next_step
         counts = self.cursor.sum_counts(self.cursor.list_update(number))
         step = self.cursor.advance()
@@ -404,11 +404,11 @@ class EpochDriver:
         return step, batch, counts
 
     def drop_batches(self) -> None:
-        """Forgets the batches that are ready, and those to come: their consumer has left."""
+        """Drops the batches that are ready, and those to come, because the consumer has left."""
         self._is_wanted = False
         self._batches.clear()
 
     def compute_progress(self) -> EpochProgress:
-        """Returns where the epoch stands after the last taken step."""
+        """Returns the position of the epoch after the last taken step."""
         with self.condition:
             return self.cursor.compute_progress(self.quarantine)

@@ -20,24 +20,24 @@ class EpochMetrics:
     real_tokens: int = 0
     padded_tokens: int = 0
     budgets_tokens: int = 0
-    """The sum of the budgets that were in force."""
+    """The sum of the budgets in force, over all steps."""
     budget_tokens: int = 0
-    """That of the step taken last."""
+    """The budget in force in the step taken last."""
     global_tokens: int = 0
-    """Real tokens of the steps on all ranks."""
+    """Real tokens over all ranks."""
     costs: tuple[int, ...] = ()
-    """Amounts of further resources."""
+    """Amounts of further resources, summed."""
     data_wait_s: float = 0.0
     first_step_s: float = 0.0
 
     def note_wait(self, began_s: float, now_s: float) -> None:
-        """Adds the time that the trainer has waited for a step."""
+        """Adds the time that the trainer waited for a step."""
         self.data_wait_s += now_s - began_s
         if not self.steps:
             self.first_step_s = now_s - self.started_s
 
     def count(self, local: StepCounts, padded_tokens: int, budget_tokens: int, total: StepCounts) -> None:
-        """Adds a step that was taken: what it holds on this rank, and in ``total`` on all."""
+        """Adds a step that was taken: its counts on this rank, and in ``total`` over all ranks."""
         self.steps += 1
         self.idle_steps += not local.samples
         self.samples += local.samples

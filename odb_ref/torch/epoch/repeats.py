@@ -1,4 +1,4 @@
-"""Notices that all ranks read the same samples: a stream that nobody has divided among them is then trained on by each rank."""
+"""Detects that all ranks read the same samples: an undivided stream would be trained on once per rank."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ REPEATED: Final = (
 )
 
 _ENOUGH: Final = 8
-"""In steps of so many different numbers of tokens ranks with samples of their own are not alike by accident."""
+"""Ranks with different samples do not agree by chance in steps with this many different token counts."""
 
 
 class RepeatWatch:
-    """Compares what a rank has in its first steps with what all have together."""
+    """Compares this rank's counts in its first steps with the totals over all ranks."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._tokens: set[int] = set()
-        """How many tokens the steps held in which the ranks were alike."""
+        """The different token counts of the steps so far, in all of which the ranks agreed."""
         self.is_watching = world_size > 1
 
     def note(self, steps: Sequence[Step]) -> bool:
-        """Takes a round's steps into account; returns True, once, when the ranks have been alike in enough of them."""
+        """Compares a round's steps. Returns True, once, when the ranks have agreed in enough of them."""
         for step in steps if self.is_watching else ():
             counts, all_ranks = compute_counts(step.group), step.global_counts
             own = [self._world_size * count for count in (counts.samples, counts.tokens, counts.supervised)]

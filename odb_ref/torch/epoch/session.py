@@ -1,4 +1,4 @@
-"""What outlives an epoch of a loader: its exchange, its sample service, and the epoch that is under way."""
+"""The parts of a loader that outlive an epoch, exchange and sample service, and the current epoch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ REPLACED: Final = (
 )
 LOADED: Final = "load_state_dict has chosen where its loader goes on, with the next iteration"
 LEAVE_S: Final = 2.0
-"""How long closing waits for the other ranks to learn of it."""
+"""How long closing waits until the other ranks know of it."""
 
 _closing: list[Session] = []
-"""Sessions that may still be taking leave: a new process group waits for them, so that groups come and go in one order."""
+"""Sessions that may still be closing. A new exchange first closes them, so that exchanges come and go in one order."""
 
 
 class Session:
-    """The moving parts of one loader; `ODBDataLoader` is their owner."""
+    """The moving parts of one loader. `ODBDataLoader` owns them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,11 +35,11 @@ class Session:
         self._delivery: Delivery | None = None
         self._is_closed = False
         self._pid = 0
-        """The process that the moving parts belong to, once there are any."""
+        """The process that owns the moving parts, or 0 before there are any."""
 
     @property
     def _is_inherited(self) -> bool:
-        """True in a child forked from the process that iterates: nothing here is its own, and no thread came along."""
+        """True in a child forked from the owner: the parts are not the child's, and their threads did not survive the fork."""
         return self._pid not in (0, os.getpid())
 
     @property
@@ -48,9 +48,9 @@ class Session:
         return self._exchange
 
     def get_exchange(self, make: Callable[[], Exchange]) -> Exchange:
-        """Returns the exchange, made at first use.
+        """Returns the exchange, creating it at first use.
 
-        Raises: UsageError when the loader is closed, or another process's, and what ``make`` raises.
+        Raises: UsageError when the loader is closed or belongs to another process, and what ``make`` raises.
         """
         if self._is_inherited:
             raise UsageError(f"this loader belongs to process {self._pid}, which has forked this one: make one here")
@@ -65,20 +65,20 @@ class Session:
         return self._exchange
 
     def get_service(self, make: Callable[[], SampleService]) -> SampleService:
-        """Returns where samples are read, made at first use."""
+        """Returns the sample service, creating it at first use."""
         if self._service is None:
             self._service = make()
         return self._service
 
     def begin(self, delivery: Delivery, failure: BaseException | None = None) -> None:
-        """Starts an epoch; with ``failure`` one that cannot begin on this rank, and fails on all of them. The one before must
-        have ended: see `end_epoch`. Spec: R7.2. Preserves: ABORT.
+        """Starts an epoch. With ``failure`` the epoch fails on all ranks, because this one cannot begin it. The previous epoch
+        must have ended: see `end_epoch`. Spec: R7.2. Preserves: ABORT.
         """
         self._delivery = delivery
         delivery.begin(failure)
 
     def end_epoch(self, timeout_s: float, lost_to: str = "") -> None:
-        """Ends the epoch that is under way, if any, and waits until all ranks know. ``lost_to`` is for its iterator to say."""
+        """Ends the current epoch, if any, and waits until all ranks know. Its iterator then names ``lost_to`` as the reason."""
         if self._is_inherited:
             return
         delivery, self._delivery = self._delivery, None
@@ -86,7 +86,7 @@ class Session:
             delivery.leave_and_close(timeout_s, lost_to)
 
     def close(self) -> None:
-        """Ends everything: leaves the epoch, takes leave of the other ranks, ends workers. Does nothing in a forked child."""
+        """Closes everything: leaves the epoch, tells the other ranks, ends workers. Does nothing in a forked child."""
         if self._is_inherited:
             return
         with self._lock:
@@ -103,6 +103,6 @@ class Session:
                 exchange.join(1.0)
 
     def close_soon(self) -> None:
-        """Has `close` done soon, at the latest before the next loader starts. Safe in a finalizer."""
+        """Schedules `close` to run soon, at the latest before the next loader starts. Safe in a finalizer."""
         _closing.append(self)
         CLEANUP.submit(self.close)

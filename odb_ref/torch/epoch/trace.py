@@ -1,4 +1,4 @@
-"""The trace of one epoch on one rank, with what it is held to: which samples there were, and which were trained on before."""
+"""The trace of one epoch on one rank, with the samples it starts from, and those already trained on, to check it against."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from odb_ref.trace.writing import TraceWriter
 
 
 class EpochTrace:
-    """Writes nothing where no trace is asked for."""
+    """The trace of one epoch on one rank. Does nothing if no trace was requested."""
 
     def __init__(self, start: EpochStart, config: Config) -> None:
         self._start = start
@@ -30,7 +30,7 @@ class EpochTrace:
         self._writer: TraceWriter | None = None
 
     def open(self, quarantine: Quarantine) -> None:
-        """Begins the file."""
+        """Creates the file."""
         start = self._start
         if start.trace is not None:
             origin = make_origin(start, quarantine, self._config.rank)
@@ -39,12 +39,12 @@ class EpochTrace:
             )
 
     def record(self, rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
-        """Writes a transition of the machine, whose observer this is."""
+        """Writes a transition. The machine calls this as its observer."""
         if self._writer is not None:
             self._writer.record(rank, event, effects, time.monotonic() - self._start.started_s)
 
     def set_aside(self, places: Iterable[int]) -> None:
-        """Writes which samples are set aside, once the machine has begun. Spec: R9.6."""
+        """Records which samples are set aside, once the machine has begun. Spec: R9.6."""
         if self._writer is not None:
             for place in places:
                 self._writer.set_aside(self._config.rank, self._start.get_id(place), place)
@@ -59,8 +59,8 @@ class EpochTrace:
 def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
     """Returns what this rank knows of its epoch. Spec: R9.6.
 
-    It does not know how many samples a stream has, nor, inside an update, what the others had drawn of a shared order before
-    the epoch was resumed.
+    A rank does not know the length of a stream. Inside an update of a shared order, it does not know either what the others had
+    drawn before the epoch was resumed.
     """
     progress, checkpoint = start.progress, start.checkpoint
     others = _find_others(start)
@@ -72,7 +72,7 @@ def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
         return make_lot(map(start.get_id, places))
 
     owner, first = None if start.is_shared else rank, start.first_place
-    is_known = not (first and start.max_bad)  # with updates nobody knows any more what was set aside before
+    is_known = not (first and start.max_bad)  # with updates, samples set aside earlier are no longer known
     begin = first if start.is_shared or not is_known else 0
     places = range(begin, len(start.keys))
     order = None if progress.gone else place_lot(map(start.get_id, places), begin).digest
@@ -90,7 +90,7 @@ def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
 
 
 def _find_others(start: EpochStart) -> tuple[OwnedLot, ...]:
-    """Returns what another number of ranks had trained on, where there was one, and the samples have numbers."""
+    """Returns the samples trained on by a job with another number of ranks, if there was one and its samples have numbers."""
     parts = start.progress.base[-1].parts if start.progress.base else ()
     taken = [key for key in start.taken_before if isinstance(key, int)]
     if not parts or len(taken) < len(start.taken_before):
@@ -102,11 +102,11 @@ def _find_others(start: EpochStart) -> tuple[OwnedLot, ...]:
 def compute_trace_path(
     path: str | Path, rank: int, world_size: int, epoch: int, resumed_at: int = 0, *, peer: int = 0
 ) -> Path:
-    """Returns where a rank writes the trace of an epoch: ``{rank}`` and ``{epoch}`` in the name are replaced.
+    """Returns the path of a rank's trace of an epoch, with ``{rank}`` and ``{epoch}`` in the name replaced.
 
-    Without them ``-rank0`` is added where there are several ranks, and ``-epoch1`` from the second epoch on; for the further
-    processes of a rank ``-peer1`` in any case. A rank of a group has its number in the job. The rest of an epoch that was saved
-    after so many steps does not overwrite its beginning: ``-step36`` is added.
+    If the name lacks them, ``-rank0`` is added with several ranks, and ``-epoch1`` from the second epoch on. Further processes
+    of a rank always get ``-peer1``. A rank of a process group uses its number in the job. The rest of an epoch that was saved
+    after 36 steps gets ``-step36``, so that it does not overwrite the beginning.
     """
     path = Path(path)
     name = path.name
@@ -124,13 +124,13 @@ def compute_trace_path(
 
 
 _writers: Final[WeakValueDictionary[Path, object]] = WeakValueDictionary()
-"""By the file of a trace, the loader that writes it."""
+"""Maps the path of a trace to the loader that writes it."""
 
 
 def claim_trace(path: Path, owner: object) -> None:
-    """Notes that a loader writes a trace there.
+    """Registers a loader as the writer of a trace.
 
-    Raises: UsageError when another loader does, which is neither closed nor gone: one trace would be lost.
+    Raises: UsageError when another loader, which is neither closed nor collected, writes it: one trace would be lost.
     """
     if _writers.setdefault(path.absolute(), owner) is not owner:
         raise UsageError(
@@ -139,6 +139,6 @@ def claim_trace(path: Path, owner: object) -> None:
 
 
 def release_traces(owner: object) -> None:
-    """Forgets what a loader writes."""
+    """Releases all traces of a loader."""
     for path in [path for path, other in _writers.items() if other is owner]:
         _writers.pop(path, None)

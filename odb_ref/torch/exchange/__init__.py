@@ -1,1 +1,1 @@
-"""From rank to rank: the collectives, and the thread that performs a rank's posts."""
+"""Communication between ranks: the collectives, and the thread that carries out a rank's posts."""

@@ -1,8 +1,8 @@
-"""What the threads of this process are blocked in, so that ranks in different loaders do not wait for each other for ever.
+"""Tracks where threads of this process are blocked, so that ranks in different loaders do not wait for each other for ever.
 
-Rank 0 is blocked in loader A, for rank 1 has not begun it; rank 1 in loader B, for rank 0 has not begun that. Each says in its
-heartbeats, as the rank that A or B waits for, where it is blocked itself and for which rank of the job: so each finds out. The
-first that does ends both exchanges, everywhere. Spec: R18.2.
+Say rank 0 is blocked in loader A, because rank 1 has not begun it, and rank 1 is blocked in loader B, because rank 0 has not
+begun that. When A or B waits for a rank, this rank reports in its heartbeats where it is blocked and for which rank of the job
+it waits. So each finds out, and the first that does ends both exchanges, everywhere. Spec: R18.2.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Final
 from odb_ref.torch.exchange.identity import LoaderIdentity
 
 NOTICE_S: Final = 1.0
-"""A thread that waits for less is not called blocked."""
+"""A thread counts as blocked after waiting this long."""
 
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """Where threads of this process wait for other ranks: a loader, while it exchanges with them or is about to."""
+    """A loader in which threads of this process may wait for other ranks, while it exchanges with them or is about to."""
 
     identity: LoaderIdentity
     find_awaited: Callable[[], int]
-    """The rank of the job that it waits for; -1 for none."""
+    """Returns the rank of the job that the loader waits for, or -1."""
     end: Callable[[int, str], None]
-    """Ends the wait with an error: for the rank of the job that is elsewhere (-1: unknown), and the cause."""
+    """Ends the wait with an error. Takes the rank of the job that is in another loader (-1 if unknown), and the cause."""
     since_s: float | None = None
-    """Since when a thread waits; None while none does."""
+    """When the wait began, or None while no thread waits."""
 
     @property
     def seconds(self) -> float:
@@ -43,13 +43,13 @@ _lock: Final = threading.Lock()
 
 
 def add(wait: Wait) -> None:
-    """Lists the wait."""
+    """Adds the wait to the list."""
     with _lock:
         _waits.append(wait)
 
 
 def remove(wait: Wait) -> None:
-    """Takes the wait off the list, if it is there."""
+    """Removes the wait from the list, if it is there."""
     with _lock, contextlib.suppress(ValueError):
         _waits.remove(wait)
 
@@ -66,7 +66,7 @@ def blocked(wait: Wait) -> Iterator[None]:
 
 
 def find_other(identity: LoaderIdentity) -> tuple[str, int]:
-    """Returns the loader that this process is blocked in, and the rank of the job that it waits for there, if it is another."""
+    """Returns another loader that this process is blocked in, and the rank of the job it waits for; empty and -1 if none."""
     with _lock:
         others = [wait for wait in _waits if wait.identity != identity and wait.seconds >= NOTICE_S]
     for wait in others:
@@ -77,9 +77,9 @@ def find_other(identity: LoaderIdentity) -> tuple[str, int]:
 
 
 def end_all(rank: int, cause: str, loader: str = "") -> None:
-    """Ends whatever this process waits in, and ``loader``, in which ``rank`` of the job waits for this process.
+    """Ends all waits of this process, and ``loader``, in which ``rank`` of the job waits for this process.
 
-    That one too from here: else the other rank, before it hears the cause, may hear that this process has closed it.
+    ``loader`` must end from this side too. Otherwise the other rank might see this process close it before it learns the cause.
     """
     with _lock:
         waits = [wait for wait in _waits if wait.since_s is not None or str(wait.identity) == loader]

@@ -1,8 +1,8 @@
-"""How integers and reports get from process to process: the collectives the exchange is made of.
+"""The collectives of the exchange: they carry integers and reports between processes.
 
-They go over connections of their own, never the trainer's process group: two users of one group would have to issue their
-collectives in the same order on every rank, which a loader that runs ahead cannot promise. The processes form a tree: up it
-goes what they say, down what comes of it, so the messages of one of them do not grow with their number.
+They use connections of their own, never the trainer's process group. Two users of one group would have to issue their
+collectives in the same order on every rank, which a loader that runs ahead cannot guarantee. The processes form a tree: their
+values travel up and the result travels down, so no process's messages grow with the number of processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from odb_ref.torch.exchange.links import Check, Links
 from odb_ref.torch.exchange.roster import Roster
 
 FAN: Final = 8
-"""How many children a rank has."""
+"""The number of children of a node in the tree."""
 
 RUN_BITS: Final = 60
 
@@ -34,9 +34,9 @@ Settle = Callable[[Sequence[int]], Sequence[int]]
 
 
 class Transport:
-    """The collectives. Each is called by all processes, in the same order, with the same sizes.
+    """The collectives. All processes must call them in the same order, with the same sizes.
 
-    A reduction for an agreement: per process and round its cost does not grow with their number.
+    An agreement is a reduction, so its cost per process and round does not grow with the number of processes.
     """
 
     name = "reduce"
@@ -45,18 +45,15 @@ class Transport:
         self.links = links
         self.roster = roster
         self.run = secrets.randbits(RUN_BITS)
-        """A number that all its processes have once they have met, and no other transport."""
+        """A number that all processes of this transport have once they have met, and no other transport."""
         self._tree = compute_tree(roster)
 
     def reduce_max(self, values: Sequence[int], check: Check = lambda: None) -> list[int]:
-        """Returns the elementwise maximum over all processes. Does ``check`` now and then while it waits.
-
-        Raises: what ``check`` raises.
-        """
+        """Returns the elementwise maximum over all processes. Calls ``check`` now and then while it waits."""
         return self._reduce(MessageKind.MAX, values, max, check=check)
 
     def reduce_offers(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise maximum over ranks of what each posts: the maximum over its peers, settled. Spec: R17.2."""
+        """Returns the elementwise maximum over ranks. A rank's values are the maximum over its peers, settled. Spec: R17.2."""
         return self._reduce(MessageKind.MAX, values, max, settle=settle)
 
     def reduce_sum(self, values: Sequence[int]) -> list[int]:
@@ -88,7 +85,7 @@ class Transport:
         return found
 
     def _gather(self, payload: bytes) -> list[bytes]:
-        """Returns what all processes give, in order."""
+        """Returns the payloads of all processes, in order."""
         parts = {self.roster.index: payload}
         for child in self._tree.children:
             parts |= _split(self.links.receive(child, MessageKind.GATHER))
@@ -106,12 +103,12 @@ class Transport:
 
 
 class GatherTransport(Transport):
-    """All-gathers, combined by each, as in the published method: the same answers, at a cost that grows with the world."""
+    """Gathers all values on every process, like the published method. Same answers, at a cost that grows with the world."""
 
     name = "gather"
 
     def reduce_offers(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise maximum over ranks of what each posts: the maximum over its peers, settled. Spec: R17.2."""
+        """Returns the elementwise maximum over ranks. A rank's values are the maximum over its peers, settled. Spec: R17.2."""
         posts, peers = self._gather_integers(values), self.roster.peers
         ranks = [posts[first : first + peers] for first in range(0, len(posts), peers)]
         return _reduce_columns(max, [settle(_reduce_columns(max, rank)) for rank in ranks])
@@ -129,13 +126,13 @@ TRANSPORTS: Final[dict[str, type[Transport]]] = {"reduce": Transport, "gather": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """The neighbours of a process, by their places in the roster."""
+    """The neighbours of a process, as indices in the roster."""
 
     parent: int | None
     peers: tuple[int, ...]
     """Children that are peers of the same rank."""
     ranks: tuple[int, ...]
-    """Children that are the first peers of other ranks: only the first peer of a rank has any."""
+    """Children that are the first peers of other ranks. Only the first peer of a rank has any."""
     is_first: bool
 
     @property
@@ -145,9 +142,9 @@ class Tree:
 
 
 def compute_tree(roster: Roster) -> Tree:
-    """Returns the neighbours of this process: the first peers of all ranks form a tree, and below each is one of its own peers.
+    """Returns the neighbours of this process. The first peers of all ranks form a tree, with each rank's peers below its first.
 
-    So what the peers of a rank say comes together at the first of them, before it meets what other ranks say. Spec: R17.2.
+    So the values of a rank's peers are combined at the first of them, before they meet those of other ranks. Spec: R17.2.
     """
     parent, peers = _compute_neighbours(roster.peer, roster.peers)
     begin = roster.rank * roster.peers
@@ -160,7 +157,7 @@ def compute_tree(roster: Roster) -> Tree:
 
 
 def _compute_neighbours(number: int, size: int) -> tuple[int | None, tuple[int, ...]]:
-    """Returns the parent of a node in a tree of so many, and its children."""
+    """Returns the parent and the children of a node in a tree with ``size`` nodes."""
     first = FAN * number + 1
     return (None if number == 0 else (number - 1) // FAN), tuple(range(first, min(first + FAN, size)))
 

@@ -1,10 +1,10 @@
-"""The exchange: one thread per loader that performs the posts of one rank, and keeps the ranks in touch meanwhile.
+"""The exchange: one thread per loader that carries out the posts of one rank, and keeps the ranks in touch in between.
 
-A rank with nothing to post yet still takes part, at least every ``TICK_S``, saying so. An agreement counts only when every
-rank has posted; until then it is a *tick*. Ticks carry what must not wait for a slow trainer: that some rank has stopped or
-failed (the others are then urged, R5.9), and which rank has not posted yet. So no collective lasts longer than a tick and the
-moment that a machine takes to answer, however long a trainer takes for a step, an evaluation or a checkpoint. When all ranks
-are ready, an agreement is a single collective. Which rank is gone, the links say on which the collectives run.
+A rank that has nothing to post yet still takes part, at least every ``TICK_S``, and says so. An agreement is valid only when
+every rank has posted; until then each collective is a *tick*. Ticks carry news that must not wait for a slow trainer: some rank
+has stopped or failed (the others are then urged, R5.9), and which rank has not posted yet. So no collective takes longer than a
+tick plus a machine's response time, however long a trainer takes for a step, an evaluation or a checkpoint. When all ranks are
+ready, an agreement takes a single collective. The links under the collectives find out which rank is gone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from odb_ref.torch.exchange.link import Activity, End, EndedError
 TICK_S: Final = 0.2
 IDLE_TICK_S: Final = 0.5
 FAILED_S: Final = 2.0
-"""How long a rank that has failed waits for the others to agree: one may never post again, its data set blocks."""
+"""How long a failed rank waits for the others to agree. One of them may never post again, because its data set blocks."""
 
 LEFT: Final = "it has closed its loader, or ended"
 
@@ -42,14 +42,14 @@ _NOTHING: Final = (_LOWEST,) * POST_SIZE
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What a rank is doing, and why it has failed, if it has."""
+    """What a rank is doing, and why it has failed, if so."""
 
     text: str = "has not begun its epoch"
     failure: str = ""
 
 
 class Exchange:
-    """The exchange of one loader, over all its epochs. Its thread starts with the first epoch."""
+    """The exchange of one loader, for all its epochs. Its thread starts with the first epoch."""
 
     def __init__(self, transport: Transport, identity: LoaderIdentity, timeout_s: float = 60.0) -> None:
         self._transport: Transport | None = transport
@@ -71,9 +71,9 @@ class Exchange:
         """The first process that had not posted at the last tick."""
         self._failed_s: float | None = None
         self._waits = 0
-        """Threads of the consumer that wait for a step."""
+        """How many threads of the consumer wait for a step."""
         self._crossed_s: float | None = None
-        """Since when another rank is known to wait for this one in another loader, while this one waits for it here."""
+        """When it became known that the rank that this one waits for waits, in another loader, for this one."""
         self._wait = Wait(identity, self._find_awaited_rank, self._end_crossed)
         transport.links.set_describe(self._describe_activity)
         self.exchange_s = 0.0
@@ -81,10 +81,10 @@ class Exchange:
         self.exchanges = 0
 
     def open(self, submit: Submit, describe: Callable[[], RankStatus]) -> PeerLost | None:
-        """Begins an epoch: answers go to ``submit``, which returns when the next post is made, if the answer leads to one.
-        ``describe`` says what this rank is doing, for others that wait for it.
+        """Begins an epoch. Answers go to ``submit``, which returns only after making the next post, if the answer leads to one.
+        ``describe`` returns what this rank is doing, for other ranks that wait for it.
 
-        What comes back is not None when the exchange has ended before.
+        Returns the loss if the exchange has already ended, otherwise None.
         """
         with self._condition:
             self._submit, self._post, self._is_urgent = submit, None, False
@@ -107,9 +107,9 @@ class Exchange:
             self._condition.notify_all()
 
     def urge(self) -> None:
-        """Urges the other ranks from the next tick to the end of the epoch: this rank's consumer has left. Spec: A6, R5.9.
+        """Urges the other ranks from the next tick to the epoch's end, because this rank's consumer has left. Spec: A6, R5.9.
 
-        Not only once an offer says so: the offer that is open may say nothing of it, and wait for a rank whose consumer's
+        Urging cannot wait for the next offer: the open one may not mention it, and may be waiting for a rank whose consumer's
         thread is the one that reads.
         """
         with self._condition:
@@ -124,9 +124,9 @@ class Exchange:
             self._describe = RankStatus
 
     def find_awaited(self) -> Activity | None:
-        """Returns which process the exchange waits for, by its index in the roster, and what that one says it is doing.
+        """Returns the process that the exchange waits for, by its index in the roster, and what it reports to be doing.
 
-        None when it waits for none.
+        Returns None if the exchange waits for no process.
         """
         transport, missing = self._transport, self._missing
         activity = transport.links.find_awaited() if transport is not None else None
@@ -134,7 +134,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Says, while the body runs, that the consumer waits: ranks in other loaders may wait for it. Spec: R18.2."""
+        """Marks the consumer as waiting while the body runs, for ranks in other loaders that wait for it. Spec: R18.2."""
         with self._condition:
             self._waits += 1
             self._wait.since_s = self._wait.since_s or time.monotonic()
@@ -155,7 +155,7 @@ class Exchange:
         return Activity(self.roster.index, f"{text}: it waits in {loader}" if loader else text, 0, loader, awaited)
 
     def _check_crossed(self, transport: Transport) -> None:
-        """Ends the exchange when the process that it waits for waits for this one, in another loader. Spec: R18.2."""
+        """Ends the exchange if this process and the one it waits for wait for each other in different loaders. Spec: R18.2."""
         activity = transport.links.find_awaited()
         own = self.roster.processes[self.roster.index]
         is_crossed = self._waits > 0 and activity is not None and activity.awaited == own
@@ -164,7 +164,7 @@ class Exchange:
             return
         now_s = time.monotonic()
         self._crossed_s = self._crossed_s or now_s
-        # Where threads begin loaders in no fixed order, one may be on its way.
+        # If threads begin loaders in no fixed order, the other rank may still arrive, so this waits a while.
         if now_s - self._crossed_s > self._timeout_s / 2:
             names = map(self.roster.name_process, (self.roster.index, activity.rank))
             cause = describe_crossed(next(names), self.identity, next(names), activity.loader)
@@ -175,7 +175,7 @@ class Exchange:
         self._end_all(End(PeerLost(index, cause), is_crossed=True))
 
     def close(self) -> None:
-        """Takes leave of the other ranks with the next tick. Does not wait; `join` does."""
+        """Says goodbye to the other ranks at the next tick. Does not wait; `join` does."""
         with self._condition:
             self._is_closing = True
             self._condition.notify_all()
@@ -184,21 +184,21 @@ class Exchange:
             self._give_up(None)
 
     def join(self, timeout_s: float) -> bool:
-        """Returns True when the exchange has ended and its connections are closed; it is made to end when it has not by
-        then.
+        """Waits until the exchange has ended and its connections are closed; forces its end after ``timeout_s``. Returns
+        whether it has ended.
         """
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
         thread.join(timeout_s)
         if thread.is_alive():
-            # Not left to itself: one that comes back while the interpreter ends would take the process down with it.
+            # Do not abandon the thread: if it woke while the interpreter shuts down, it would crash the process.
             self._end_all(End(self._name_own(LEFT)))
             thread.join(timeout_s)
         return not thread.is_alive()
 
     def abort(self, cause: str) -> None:
-        """Ends the exchange on all ranks, because this one cannot go on."""
+        """Ends the exchange on all ranks, because this one cannot continue."""
         end = self._name_own(cause)
         with self._condition:
             self._end = self._to_event(end)
@@ -210,7 +210,7 @@ class Exchange:
         return PeerLost(self.roster.index, cause)
 
     def _to_event(self, loss: PeerLost) -> PeerLost:
-        """Returns the loss of a process as that of its rank."""
+        """Converts the loss of a process to that of its rank."""
         if loss.rank is None or self.roster.peers == 1:
             return loss
         return PeerLost(loss.rank // self.roster.peers, f"{loss.cause} (on its peer {loss.rank % self.roster.peers})")
@@ -229,7 +229,7 @@ class Exchange:
         except EndedError as error:
             del transport
             self._give_up(error.end)
-        except BaseException as error:  # a message that contradicts the protocol, say
+        except BaseException as error:  # for example, a message that violates the protocol
             del transport
             text = str(error).strip().splitlines()
             end = End(self._name_own(f"its exchange broke: {text[0] if text else repr(error)}"))
@@ -237,15 +237,15 @@ class Exchange:
             self._give_up(end)
 
     def _count(self, transport: Transport, counts: tuple[StepCounts, ...], wanted: int | None) -> Counted:
-        """Returns the sums of all ranks' counts; what they want goes with them, each rank's in a place of its own."""
+        """Returns the sums of all ranks' counts. What they want travels along, one slot per rank."""
         own = [] if wanted is None else [0] * self.world_size
         if wanted is not None:
             own[self.rank] = wanted
         values = [*chain.from_iterable(item.to_row() for item in counts), *own]
-        # A rank's steps count once; its other peers have formed the same ones, or the next agreement says so (R17.3).
+        # A rank's steps count once. Its other peers have formed the same steps, or the next agreement reports it (R17.3).
         sums = transport.reduce_sum([0] * len(values) if self.roster.peer else values)
         end = len(sums) - len(own)
-        width = end // max(1, len(counts))  # an update is drawn in rounds without a step, too
+        width = end // max(1, len(counts))  # some rounds of an update have no steps, hence no counts
         rows = (sums[first : first + width] for first in range(0, end, width or 1))
         return Counted(tuple(map(StepCounts.from_row, rows)), tuple(sums[end:]))
 
@@ -282,7 +282,7 @@ class Exchange:
             return self._post
 
     def _tick(self, transport: Transport, post: PostOffer | None) -> Offer | None:
-        """Returns the agreement, or None when some rank has not posted yet."""
+        """Returns the agreement, or None if some rank has not posted yet."""
         with self._condition:
             is_leaving = self._is_closing and self._submit is None
             flags = (
@@ -318,7 +318,7 @@ class Exchange:
             submit, event = self._submit, self._end
         remove(self._wait)
         if transport is not None:
-            # Else a rank that sees the connection end before it is told why would say that this process is gone.
+            # Otherwise a rank that sees the connection close before it learns why would report this process as gone.
             transport.links.end(end)
             transport.links.close()
         if submit is not None:

@@ -1,4 +1,4 @@
-"""Which loader is which: what the ranks compare before they exchange anything, and what their errors name."""
+"""Identifies loaders: what ranks compare before they exchange anything, and what their errors name."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from torch.utils.data import Dataset
 from odb_ref.core.errors import UsageError
 
 _OURS: Final = ("odb_ref", "typing")
-"""Packages whose code may stand between the user's line and the constructor."""
+"""Packages whose frames may lie between the user's line and the constructor."""
 
 _OF_RANK: Final = frozenset(
     ("rank", "local_rank", "global_rank", "node_rank", "process_index", "local_process_index", "device", "seed")
 )
-"""Names of what may differ between ranks that read one data set."""
+"""Names of attributes that may differ between ranks that read one data set."""
 TYPE: Final = "type()"
 SIZE: Final = "len()"
-"""By what names these two facts are told, which nothing else can have."""
+"""The names of these two facts, chosen so that no attribute can have them."""
 _MOST: Final = 32
-"""So many attributes are looked at, and so many numbers of an array."""
+"""How many attributes are compared, and how many numbers of an array."""
 _MOST_BYTES: Final = 2**28
 _MOST_ITEMS: Final = 2**20
-"""An array of more bytes is not compared with another, as it may be a file's, nor a list of more: that takes seconds."""
+"""Larger arrays and longer lists are not compared, because that takes seconds; an array may be backed by a file."""
 _PLAIN: Final = (bool, int, float, complex, str, bytes, range, set, frozenset)
-"""Whose values are compared by ``==``: of a class made of one of these, that may not say all."""
+"""Types whose values are compared by ``==``. Their subclasses are not, because they may hold more than the value."""
 _OF_PICKLE: Final = ("__reduce_ex__", "__reduce__", "__getstate__")
 
 _NAME_IT: Final = "pass Protocol(name=...), the same on all ranks"
@@ -46,26 +46,26 @@ _NAME_IT: Final = "pass Protocol(name=...), the same on all ranks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderIdentity:
-    """Which loader this is: equal on all of its ranks, and of no other loader. Spec: R18, R18.1."""
+    """Identifies a loader: equal on all of its ranks, and different from any other loader. Spec: R18, R18.1."""
 
     name: str
-    """What the user calls it; else the line that made it, without the folder, which may differ between hosts."""
+    """The user's name for it, otherwise the line that made it, without the folder, which may differ between hosts."""
     ordinal: int
-    """How many loaders with all else in common the process has begun before, in the generation."""
+    """How many otherwise equal loaders the process has begun before, in the present generation."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What tells its data set from others, where all ranks have the same, or where another loader of the line waits to begin;
-    empty where the user names it."""
+    """Facts that distinguish its data set, if all ranks have the same or another loader from this line has not begun yet. Empty
+    if the user names the loader."""
     is_common: bool
-    """True where all ranks have the same data set."""
+    """True if all ranks have the same data set."""
     group: str = ""
     made_at: str = field(compare=False)
     budget_tokens: int = field(default=0, compare=False)
-    """Compared later, with all settings (R7.3)."""
+    """Compared later, together with all settings (R7.3)."""
 
     def is_of(self, other: LoaderIdentity) -> bool:
-        """Returns True when ``other`` is the same loader on another rank, by all that is compared.
+        """Returns True if ``other`` is the same loader on another rank, as far as it is compared here.
 
-        Where one of the two says that all ranks have one data set, the settings tell (R7.3).
+        If only one of the two claims that all ranks have one data set, the comparison of settings reports it (R7.3).
         """
         if self.is_common == other.is_common:
             return self == other
@@ -73,7 +73,7 @@ class LoaderIdentity:
 
     @property
     def label(self) -> str:
-        """What tells it from others of the process, in few words."""
+        """A short text that distinguishes it from the other loaders of the process."""
         return f"{self.name}#{self.ordinal}"
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class LoaderIdentity:
         return f"the loader{name} made at {self.made_at} (token_budget={self.budget_tokens}{data}{group}{number})"
 
     def describe_difference(self, other: LoaderIdentity) -> str:
-        """Returns in what the data sets of two loaders differ whose names do not; empty where the names say it."""
+        """Returns how the data sets of two loaders with the same name differ. Empty if the names differ, or nothing does."""
         names = [
             name for name in sorted({**self.facts, **other.facts}) if self.facts.get(name) != other.facts.get(name)
         ]
@@ -95,24 +95,24 @@ class LoaderIdentity:
 
 
 def describe_crossed(rank: str, ours: object, other: str, theirs: object) -> str:
-    """Returns the cause of an end: two ranks of the job are in different loaders."""
+    """Returns the error message for two ranks of the job that are in different loaders."""
     return f"the ranks iterate over different loaders: {rank} over {ours}, {other} over {theirs}"
 
 
 class _Generation:
-    """One life of the job's process group: from `init_process_group` to `destroy_process_group`."""
+    """One life of the job's process group, from `init_process_group` to `destroy_process_group`."""
 
     def __init__(self, world: dist.ProcessGroup | None) -> None:
         self.world = None if world is None else weakref.ref(world)
         self.waiting: weakref.WeakSet[LoaderOrigin] = weakref.WeakSet()
-        """Loaders that were made and have not begun."""
+        """Loaders that were made but have not begun."""
         self.begun: Counter[str] = Counter()
-        """How many loaders have begun with all else in common that ranks compare."""
+        """For each combination of what ranks compare, the number of loaders begun."""
         self.met: Counter[tuple[int, ...]] = Counter()
-        """How many exchanges these processes have had: it says which key of the store the next one meets at."""
+        """For each set of processes, the number of exchanges begun. It selects the store keys for the next one."""
 
     def is_of(self, world: dist.ProcessGroup | None) -> bool:
-        if self.world is None or world is None:  # not by `is` alone: a world that is gone is None too
+        if self.world is None or world is None:  # `is` alone is not enough: a collected group is None too
             return self.world is None and world is None
         return self.world() is world
 
@@ -122,7 +122,7 @@ _present: Final = [_Generation(None)]
 
 
 def get_generation() -> _Generation:
-    """Returns the present one."""
+    """Returns the present generation."""
     world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     with _lock:
         if not _present[0].is_of(world):
@@ -131,7 +131,7 @@ def get_generation() -> _Generation:
 
 
 class LoaderOrigin:
-    """Where and when a loader was made, and over what. Its owner is the loader."""
+    """Where, when and over which data a loader was made. The loader owns it."""
 
     def __init__(self, name: str | None, data: object) -> None:
         self.made_at = _find_line()
@@ -143,9 +143,9 @@ class LoaderOrigin:
         self._generation.waiting.add(self)
 
     def check(self) -> None:
-        """Checks that the process group is the one that the loader was begun under, or made under if it has not begun.
+        """Checks that the process group is still the one under which the loader began or, before that, was made.
 
-        One that was made before there was any may be begun under the first. Spec: R18.3.
+        A loader made before there was a process group may begin under the first one. Spec: R18.3.
         Raises: UsageError.
         """
         if self._generation is get_generation() or not (self._has_begun or self._generation.world is not None):
@@ -156,11 +156,11 @@ class LoaderOrigin:
         )
 
     def begin(self, group: str, budget_tokens: int, *, is_common: bool, is_alone: bool) -> LoaderIdentity:
-        """Returns what the ranks compare, now that the loader begins; binds it to the present generation.
+        """Binds the loader, which now begins, to the present generation. Returns the identity for ranks to compare.
 
-        ``is_common`` where all ranks have the same data set; ``is_alone`` where there is no other rank.
+        ``is_common`` means that all ranks have the same data set, ``is_alone`` that there is no other rank.
 
-        Raises: UsageError when nothing tells it from another loader that waits to begin: other ranks may begin that one now.
+        Raises: UsageError when nothing distinguishes it from a loader not yet begun, which other ranks may begin at this time.
         """
         self._generation, self._has_begun = (generation := get_generation()), True
         others = [] if is_alone else [other for other in generation.waiting if self._is_like(other)]
@@ -187,7 +187,7 @@ class LoaderOrigin:
         )
 
     def _is_like(self, other: LoaderOrigin) -> bool:
-        """Returns True of another loader of the same name, unless it reads the same: then any order will do."""
+        """Returns True for another loader of the same name, unless it reads the same data: then their order does not matter."""
         return other is not self and other.name == self.name and not is_same(self._data, other._data)
 
     def retire(self) -> None:
@@ -196,7 +196,7 @@ class LoaderOrigin:
 
 
 def _find_line() -> str:
-    """Returns where the loader under construction is made: the innermost line of the call that is not this library's."""
+    """Returns the file and line that makes the loader: the innermost frame outside this library."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         frame = frame.f_back
@@ -204,26 +204,26 @@ def _find_line() -> str:
 
 
 def list_facts(data: object, *, is_sized: bool = False, depth: int = 3) -> dict[str, str]:
-    """Returns what tells one data set from another without reading a sample: its type, and digests of what it holds, by name,
-    where that is plain, or data in turn, and public. Nothing can be read off a digest, so it may be sent. Spec: R18.1.
+    """Returns facts that distinguish a data set without reading a sample: its type, and digests of its public attributes, by
+    name, if they are plain values, functions or data in turn. A digest reveals nothing, so it may be sent. Spec: R18.1.
 
-    ``is_sized`` adds how many samples it has.
+    ``is_sized`` adds the number of samples.
     """
     items = [("its items", data)] if isinstance(data, list | tuple | np.ndarray | torch.Tensor) else []
     found = {TYPE: type(data).__name__}
-    with contextlib.suppress(Exception):  # one that raises is found out when the epoch begins, on all ranks
+    with contextlib.suppress(Exception):  # a failing len() shows up on all ranks when the epoch begins
         found |= {SIZE: str(len(data))} if is_sized and isinstance(data, Sized) else {}
     for name, value in [*items, *getattr(data, "__dict__", {}).items()][:_MOST]:
-        if name.startswith("_") or name in _OF_RANK or isinstance(value, dict):  # a dict is what was read before, often
+        if name.startswith("_") or name in _OF_RANK or isinstance(value, dict):  # a dict is often a cache of samples
             continue
-        with contextlib.suppress(Exception):  # an array of another kind
+        with contextlib.suppress(Exception):  # an array of an unknown kind
             if (text := _describe(value, depth)) is not None:
                 found[name] = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     return found
 
 
 def _describe(value: object, depth: int) -> str | None:
-    """Returns a text that is the same in every process that has such a value; None where there is none."""
+    """Returns a text that is the same in every process with such a value, or None if there is no such text."""
     match value:
         case None | bool() | int() | float() | complex() | str() | bytes() | range() | PurePath():
             return repr(value)
@@ -250,8 +250,8 @@ def _describe(value: object, depth: int) -> str | None:
 
 
 def is_same(one: object, other: object) -> bool:
-    """Returns True when two data sets of this process hold the same, private or not, to the last number. Spec: R18.1."""
-    with contextlib.suppress(Exception):  # what cannot be taken apart, or compared
+    """Returns True if two data sets of this process hold the same data, public and private, to the last number. Spec: R18.1."""
+    with contextlib.suppress(Exception):  # data that cannot be taken apart or compared
         return _is_same(one, other, 12)
     return False
 
@@ -278,8 +278,8 @@ def _is_same(one: object, other: object, depth: int) -> bool:
 
 
 def _list_parts(value: object) -> list[object]:
-    """Returns what pickle would keep, of an object whose class leaves that to it.
+    """Returns what pickle would store of an object whose class uses pickle's defaults.
 
-    Raises: TypeError where the object holds more, as a lock or an open file does.
+    Raises: TypeError when the object cannot be pickled, for example because it holds a lock or an open file.
     """
     return [list(part) if isinstance(part, Iterator) else part for part in object.__reduce_ex__(value, 2)[1:]]

@@ -1,4 +1,4 @@
-"""Which of this host's addresses the exchange listens at, and on which ports: see docs/explanation/network.md."""
+"""Chooses the address and ports at which the exchange listens on this host: see docs/explanation/network.md."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch.distributed.distributed_c10d import Store
 from odb_ref.core.errors import UsageError
 
 INTERFACE_VARIABLE: Final = "GLOO_SOCKET_IFNAME"
-"""Names the interface, as for gloo: of several, divided by commas, the first that has an address."""
+"""The variable that names the interface, as for gloo; the first of several, separated by commas, that has an address."""
 PORTS_VARIABLE: Final = "ODB_REF_PORTS"
-"""The variable with the ports that may be used, ``29600-29699`` for instance; any, when it is not set."""
+"""The variable that limits the ports, for example ``29600-29699``. Without it any port may be used."""
 
 _INTERFACE: Final = struct.Struct("256s")
 _SIOCGIFADDR: Final = 0x8915
 _ELSEWHERE: Final = "192.0.2.1"
-"""An address that no host has: what is sent there would go the way of the default route."""
+"""An address that no host has. Packets to it would take the default route."""
 
 
 def choose_address(store: Store) -> str:
-    """Returns the one address to listen at: that of the named interface, else the one that reaches the job's master.
+    """Returns the one address to listen at: that of the named interface, otherwise the one that reaches the job's master.
 
-    On the master's own host its name often stands for the loopback interface, which no other host reaches: there the address
-    is that of the host name, or of the default route. Loopback is left only to a master that is named so.
+    On the master's own host its name often resolves to the loopback interface, which no other host can reach. There the address
+    is that of the host name, or of the default route. Loopback is used only if the master's name itself is a loopback name.
 
     Raises: UsageError when there is no interface of that name.
     """
@@ -45,16 +45,16 @@ def choose_address(store: Store) -> str:
 
 
 def find_master(store: Store) -> str:
-    """Returns the host that the job's store is at, else that of the environment; empty when neither says so."""
+    """Returns the host of the job's store, otherwise the host in the environment. Empty if neither is known."""
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     return str(getattr(store, "host", "") or os.environ.get("MASTER_ADDR", ""))
 
 
 def list_ports() -> Sequence[int]:
-    """Returns the ports that may be listened at, in the order in which they are tried; 0 for any.
+    """Returns the ports to try, in order; 0 stands for any port.
 
-    Raises: UsageError when the environment names none.
+    Raises: UsageError when the environment variable is not a port or a range.
     """
     text = os.environ.get(PORTS_VARIABLE, "")
     if not text:
@@ -76,7 +76,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _is_unusable(address: str) -> bool:
-    """Returns True of an address that means something on its own interface only."""
+    """Returns True for a link-local address, which is valid only on its own interface."""
     return ipaddress.ip_address(address.partition("%")[0]).is_link_local
 
 
@@ -88,7 +88,7 @@ def _find_addresses_of_host() -> list[str]:
 
 
 def _can_bind(address: str) -> bool:
-    """Returns False when the host's name stands for an address that the host does not have (any more)."""
+    """Returns False if the host name resolves to an address that the host does not have (any more)."""
     with contextlib.suppress(OSError):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -112,7 +112,7 @@ def _find_address_of(interface: str) -> str:
 
 
 def _find_source_of(target: str) -> str:
-    """Returns the address from which this host would send to another; empty when it cannot. Nothing is sent."""
+    """Returns the address from which this host would send to ``target``, or an empty string. Sends nothing."""
     with contextlib.suppress(OSError):
         family, kind, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:

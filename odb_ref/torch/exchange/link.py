@@ -1,4 +1,4 @@
-"""The connection to one other rank: what travels over it, and what is known of the process at its other end."""
+"""The connection to one other rank: its messages, and what is known about the process at the other end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from odb_ref.torch.exchange.process_table import ProcessStatus, read_status
 
 HEADER: Final = struct.Struct("!BI")
 _LARGEST_BYTES: Final = 1 << 30
-"""No message is larger: what says that it is cannot be one."""
+"""No message is larger. A header with a larger size is invalid."""
 
 
 class MessageKind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     HEARTBEAT = 0
     END = 1
@@ -30,26 +30,26 @@ class MessageKind(IntEnum):
 
 
 class Activity(NamedTuple):
-    """What a rank is doing: what a heartbeat carries."""
+    """What a rank is doing, as sent with heartbeats."""
 
     rank: int
     text: str
     beat: int = 0
-    """The heartbeat that said so first: of two on one rank the one with the higher number is newer."""
+    """The number of the heartbeat that reported it first. The higher number is the newer of two reports on one rank."""
     loader: str = ""
-    """The other loader that the rank's process is blocked in, if it is."""
+    """The other loader that the rank's process is blocked in, or empty."""
     awaited: int = -1
-    """The rank of the job that it waits for there."""
+    """The rank of the job that the process waits for in that loader, or -1."""
 
     def encode(self) -> bytes:
-        """Returns what `decode_activity` reads."""
+        """Returns the encoding that `decode_activity` reads."""
         return json.dumps(self).encode()
 
 
 def decode_activity(payload: bytes) -> Activity | None:
-    """Returns what a heartbeat says; None when that is nothing.
+    """Decodes a heartbeat's activity. Returns None if the heartbeat has none.
 
-    Raises: ValueError when it cannot be read.
+    Raises: ValueError when it is not valid JSON.
     """
     match json.loads(payload) if payload else None:
         case [int(rank), str(text), int(beat), str(loader), int(awaited)]:
@@ -64,17 +64,17 @@ class End:
 
     loss: PeerLost
     is_crossed: bool = False
-    """True when the ranks iterate over different loaders, and wait for each other for ever: all of these end."""
+    """True if ranks iterate over different loaders and wait for each other for ever. All these loaders end."""
 
     def encode(self) -> bytes:
-        """Returns what `decode_end` reads."""
+        """Returns the encoding that `decode_end` reads."""
         return json.dumps([self.loss.rank, self.loss.cause, self.is_crossed]).encode()
 
 
 def decode_end(payload: bytes) -> End:
-    """Returns why the exchange has ended.
+    """Decodes the reason why the exchange has ended.
 
-    Raises: ValueError when it cannot be read.
+    Raises: ValueError when it is malformed.
     """
     match json.loads(payload):
         case [int() | None as rank, str(cause), bool(is_crossed)]:
@@ -93,14 +93,14 @@ class EndedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A rank's process, and where it listens."""
+    """The process of a rank, and where it listens."""
 
     address: str
     port: int
     secret: str
-    """In hexadecimal digits."""
+    """Hexadecimal digits."""
     host: str
-    """What processes have in common that see each other under one number; empty where that is not known."""
+    """A value shared by all processes that see each other's process numbers, or empty if it is unknown."""
     pid: int
     started: int
 
@@ -112,23 +112,23 @@ class Link:
     rank: int
     connection: socket.socket
     process: Endpoint | None
-    """None when the process is on another host."""
+    """None if the process is on another host."""
     buffer: bytearray = field(default_factory=bytearray)
     received: deque[tuple[MessageKind, bytes]] = field(default_factory=deque)
     activity: Activity | None = None
-    """What it has said that it waits for."""
+    """What the other end last reported to be waiting for."""
     is_alive: bool = True
-    """True when something has come since the last heartbeat of ours."""
+    """True if something has arrived since the last heartbeat that this rank sent."""
     silent_s: float = 0.0
     status: ProcessStatus | None = None
     is_gone: bool = False
-    """True when the operating system said so at the last look."""
+    """True if the operating system reported the process as gone at the last check."""
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     def take_message(self) -> tuple[MessageKind, bytes] | None:
-        """Returns the next message that has arrived in full; None when there is none.
+        """Returns the next message that has arrived completely, or None.
 
-        Raises: ValueError when what has arrived is not a message of ours.
+        Raises: ValueError when the data are not a valid message.
         """
         if len(self.buffer) < HEADER.size:
             return None
@@ -143,23 +143,23 @@ class Link:
         return kind, payload
 
     def find_process_end(self) -> bool:
-        """Returns True when the operating system says that the process is gone; looks how it does."""
+        """Returns True if the operating system reports the process as gone. Updates `status`."""
         process = self.process
         if process is None:
             return False
         before = self.status
         try:
             self.status = read_status(process.pid)
-        except OSError:  # that it cannot be seen says nothing about it
+        except OSError:  # the status being unreadable does not mean that the process is gone
             return False
         if self.status is None or self.status.is_ended or self.status.started != process.started:
             return True
         if self.status.is_busy_since(before):
-            self.silent_s = 0.0  # it does something, though its interpreter lets nobody else say so
+            self.silent_s = 0.0  # the process is busy, though its interpreter lets no thread say so
         return False
 
     def describe_silence(self) -> str:
-        """Returns what its silence may mean."""
+        """Returns a likely explanation of the silence."""
         if self.status is not None and self.status.is_stopped:
             return "its process is stopped (SIGSTOP, or a debugger)"
         if self.process is not None:

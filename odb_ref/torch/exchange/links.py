@@ -1,9 +1,9 @@
-"""The links of a rank to its parent and children in a tree of ranks, and what tells that one of these is gone.
+"""The links of a rank to its parent and children in a tree of ranks, and how they detect that one of these is gone.
 
-A link that ends means that the process at its other end is gone; one over which nothing comes for long, that it is stopped or
-cut off. The rank that finds this out tells all its other links, which tell theirs: so every rank, on any host, names the same
-one, and nobody needs to see its process. Links are plain sockets of ours: a wait on one can always be ended, which nothing
-does for a collective of torch that is under way.
+A closed link means that the process at the other end is gone. A link that stays silent for long means that it is stopped or cut
+off. The rank that detects this tells all its other links, which tell theirs. So every rank, on any host, names the same culprit
+without having to see its process. Links are plain sockets of this library, because a wait on a socket can always be ended,
+while nothing ends a torch collective once it has started.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from odb_ref.torch.exchange.link import (
 HEARTBEAT_S: Final = 0.5
 """How often a rank sends a heartbeat over each link."""
 SILENT_S: Final = 2.0
-"""A link over which nothing has come for so long is said to be silent."""
+"""A link counts as silent after this long without data."""
 NOTIFY_S: Final = 1.0
-"""How long a message under way over a link may delay that it is told of an end."""
+"""How long a message being sent over a link may delay the news of an end."""
 CLOSE_S: Final = 0.3
-"""How long closing a link waits for its other end to read what was sent."""
+"""How long closing a link waits for the other end to read what was sent."""
 
 GONE: Final = "its process is gone"
 
@@ -46,7 +46,7 @@ Check = Callable[[], None]
 
 
 class Links:
-    """The links of one rank. ``timeout_s`` is how long nothing may come over one; ``name`` is how a message names a rank."""
+    """The links of one rank. A link may be silent for at most ``timeout_s``. ``name`` names a rank in messages."""
 
     def __init__(
         self, rank: int, links: Mapping[int, Link], timeout_s: float, name: Callable[[int], str] = "rank {}".format
@@ -57,7 +57,7 @@ class Links:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._reading = threading.Lock()
-        """Held by the thread that reads: one that waits for a message, or now and then the one that sends heartbeats."""
+        """Held by the thread that reads: one that waits for a message, or sometimes the one that sends heartbeats."""
         self._end: End | None = None
         self._awaited: int | None = None
         self._asked: int | None = None
@@ -65,10 +65,10 @@ class Links:
         self._beats = 0
         self._describe: Callable[[], Activity] = lambda: Activity(rank, "")
         self._notified = threading.Event()
-        """Set when all have been told of the end."""
+        """Set once all have been told of the end."""
         self._is_closed = False
         self._closing = threading.Event()
-        # A process alone has nobody to read from, and may be where there are no such sockets.
+        # A process alone has nobody to read from, and may run on a system without such sockets.
         self._waking: tuple[socket.socket, ...] = socket.socketpair() if self._links else ()
         self._selector = selectors.DefaultSelector()
         for waking in self._waking[:1]:
@@ -77,9 +77,9 @@ class Links:
             link.connection.settimeout(timeout_s)
             self._selector.register(link.connection, selectors.EVENT_READ, link)
         self.messages = 0
-        """Messages sent, but for heartbeats."""
+        """Messages sent, without heartbeats."""
         self.bytes = 0
-        """Their size."""
+        """Total size of these messages."""
         _open.add(self)
         if self._links:
             threading.Thread(target=self._keep_alive, name="odb-links", daemon=True).start()
@@ -87,7 +87,7 @@ class Links:
     # Messages --------------------------------------------------------------------------------------------------------
 
     def send(self, rank: int, kind: MessageKind, payload: bytes) -> None:
-        """Sends a message. What cannot be sent is found out when something is to be received."""
+        """Sends a message. If that fails, the next `receive` finds out."""
         self.messages += 1
         self.bytes += HEADER.size + len(payload)
         link = self._links[rank]
@@ -95,28 +95,28 @@ class Links:
             with link.sending:
                 link.connection.sendall(HEADER.pack(kind, len(payload)) + payload)
         except TimeoutError:
-            # A part may be sent: whatever came next would be misread.
+            # A part may have been sent, so anything sent afterwards would be misread.
             cause = f"it has not read what was sent to it for {self._timeout_s:g} s (timeout_s)"
             self._note_end(End(PeerLost(rank, cause)), rank)
         except OSError:
             pass
 
     def _try_send(self, link: Link, kind: MessageKind, payload: bytes, wait_s: float) -> bool:
-        """Sends a short message. Returns False when the other end reads nothing: it does not wait for that."""
+        """Sends a short message. Returns False, instead of waiting longer, if the other end does not read."""
         if not link.sending.acquire(timeout=wait_s):
             return False
         try:
             if not _is_ready(link.connection, selectors.EVENT_WRITE, wait_s):
                 return False
             link.connection.sendall(HEADER.pack(kind, len(payload)) + payload)
-        except (OSError, ValueError):  # it has ended, or we have closed it: who reads finds out
+        except (OSError, ValueError):  # the link has ended or was closed here: the reading thread finds out
             pass
         finally:
             link.sending.release()
         return True
 
     def receive(self, rank: int, kind: MessageKind, check: Check = lambda: None) -> bytes:
-        """Returns the next message of a rank; does ``check`` now and then meanwhile.
+        """Returns the next message from a rank. Calls ``check`` now and then while it waits.
 
         Raises: EndedError when none will come, PeerError when it is of another kind, and what ``check`` raises.
         """
@@ -135,7 +135,7 @@ class Links:
         return payload
 
     def _poll(self, timeout_s: float) -> None:
-        """Reads what there is; for the thread that holds ``_reading``."""
+        """Reads what has arrived. Only for the thread that holds ``_reading``."""
         for key, _ in self._selector.select(timeout_s):
             if isinstance(key.data, Link):
                 self._read(key.data)
@@ -199,16 +199,16 @@ class Links:
 
     def _notify(self, end: End, links: Iterable[Link]) -> None:
         payload = end.encode()
-        # A rank that reads does not wait for one that does not.
+        # First the ranks that read, so that they need not wait for one that does not.
         busy = [link for link in links if not self._try_send(link, MessageKind.END, payload, 0.0)]
         deadline = time.monotonic() + NOTIFY_S
         for link in busy:
             if not self._try_send(link, MessageKind.END, payload, max(0.0, deadline - time.monotonic())):
-                with contextlib.suppress(OSError):  # ends a message under way, and with it the thread that sends it
+                with contextlib.suppress(OSError):  # aborts a message being sent, and releases the thread that sends it
                     link.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes all; waits a moment for what was sent to be read."""
+        """Closes all links. Waits briefly until the other ends have read what was sent."""
         with self._lock:
             if self._is_closed:
                 return
@@ -216,7 +216,7 @@ class Links:
             if self._end is None:
                 self._end = End(PeerLost(self.rank, "its links are closed"))
                 self._notified.set()
-        # A link that ends before the cause has been sent would say that this process is gone.
+        # If a link closed before the cause is sent, the other end would report this process as gone.
         self._notified.wait(self._timeout_s)
         self._closing.set()
         self._wake()
@@ -231,12 +231,12 @@ class Links:
                     while time.monotonic() < deadline and link.connection.recv(1 << 16):
                         pass
             for link in self._links.values():
-                with link.sending:  # or it might go on in another connection that gets the number
+                with link.sending:  # otherwise a send could continue on another connection that reuses the descriptor
                     link.connection.close()
             self.drop()
 
     def drop(self) -> None:
-        """Closes what this process has: in a forked child copies, which would hide that its parent is gone."""
+        """Closes this process's sockets. In a forked child these are copies, which would hide the death of its parent."""
         self._selector.close()
         for connection in (*self._waking, *(link.connection for link in self._links.values())):
             connection.close()
@@ -244,18 +244,16 @@ class Links:
     # Heartbeats ------------------------------------------------------------------------------------------------------
 
     def set_describe(self, describe: Callable[[], Activity]) -> None:
-        """``describe`` says what this rank is doing, for others that wait for it."""
+        """Sets the function that returns what this rank is doing, for other ranks that wait for it."""
         self._describe = describe
 
     def ask(self, rank: int | None) -> None:
-        """Asks what a rank is doing, as all others do: it says so, and each rank passes it on."""
+        """Asks what a rank is doing. All ranks ask the same one; its heartbeats answer, and each rank passes that on."""
         if rank != self._asked:
             self._asked, self._latest = rank, None
 
     def find_awaited(self) -> Activity | None:
-        """Returns which rank a collective waits for, or what the one is doing that was asked for; None when nothing is
-        known.
-        """
+        """Returns what the rank that a collective waits for is doing, else the rank asked about. None if that is unknown."""
         for link in self._links.values():
             if link.silent_s >= SILENT_S:
                 text = f"has not answered for {link.silent_s:.0f} s: {link.describe_silence()}"
@@ -289,7 +287,7 @@ class Links:
             self._check_silence()
 
     def _check_silence(self) -> None:
-        """Not by the clock: if the whole job is stopped for a while, nobody is lost."""
+        """Counts heartbeats instead of reading a clock: if the whole job is stopped for a while, no rank is lost."""
         for link in self._links.values():
             link.silent_s = 0.0 if link.is_alive else link.silent_s + HEARTBEAT_S
             link.is_alive = False
@@ -297,7 +295,7 @@ class Links:
                 continue
             was_gone, link.is_gone = link.is_gone, link.find_process_end()
             if link.is_gone:
-                # What it has said last is not read yet, or just now: that may say more than that it is gone.
+                # Its last words may not be read yet, or were read just now. They may say more than that it is gone.
                 if was_gone and not _has_unread(link.connection):
                     self.end(End(PeerLost(link.rank, GONE)))
             elif link.silent_s >= self._timeout_s:
@@ -306,8 +304,8 @@ class Links:
 
 
 def _has_unread(connection: socket.socket) -> bool:
-    # Not by a recv that peeks: a socket with a timeout waits for as long, whatever the flags say.
-    with contextlib.suppress(OSError, ValueError):  # it is closed
+    # Do not use recv with MSG_PEEK: on a socket with a timeout it waits that long, whatever the flags are.
+    with contextlib.suppress(OSError, ValueError):  # the socket is closed
         return _is_ready(connection, selectors.EVENT_READ, 0)
     return False
 

@@ -2,12 +2,12 @@
 
 ::
 
-    who connects      secret, its number  ->
+    connecting rank   secret, its number  ->
                                           <-  "+"
                       "!"                 ->
 
-The secret is the one that this rank has put into the store of torch.distributed: nobody gets in who has no part in the job. The
-confirmation keeps out a connection that its rank has given up since, because it was not accepted for long.
+The secret is what this rank has written to the store of torch.distributed, so only processes of the job get in. The
+confirmation rejects connections that were not accepted for so long that the connecting rank has given them up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 
 SECRET_BYTES: Final = 16
 MAX_PENDING: Final = 64
-"""How many handshakes may be under way; when there are more, the oldest that has not shown the secret is dropped."""
+"""How many handshakes may be pending. Beyond that, the oldest one that has not shown the secret is dropped."""
 
 _REQUEST: Final = struct.Struct(f"!{SECRET_BYTES}sI")
 _ACCEPTED: Final = b"+"
@@ -29,12 +29,12 @@ _CONFIRMED: Final = b"!"
 
 
 class Listener:
-    """A listening socket, and the handshakes under way on it. Never waits for one of them alone."""
+    """A listening socket with its pending handshakes. Never waits for a single one of them."""
 
     def __init__(self, address: str, ports: Iterable[int], secret: bytes, ranks: Iterable[int]) -> None:
         self._secret = secret
         self.awaited = set(ranks)
-        """Those that are to connect, and have not."""
+        """The ranks that have not connected yet."""
         self._listener = _listen(address, ports)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
@@ -43,7 +43,7 @@ class Listener:
         self._pending: dict[socket.socket, bytearray] = {}
 
     def accept(self, wait_s: float) -> list[tuple[int, socket.socket]]:
-        """Returns the ranks whose handshake is complete, with their connections; waits a while for something to happen."""
+        """Waits up to ``wait_s`` for activity. Returns the ranks whose handshake is complete, with their connections."""
         found = []
         for key, _ in self._selector.select(wait_s):
             connection = key.fileobj
@@ -75,9 +75,9 @@ class Listener:
         connection.close()
 
     def _go_on(self, connection: socket.socket) -> int | None:
-        """Returns the rank at the other end once the handshake is complete."""
+        """Continues a handshake. Returns the rank at the other end once it is complete."""
         received = self._pending[connection]
-        # Not a byte more than belongs to the handshake: what follows is for others to read.
+        # Do not read beyond the handshake: the following bytes are for the link.
         missing = _REQUEST.size - len(received) or len(_CONFIRMED)
         try:
             data = connection.recv(missing)
@@ -108,7 +108,7 @@ class Listener:
         return rank
 
     def close(self) -> None:
-        """Accepts nobody any more."""
+        """Stops accepting connections."""
         self._selector.close()
         self._listener.close()
         for connection in self._pending:
@@ -117,7 +117,7 @@ class Listener:
 
 
 def connect(address: str, port: int, secret: bytes, rank: int, wait_s: float) -> socket.socket:
-    """Returns a connection to a rank that has accepted it, for ``rank``.
+    """Connects to a rank on behalf of ``rank``, and returns the connection once it is accepted.
 
     Raises: OSError.
     """
@@ -135,9 +135,9 @@ def connect(address: str, port: int, secret: bytes, rank: int, wait_s: float) ->
 
 
 def _listen(address: str, ports: Iterable[int]) -> socket.socket:
-    """Returns a socket that listens at the first of ``ports`` that is free; 0 lets the operating system choose.
+    """Returns a socket that listens at the first free port of ``ports``. Port 0 lets the operating system choose.
 
-    Raises: OSError when none is.
+    Raises: OSError when no port is free.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     refused: OSError | None = None

@@ -1,6 +1,6 @@
-"""What the operating system says of a process: the process itself need not answer, whose interpreter may be busy for long.
+"""Asks the operating system about a process. The process itself may not answer for long, because its interpreter is busy.
 
-Linux only; elsewhere nothing is known of any process.
+Linux only. On other systems nothing is known about any process.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from pathlib import Path
 from typing import Final
 
 BUSY_TICKS: Final = 3
-"""Out of the 50 that half a second has: fewer are used by threads alone that ask for an interpreter lock and do not get it."""
+"""Half a second has 50 ticks. Threads that only ask for an interpreter lock and do not get it use fewer than this."""
 
 _PROC: Final = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """A process at one moment."""
+    """The status of a process at one point in time."""
 
     state: str
-    """As ``ps`` says it: R runs, S sleeps, D waits for a device, T is stopped, Z has ended."""
+    """As in ``ps``: R runs, S sleeps, D waits for a device, T is stopped, Z has ended."""
     ticks: int
-    """Processor time it has used so far, all threads, in clock ticks."""
+    """The processor time of all its threads so far, in clock ticks."""
     started: int
-    """When it was started: two processes with one number differ in it."""
+    """The start time, which distinguishes processes that reuse a number."""
 
     @property
     def is_ended(self) -> bool:
-        """True when nothing of it runs any more."""
+        """True if nothing of it runs any more."""
         return self.state in "ZX"
 
     def is_busy_since(self, before: ProcessStatus | None) -> bool:
-        """Returns True when it has used its processor since a status about half a second ago."""
+        """Returns True if it has used the processor since a status from about half a second ago."""
         return before is not None and self.ticks >= before.ticks + BUSY_TICKS
 
     @property
     def is_stopped(self) -> bool:
-        """True when a signal or a debugger has stopped it."""
+        """True if a signal or a debugger has stopped it."""
         return self.state in "Tt"
 
 
 def read_status(pid: int) -> ProcessStatus | None:
-    """Returns a process of this process's own namespace; None when there is none of that number.
+    """Returns the status of a process in this process's own namespace, or None if there is no such process.
 
-    Raises: OSError when it cannot be told, as when this process has no descriptor left to look with.
+    Raises: OSError when it cannot be read, for example because this process has no descriptor left.
     """
     try:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -57,9 +57,9 @@ def read_status(pid: int) -> ProcessStatus | None:
 
 
 def compute_host() -> str:
-    """Returns what processes have in common that see each other under one number; host names may be equal, these are not.
+    """Returns a value shared by the processes that see each other's process numbers. Unlike host names, it is unique.
 
-    Empty where it is not known.
+    Empty if it is unknown.
     """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -69,7 +69,7 @@ def compute_host() -> str:
 
 
 def find_children(pid: int) -> list[int]:
-    """Returns the processes that a process has started and that have not been waited for."""
+    """Returns the children of a process that have not been waited for."""
     found: list[int] = []
     for path in _PROC.glob(f"{pid}/task/*/children"):
         with contextlib.suppress(OSError):
@@ -78,7 +78,7 @@ def find_children(pid: int) -> list[int]:
 
 
 def kill_with_children(pid: int) -> None:
-    """Kills a process and what it has started: its children first, or they would be nobody's."""
+    """Kills a process and its descendants. Children go first, because they would lose their parent otherwise."""
     for child in find_children(pid):
         kill_with_children(child)
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,7 +1,7 @@
-"""How the processes of an exchange find each other: through the store that torch.distributed was started with, once.
+"""How the processes of an exchange find each other, once, through the store that torch.distributed was started with.
 
-Only they take part. Each says in the store where it listens and which loader it begins, and connects to its parent in the tree,
-if that begins the same one. When all have met, the store is not needed any more.
+No other process takes part. Each process writes to the store where it listens and which loader it begins. It connects to its
+parent in the tree, if the parent begins the same loader. Once all have met, the store is no longer needed.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class _GaveUpError(Exception):
 def make_transport(
     roster: Roster, identity: LoaderIdentity, name: str, timeout_s: float, log_wait_s: float = 30.0
 ) -> Transport:
-    """Returns a transport over the processes of ``roster``, each of which must ask for one; nobody else has to.
+    """Returns a transport over the processes of ``roster``. Each of them must call this function; others need not.
 
     Spec: R18.1.
-    Raises: JobError when one does not come within ``timeout_s``, begins another loader, or asks for another transport.
+    Raises: JobError when a process does not come within ``timeout_s``, begins another loader, or asks for another transport.
     """
     if len(roster.processes) == 1:
         return TRANSPORTS[name](Links(0, {}, timeout_s), roster)
@@ -79,7 +79,7 @@ def make_transport(
 def _get_store(group: dist.ProcessGroup) -> Store:
     if hasattr(group, "get_group_store"):
         return group.get_group_store()
-    store: Store = dist.distributed_c10d._get_process_group_store(group)  # torch has no public name for it before 2.9
+    store: Store = dist.distributed_c10d._get_process_group_store(group)  # no public name before torch 2.9
     return store
 
 
@@ -110,7 +110,7 @@ def _meet(meeting: _Meeting, name: str, roster: Roster) -> Transport:
 
 
 def _check_name(transport: Transport, check: Check) -> None:
-    """Waits until all are connected, and have asked for the same transport; they get its run's number."""
+    """Waits until all processes are connected, checks that they use the same transport, and agrees on its run number."""
     number = sorted(TRANSPORTS).index(transport.name)
     low, high, transport.run = transport.reduce_max((-number, number, transport.run), check)
     if -low == high:
@@ -124,7 +124,7 @@ def _check_name(transport: Transport, check: Check) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrival:
-    """What a process says in the store: where it listens, and which loader it begins."""
+    """What a process writes to the store: where it listens, and which loader it begins."""
 
     endpoint: Endpoint
     loader: LoaderIdentity
@@ -139,7 +139,7 @@ class _Arrival:
 
 
 class _Meeting:
-    """One process's way into the exchange. It is known by its index in the roster."""
+    """The steps by which one process, identified by its index in the roster, joins the exchange."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _Meeting:
     ) -> None:
         self._store = store
         self._begun = begun
-        """What each rank of the job waits in, in words: for who waits for it elsewhere."""
+        """For each rank of the job, a text that says what it waits in. Read by ranks that wait for it elsewhere."""
         self._roster = roster
         self._index = roster.index
         self._job_rank = str(roster.processes[roster.index])
@@ -179,10 +179,10 @@ class _Meeting:
         self._own = _Arrival(endpoint=endpoint, loader=identity)
         self._links: dict[int, Link] = {}
         self.missed: PeerLost | None = None
-        """Why others have given up that waited for this rank; of an earlier generation, if they come yet."""
+        """Why other ranks that waited for this one have given up, perhaps in an earlier generation."""
 
     def connect(self) -> Links:
-        """Returns the links to parent and children.
+        """Connects to the parent and the children, and returns the links.
 
         Raises: TimeoutError, _GaveUpError.
         """
@@ -200,7 +200,7 @@ class _Meeting:
                     self._accept(POLL_S)
         except BaseException as error:
             if isinstance(error, _GaveUpError | TimeoutError):
-                self.give_up()  # before anyone can take a closed connection for a process that is gone
+                self.give_up()  # first, so that nobody mistakes the closed connection for a dead process
             self._withdraw()
             for link in self._links.values():
                 link.connection.close()
@@ -208,7 +208,7 @@ class _Meeting:
         return Links(self._index, self._links, self._timeout_s, self._roster.name_process)
 
     def _connect_to(self, index: int) -> None:
-        """Connects to where the process listens, by what it has said last: it may be what one of an earlier generation left."""
+        """Connects to the address that the process wrote last. It may be stale, from an earlier generation, so this retries."""
         pause_s = 0.01
         while True:
             if (entry := self._read(index)) is not None:
@@ -220,7 +220,7 @@ class _Meeting:
             pause_s = self._pause(pause_s)
 
     def _pause(self, pause_s: float) -> float:
-        """Accepts children in the meantime: they need not wait for the parent. Returns how long to pause next."""
+        """Accepts children while it pauses, so that they need not wait for the parent. Returns the length of the next pause."""
         until = time.monotonic() + pause_s
         while (left_s := until - time.monotonic()) > 0:
             self._accept(left_s)
@@ -231,9 +231,9 @@ class _Meeting:
             self._link(index, connection)
 
     def _link(self, index: int, connection: socket.socket) -> None:
-        """Takes up a connection. What its process has said in the store is of now: it was let in, or has let this one in.
+        """Registers a connection. The other process's entry in the store is current, because one has just let the other in.
 
-        Raises: _GaveUpError when it begins another loader, or has given up since.
+        Raises: _GaveUpError when the other process begins another loader, or has given up in the meantime.
         """
         if (entry := self._read(index)) is None:
             raise _GaveUpError
@@ -245,21 +245,21 @@ class _Meeting:
             raise _GaveUpError
 
     def _read(self, index: int) -> _Arrival | None:
-        """Returns what a process has said; None when it has said nothing, or given up."""
+        """Returns a process's entry, or None if it has written none or given up."""
         said = self._store.get(str(index)) if self._store.check([str(index)]) else b""
         return _Arrival.decode(said) if said else None
 
     def _is_here(self, endpoint: Endpoint) -> bool:
-        """Returns True when the process is one that this one can see."""
+        """Returns True if this process can see the other one, because both are on one host."""
         if not endpoint.host or endpoint.host != self._own.endpoint.host:
             return False
-        status = read_status(endpoint.pid)  # copies of one virtual machine take themselves for one host
+        status = read_status(endpoint.pid)  # cloned virtual machines look like the same host
         return status is not None and status.started == endpoint.started
 
     def check_time(self) -> None:
-        """Logs now and then which rank is waited for.
+        """Logs now and then which rank is missing.
 
-        Raises: TimeoutError when that was long enough, _GaveUpError when another rank says so.
+        Raises: TimeoutError at the deadline, _GaveUpError when another rank has given up.
         """
         if self.find_end() is not None:
             raise _GaveUpError
@@ -277,7 +277,7 @@ class _Meeting:
         return [index for index in range(len(self._roster.processes)) if self._read(index) is None]
 
     def _find_awaited(self) -> int:
-        """Returns the first rank of the job that has not come; -1 when all have."""
+        """Returns the first rank of the job that has not arrived, or -1 if all have."""
         keys = [str(index) for index in range(len(self._roster.processes))]
         if self._store.check(keys):
             return -1
@@ -288,16 +288,16 @@ class _Meeting:
         self._say_end(self._roster.processes.index(rank) if rank in self._roster.processes else None, cause)
 
     def _say_end(self, index: int | None, cause: str) -> None:
-        """Says to all that have come why the ranks do not meet, unless one has said so before."""
+        """Writes to the store, for all that have arrived, why the ranks do not meet, unless another rank has done so."""
         rank = None if index is None else index // self._roster.peers
         entries = map(self._read, range(len(self._roster.processes)))
         come = [entry.endpoint.secret for entry in entries if entry is not None]
         before = self._store.get("end").decode() if self._store.check(["end"]) else ""
-        if self.find_end() is None:  # what there is was said to others, in an earlier generation perhaps
+        if self.find_end() is None:  # an entry that exists may be for others, for example from an earlier generation
             self._store.compare_set("end", before, json.dumps([rank, cause, come]))
 
     def give_up(self) -> PeerLost:
-        """Returns why the ranks have not met, and the first that did not come: what the first rank that gave up said."""
+        """Returns why the ranks have not met, and the first one missing, as the first rank to give up reported it."""
         end = self.find_end()
         if end is not None:
             return end
@@ -320,21 +320,21 @@ class _Meeting:
         return self.find_end() or PeerLost(None, cause)
 
     def find_end(self) -> PeerLost | None:
-        """Returns what a rank that gave up has said to this one; None when none has."""
+        """Returns the reason that a rank that gave up wrote for this one, or None."""
         if (said := self._read_end()) is None:
             return None
         end, come = said
         return end if self._own.endpoint.secret in come else None
 
     def _read_end(self) -> tuple[PeerLost, list[str]] | None:
-        """Returns what the store holds of why ranks did not meet, and the secrets of those whom it was said to; or None."""
+        """Returns why ranks did not meet, as stored, and the secrets of the processes it is addressed to; or None."""
         if not self._store.check(["end"]):
             return None
         rank, cause, come = json.loads(self._store.get("end"))
         return PeerLost(rank, cause), come
 
     def forget(self) -> None:
-        """Removes this process's entries once all have met: a key that goes between a look and a read would be waited for."""
+        """Removes this process's entries. Only after all have met: a read of a key that was just deleted would block."""
         with contextlib.suppress(RuntimeError):
             self._store.delete_key(str(self._index))
             self._begun.delete_key(self._job_rank)
@@ -345,5 +345,5 @@ class _Meeting:
             self._begun.set(self._job_rank, f"it has given up {self._own.loader}")
 
     def close(self) -> None:
-        """Accepts nobody any more."""
+        """Stops accepting connections."""
         self._listener.close()

@@ -1,4 +1,4 @@
-"""Who takes part in an exchange: the processes of the job, and which of them are one data-parallel rank."""
+"""The participants of an exchange: the processes of the job, and which of them form one data-parallel rank."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from odb_ref.core.errors import UsageError
 
 DATA_PARALLEL: Final = frozenset({"batch", "dp", "dp_replicate", "dp_shard"})
-"""The names of dimensions along which ranks train on different batches, where the user does not say which these are."""
+"""Names of mesh dimensions along which ranks train on different batches, unless the user names others."""
 
 MODEL_PARALLEL: Final = frozenset(
     {"cp", "ep", "etp", "pp", "sp", "tp", "context", "expert", "model", "pipeline", "sequence", "tensor"}
 )
-"""Those along which they train on the same. Nobody knows that of any other."""
+"""Names of mesh dimensions along which ranks train on the same batches. The meaning of any other name is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class Roster:
     """
 
     processes: tuple[int, ...] = (0,)
-    """Their ranks in the job."""
+    """The ranks of these processes in the job."""
     index: int = 0
-    """Which of them this process is."""
+    """The index of this process among them."""
     peers: int = 1
-    """How many of them are one data-parallel rank."""
+    """How many processes form one data-parallel rank."""
     group_name: str = ""
-    """What torch calls the group of them; empty for a mesh, or where they are all of the job."""
+    """Torch's name for their process group. Empty for a mesh, or if the group is the whole job."""
 
     @property
     def rank(self) -> int:
@@ -46,7 +46,7 @@ class Roster:
 
     @property
     def peer(self) -> int:
-        """Which of its rank's peers this process is."""
+        """The index of this process among its rank's peers."""
         return self.index % self.peers
 
     @property
@@ -55,7 +55,7 @@ class Roster:
         return len(self.processes) // self.peers
 
     def name(self, rank: int, peer: int | None = None) -> str:
-        """Returns how a message names a rank, or a process of it: by its number in the job, and in brackets in its group."""
+        """Returns the name of a rank, or of one of its processes, for messages: its number in the job, then in its group."""
         own = self.processes[rank * self.peers : (rank + 1) * self.peers]
         if self.peers > 1:
             which = f"rank {own[peer]}" if peer is not None else f"one of ranks {list_some(own)}"
@@ -63,32 +63,32 @@ class Roster:
         return f"rank {own[0]}" + (f" (rank {rank} of its group)" if own[0] != rank else "")
 
     def name_process(self, index: int) -> str:
-        """Returns how a message names a process."""
+        """Returns the name of a process in messages."""
         return self.name(index // self.peers, index % self.peers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The ranks of a loader, as its user has named them: a process group (None: all), or a mesh and its data-parallel
+    """The ranks of a loader, as its user gave them: a process group (None means all ranks), or a mesh and its data-parallel
     dimensions.
     """
 
     process_group: dist.ProcessGroup | None = None
     mesh: DeviceMesh | None = None
     dimensions: tuple[int, ...] = ()
-    """The data-parallel ones of the mesh, outermost first."""
+    """The data-parallel dimensions of the mesh, outermost first."""
 
     @property
     def groups(self) -> tuple[dist.ProcessGroup | None, ...]:
-        """The process groups along the data-parallel dimensions, outermost first: of a plain group it alone."""
+        """The process groups along the data-parallel dimensions, outermost first. Without a mesh, only the process group."""
         if self.mesh is None:
             return (self.process_group,)
         return tuple(self.mesh.get_group(dimension) for dimension in self.dimensions)
 
     def find_rank_and_size(self) -> tuple[int, int]:
-        """Returns this process's data-parallel rank, and how many there are; 0 and 1 without torch.distributed.
+        """Returns this process's data-parallel rank and the number of ranks; 0 and 1 without torch.distributed.
 
-        Raises: UsageError when this process is not one of them.
+        Raises: UsageError when this process does not belong to them.
         """
         rank, size = 0, 1
         for group in self.groups:
@@ -101,7 +101,7 @@ class Ranks:
     def make_roster(self) -> Roster:
         """Returns the processes that take part.
 
-        Raises: UsageError when this process is not one of them.
+        Raises: UsageError when this process does not belong to them.
         """
         if not dist.is_available() or not dist.is_initialized():
             if (size := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
@@ -137,11 +137,11 @@ def choose_ranks(
 ) -> Ranks:
     """Returns the ranks of a loader.
 
-    ``mesh_dims`` names the data-parallel dimensions of the mesh; without it they are those with a name in `DATA_PARALLEL`, or
-    the only one, if its name is not in `MODEL_PARALLEL`. ``is_apart`` says that no rank outside of the process group is a peer
-    of one inside. Spec: R17.1.
+    ``mesh_dims`` names the data-parallel dimensions of the mesh. By default these are the dimensions with a name in
+    `DATA_PARALLEL`, or a mesh's only dimension if its name is not in `MODEL_PARALLEL`. ``is_apart`` promises that no rank
+    outside the process group is a peer of one inside. Spec: R17.1.
 
-    Raises: UsageError when the arguments make no sense, or leave out ranks that may be peers.
+    Raises: UsageError when the arguments contradict each other, or leave out ranks that may be peers.
     """
     if is_apart and process_group is None:
         raise UsageError("is_apart needs process_group: it says what the ranks outside of it are")
@@ -172,7 +172,7 @@ def choose_ranks(
 
 
 def _check_whole(name: str, size: int) -> None:
-    """Raises: UsageError when ranks of the job are left out. Peers in exchanges side by side agree only as long as nothing
+    """Raises: UsageError when ranks of the job are left out. Peers in separate exchanges would agree only as long as nothing
     happens on one of them alone.
     """
     _, job_size = get_rank_and_size(None)
@@ -187,12 +187,12 @@ def _check_whole(name: str, size: int) -> None:
 
 
 def list_some(ranks: Sequence[int]) -> str:
-    """Returns the first of some ranks as a text."""
+    """Returns the first few ranks as text."""
     return ", ".join(map(str, ranks[:4])) + (", ..." if ranks[4:] else "")
 
 
 def get_rank_and_size(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """Returns the rank and the world size of this process in the group; 0 and 1 without torch.distributed."""
+    """Returns this process's rank in the group, and the group's size; 0 and 1 without torch.distributed."""
     if not dist.is_available() or not dist.is_initialized():
         return 0, 1
     return dist.get_rank(process_group), dist.get_world_size(process_group)

@@ -1,6 +1,4 @@
-"""For your own loop: a budget from memory, steps that survive running out of it, a learning rate that follows the batch,
-and inference.
-"""
+"""Tools for your own loop: a budget that fits memory, steps that survive running out of it, scaled rates, inference."""
 
 from odb_ref.torch.loop.budget import MemoryFit, MemoryPoint, fit_token_budget, rehearse
 from odb_ref.torch.loop.guard import StepGuard

@@ -1,11 +1,12 @@
-"""A token budget from the memory that training steps really take, and the hardest batches it allows, before an epoch begins.
+"""Finds a token budget from the memory that training steps really take, and runs the hardest batches it allows in advance.
 
-A step's memory is what does not depend on the batch (weights, gradients, the optimizer's state) and what grows with its tokens.
-So a line is fitted through a few steps, and its last point is the budget itself: nothing rests on extrapolation alone. Longer
-samples may take more a token (attention), so the longest is probed, first, and so is the median.
+A step's memory has a part that does not depend on the batch (weights, gradients, the optimizer's state) and a part that grows
+with its tokens. So a line is fitted through a few steps. The budget is the largest batch that was measured and fits, so nothing
+rests on extrapolation alone. Longer samples may take more memory per token (attention), so the longest length is probed first,
+and then the median.
 
-Where there are several ranks all of them run the same probes, and the line is that of the rank that needs most: steps may hold
-collectives, and the budget is the same everywhere. Spec: R1.4.
+With several ranks, all run the same probes, and the line is that of the rank that needs most, because steps may contain
+collectives and the budget is the same everywhere. Spec: R1.4.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ from odb_ref.torch.loop.memory import get_available_bytes, is_out_of_memory, mea
 from odb_ref.torch.loop.ranks import gather
 
 Step = Callable[[int, int], object]
-"""Runs a training step on a made-up batch of so many samples, of so many tokens each."""
+"""Runs a training step on a made-up batch: takes the number of samples, and the length of each in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoint:
-    """One step that was measured."""
+    """One measured step."""
 
     samples: int
     length: int
     """The length of each sample, in tokens."""
     peak_bytes: int | None
-    """On the rank that took most; None where a rank ran out of memory."""
+    """The peak on the rank that took most, or None if a rank ran out of memory."""
 
     @property
     def tokens(self) -> int:
-        """The tokens of the batch, padding included."""
+        """The tokens of the batch, including padding."""
         return self.samples * self.length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """What was measured, the line through it, and the budget that follows. Printing it says all of it."""
+    """The measurements, the line through them, and the resulting budget. Print it to see everything."""
 
     points: tuple[MemoryPoint, ...]
     base_bytes: float
-    """What a step takes however small its batch is."""
+    """The memory that a step takes even with the smallest batch."""
     bytes_per_token: float
     limit_bytes: int
     threshold: float
@@ -55,12 +56,12 @@ class MemoryFit:
     token_budget: int
 
     def predict_bytes(self, tokens: int) -> int:
-        """Returns what a step on a batch of so many tokens takes, padding included."""
+        """Returns the predicted memory of a step on a batch of this many tokens, including padding."""
         return round(self.base_bytes + self.bytes_per_token * tokens)
 
     @property
     def headroom_bytes(self) -> int:
-        """What a full batch leaves of the limit."""
+        """How much of the limit a full batch leaves free."""
         return self.limit_bytes - self.predict_bytes(self.token_budget)
 
     def __str__(self) -> str:
@@ -89,16 +90,16 @@ def fit_token_budget(
     multiple_of: int = 1,
     group: dist.ProcessGroup | None = None,
 ) -> MemoryFit:
-    """Returns the largest budget whose steps take at most ``threshold`` of ``limit_bytes``, alike on all ranks; a collective.
+    """Returns the largest budget whose steps take at most ``threshold`` of ``limit_bytes``, on all ranks. A collective.
 
-    ``step(samples, length)`` runs what a training step runs, backward included, on a made-up batch and a copy of the
-    model: what it changes stays changed. ``lengths`` are those of some samples, the longest among them. ``limit_bytes`` is by
-    default what the accelerator has for this process; without one it must be given, and memory is counted by tensors, under a
-    ``FakeTensorMode`` too, in which nothing is allocated. Each probe has at most ``growth`` times the samples of the one
-    before. The budget is rounded down to a ``multiple_of``.
+    ``step(samples, length)`` must run everything that a training step runs, including backward, on a made-up batch. Use a copy
+    of the model, because changes to it remain. ``lengths`` are the lengths of some samples, including the longest.
+    ``limit_bytes`` defaults to the accelerator's memory for this process. Without an accelerator it is required, and memory is
+    counted from tensors, also under a ``FakeTensorMode``, where nothing is allocated. Each probe has at most ``growth`` times
+    the samples of the previous one. The budget is rounded down to a multiple of ``multiple_of``.
 
-    Raises: UsageError, on every rank, when the arguments make no sense, or a batch of one sample takes too much; what ``step``
-    raises, on the others JobError.
+    Raises: UsageError, on every rank, when an argument is invalid or a batch of one sample takes too much; what ``step``
+    raises, and then JobError on the other ranks.
     """
     if not lengths or not 0 < threshold <= 1 or growth <= 1:
         raise UsageError("lengths must not be empty, threshold lie above 0 and at most at 1, growth above 1")
@@ -132,12 +133,14 @@ def fit_token_budget(
 def rehearse(
     step: Step, lengths: Sequence[int], token_budget: int, *, count: int = 1, group: dist.ProcessGroup | None = None
 ) -> tuple[MemoryPoint, ...]:
-    """Runs the hardest ``count`` batches that the budget allows, made up, and returns what each took; a collective.
+    """Runs the hardest ``count`` batches that the budget allows, made up, and returns what each took. A collective.
 
-    Hardest is what fills the budget with the longest samples: of each length what fits, a longer one alone. It is run
-    before an epoch, so that running out of memory shows at once: which samples share a step is the protocol's to say.
+    The hardest batches fill the budget with the longest samples. For each length this is the largest number of samples that
+    fits, or one longer sample alone. Run it before an epoch to see at once if memory would run out. It cannot know which
+    samples will share a step.
 
-    Raises: JobError, on every rank, when one runs out of memory; what ``step`` raises else, on the others JobError.
+    Raises: JobError, on every rank, when one runs out of memory; other errors that ``step`` raises, and then JobError on the
+    other ranks.
     """
     everywhere = {length for part in gather(tuple(set(lengths)), group) for length in part}
     shapes = [(max(1, token_budget // length), length) for length in everywhere]
@@ -160,7 +163,7 @@ class _Measure:
     def __init__(self, step: Step, group: dist.ProcessGroup | None) -> None:
         self.points: list[MemoryPoint] = []
         self.rank_without: int | None = None
-        """The first rank that ran out of memory in the last step."""
+        """The first rank that ran out of memory in the last step, or None."""
         self._step = step
         self._group = group
 
@@ -168,7 +171,7 @@ class _Measure:
         peak, error = 0, None
         try:
             peak = measure_peak(lambda: self._step(samples, length))
-        except Exception as raised:  # the others wait for what this rank has to say
+        except Exception as raised:  # the other ranks wait for this rank's result
             error = raised
         cause = (
             "" if error is None else "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
@@ -186,13 +189,13 @@ class _Measure:
         )
         self.points.append(found)
         if error is not None:
-            error = None  # and with it the frames, which hold tensors
+            error = None  # releases its frames, which hold tensors
             release_memory()
         return found
 
 
 def _probe(measure: _Measure, length: int, allowed_bytes: float, growth: float) -> list[MemoryPoint]:
-    """Returns measured steps of samples of one length; the largest that fits is as large as may be."""
+    """Measures steps with samples of one length. The largest that fits is as large as possible."""
     found = [measure(1, length)]
     if not _fits(found[0], allowed_bytes):
         peak = found[0].peak_bytes
@@ -206,7 +209,7 @@ def _probe(measure: _Measure, length: int, allowed_bytes: float, growth: float) 
             base, slope = _fit_line(found)
             wanted = min(wanted, int((allowed_bytes - base) / slope / length))
         if bad:
-            # A rank that ran out of memory adds nothing to the line.
+            # A step that ran out of memory adds no point to the line.
             wanted = min(wanted, bad - 1 if found[-1].peak_bytes is not None else (good + bad) // 2)
         if wanted <= good:
             return found
@@ -222,9 +225,9 @@ def _fits(point: MemoryPoint, allowed_bytes: float) -> bool:
 
 
 def _fit_line(points: Sequence[MemoryPoint]) -> tuple[float, float]:
-    """Returns base and slope.
+    """Returns base and slope of the line.
 
-    Raises: UsageError when memory does not grow.
+    Raises: UsageError when memory does not grow with the batch.
     """
     measured = [(point.tokens, point.peak_bytes) for point in points if point.peak_bytes is not None]
     if len(measured) == 1:

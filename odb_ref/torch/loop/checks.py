@@ -1,4 +1,4 @@
-"""What a guard cannot help with, which is refused before it is needed."""
+"""Refuses models and losses that a guard cannot handle, before the guard is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from odb_ref.core.errors import UsageError
 
 
 def check_model(model: nn.Module) -> None:
-    """Raises: UsageError when a rank that runs out of memory with this model could not be helped."""
+    """Raises: UsageError when a guard could not help a rank that runs out of memory with this model."""
     if type(model).__module__.startswith("deepspeed."):
         raise UsageError(
             "DeepSpeed's engine has collectives of its own in the backward pass and in the step, and nobody can help a "
@@ -44,7 +44,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_parameters(loss: torch.Tensor, known: Iterable[nn.Parameter]) -> None:
-    """Raises: UsageError when a loss trains parameters that are not among those: nobody would clear or average theirs."""
+    """Raises: UsageError when a loss trains parameters that are not ``known``: their gradients would not be averaged."""
     ids = {id(parameter) for parameter in known}
     seen, ahead = set(), [loss.grad_fn]
     while ahead:

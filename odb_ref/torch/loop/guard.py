@@ -1,18 +1,18 @@
 """Steps that survive running out of memory, on all ranks together, without losing or repeating a sample.
 
-**A whole model on each rank** (DDP, or not wrapped). Each rank makes the gradients of its batch alone, and all are averaged
-when an update ends, in one go. So a rank that runs out of memory can begin its update again, with the failing
-batch in halves, while the others wait for it in that average. It begins again rather than keep what it has: a backward pass
-that fails has added to some gradients already, and a copy of them would take memory where there is none. The price is that
-gradients do not travel while the backward pass is still running, as they do with DDP.
+**A whole model on each rank** (DDP, or not wrapped). Each rank computes the gradients of its batches alone, and all gradients
+are averaged together at the end of an update. So a rank that runs out of memory can start its update again, with the failing
+batch in halves, while the others wait for it in the averaging. It has to start again, because a failed backward pass has
+already added to some gradients, and a copy of them would take memory that is not there. The price is that gradients do not
+travel during the backward pass, as they do with DDP.
 
-**A sharded model** (FSDP). There are collectives inside the forward pass, and nobody can help a rank that fails between two
-of them. So each rank tries beforehand: it allocates what its batch will take by a `MemoryFit`, and halves the batch until
-that succeeds. Then all ranks take the passes of the one that needs most.
+**A sharded model** (FSDP). The forward pass contains collectives, and a rank that fails between two of them cannot be helped.
+So each rank tries beforehand: it allocates the memory that its batch will take according to a `MemoryFit`, and halves the batch
+until that succeeds. Then all ranks run the number of passes that the neediest rank requires.
 
-A sample that does not fit alone fails the step on every rank: it is not left out in silence. Spec: R4.5. Preserves: WEIGHT.
+A sample that does not fit alone fails the step on every rank; it is never dropped silently. Spec: R4.5. Preserves: WEIGHT.
 
-`UpdateGuard` is told how a pass is run; `StepGuard` is that for your own loop.
+`UpdateGuard` takes a function that runs a pass. `StepGuard` provides it for your own loop.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from odb_ref.torch.reading.tasks import get_labels
 _LOG: Final = logging.getLogger("odb_ref")
 
 SHRINK: Final = 0.9
-"""The share of the smallest batch that did not fit which `UpdateGuard.token_budget` proposes."""
+"""The factor between the smallest batch that did not fit and the budget that `UpdateGuard.token_budget` proposes."""
 
 Piece = tuple[Batch, StepInfo]
-"""A batch of the update, or what became of a part of it. Its information then counts the samples, the supervised and padded
-tokens of the part, and has its weight."""
+"""A batch of the update, or a part of one after a split. Its `StepInfo` then has the part's samples, supervised and padded
+tokens, and weight."""
 
 
 class GuardOptions(TypedDict, Generic[Batch], total=False):
-    """What a guard may be told: see `StepGuard`."""
+    """The options of a guard: see `StepGuard`."""
 
     split: Callable[[Batch, int], tuple[Batch, Batch]]
     count: Callable[[Batch], int] | None
@@ -62,12 +62,12 @@ class GuardOptions(TypedDict, Generic[Batch], total=False):
 
 
 class UpdateGuard(Generic[Batch]):
-    """Runs passes, in halves where memory runs out: see `StepGuard` for what it is told.
+    """Runs passes, in halves if memory runs out. `StepGuard` explains the options.
 
-    ``run_pass(model, batch, info)`` runs forward and backward for a batch and returns its loss as `StepInfo.scale` has it,
-    detached; it must average no gradients over ranks.
+    ``run_pass(model, batch, info)`` runs forward and backward for a batch. It returns the loss, scaled by `StepInfo.scale` and
+    detached, and must not average gradients over ranks.
 
-    Raises: UsageError when the model would average gradients as it goes, or is DeepSpeed's.
+    Raises: UsageError when the model would average gradients during a pass, or is a DeepSpeed engine.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class UpdateGuard(Generic[Batch]):
         self.failures = 0
         """How often this rank has run out of memory."""
         self.all_failures = 0
-        """How often any rank has, up to the end of the last update."""
+        """How often any rank has run out of memory, up to the end of the last update."""
         self.token_budget: int | None = None
-        """A budget that would have avoided what has failed here so far; None while nothing has."""
+        """A budget that would have avoided all failures on this rank so far, or None without any."""
         check_model(model)
-        # Under DDP's own forward pass its backward pass would average as it goes.
+        # Under DDP's own forward, its backward pass would average gradients during the pass.
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
-        # Those that do not train now may do so later.
+        # All parameters: those that do not train now may do so later.
         self._parameters = list(model.parameters())
         self._example = next(parameter for parameter in self._parameters if parameter.requires_grad)
-        """A parameter of the kind and on the device that losses are of."""
+        """A trainable parameter, whose type and device are used for losses and messages."""
         self._is_sharded = is_sharded(model)
         self._run = run_pass
         self._split = split
@@ -102,25 +102,25 @@ class UpdateGuard(Generic[Batch]):
         self._lower_budget = lower_budget
         self._group = group
         self._is_new = True
-        """Whether no update has begun."""
+        """Whether no update has begun yet."""
         self._pieces: list[Piece[Batch]] = []
         self._failure: Exception | None = None
-        """What went wrong in this update: raised at its end, with all ranks. Until then a rank asks for its batches, since the
-        others may need it for theirs."""
+        """What went wrong in this update. It is raised at the update's end, on all ranks. Until then this rank keeps taking its
+        batches, because the others may need it in order to get theirs."""
         self._losses: list[torch.Tensor] = []
-        """Losses of the pieces of the update that have run."""
+        """The losses of the update's pieces that have run."""
         self._told_failures = 0
-        """How many of this rank's the others know of."""
+        """How many of this rank's failures the other ranks know of."""
         self._has_tried = self._is_sharded and memory is None
-        """Whether a batch is known to go in halves, or will never have to."""
+        """Whether splitting was tried on a batch, or will never be needed."""
 
     def backward(self, batch: Batch, info: StepInfo) -> torch.Tensor:
-        """Returns the scaled loss of a batch, detached, when its gradients have been added to those of the update.
+        """Adds the gradients of a batch to those of the update. Returns the batch's scaled loss, detached.
 
-        All ranks call it for every step. With the last step of an update the gradients are those of all ranks.
+        All ranks must call this for every step. After the last step of an update the gradients are averaged over all ranks.
 
-        Raises: when the update ends, what running a pass has raised, and OutOfMemoryError for a sample that does not fit
-        alone; JobError on the other ranks.
+        Raises: at the end of an update, what a pass has raised, and OutOfMemoryError for a sample that does not fit alone; then
+        JobError on the other ranks.
         """
         if not (self._pieces and follows(self._pieces[-1][1], info)):
             if self._is_new and any(parameter.grad is not None for parameter in self._parameters):
@@ -130,7 +130,7 @@ class UpdateGuard(Generic[Batch]):
                     "parts of an update with one guard, from one loader. Else call optimizer.zero_grad() before"
                 )
             self._is_new = False
-            self._pieces, self._losses, self._failure = [], [], None  # what is left of one that was broken off
+            self._pieces, self._losses, self._failure = [], [], None  # left over from an update that was interrupted
             self._clear()
         if self._is_sharded:
             self._run_together((batch, info))
@@ -155,7 +155,7 @@ class UpdateGuard(Generic[Batch]):
     # A whole model on each rank ------------------------------------------------------------------------------------------
 
     def _run_update(self) -> None:
-        """Runs what of the update has not run, and all of it again when memory runs out."""
+        """Runs the pieces of the update that have not run, and all of them again if memory runs out."""
         while len(self._losses) < len(self._pieces):
             number = len(self._losses)
             piece = self._pieces[number]
@@ -174,7 +174,7 @@ class UpdateGuard(Generic[Batch]):
     def _average(self) -> None:
         """Replaces the gradients by their mean over ranks.
 
-        Those of parameters that no rank has used stay None. Raises: what has failed here, JobError for another rank.
+        Parameters that no rank has used keep None. Raises: this rank's failure, or JobError for another rank's.
         """
         present = self._exchange([int(parameter.grad is not None) for parameter in self._parameters], self._failure)
         parameters = [parameter for parameter, is_used in zip(self._parameters, present, strict=True) if is_used]
@@ -186,7 +186,7 @@ class UpdateGuard(Generic[Batch]):
     # A sharded model -----------------------------------------------------------------------------------------------------
 
     def _run_together(self, piece: Piece[Batch]) -> None:
-        """Runs a batch in the pieces of the rank that needs most; one that needs fewer repeats its last with weight 0."""
+        """Runs a batch in the number of pieces that the neediest rank requires. Others repeat their last with weight 0."""
         pieces, failure = [piece], None
         try:
             self._try_halves(piece)
@@ -210,7 +210,7 @@ class UpdateGuard(Generic[Batch]):
     # Both ----------------------------------------------------------------------------------------------------------------
 
     def _try_halves(self, piece: Piece[Batch]) -> None:
-        """Cuts the first batch of several samples for nothing: that it cannot be cut is better known before memory runs out."""
+        """Splits the first batch of several samples as a test, so that an error shows before memory runs out."""
         if not self._has_tried and piece[1].local_samples > 1:
             self._cut(piece)
             self._has_tried = True
@@ -245,7 +245,7 @@ class UpdateGuard(Generic[Batch]):
         counts = self._count_halves(batch, batches, samples, info) if is_mean else (info.local_supervised, 0)
         is_by_samples = info.weighting.scaling is LossScaling.SAMPLES and self._count is None
         weights = samples if is_by_samples else counts
-        total = sum(weights)  # what a caller counts need not be what the loader has counted
+        total = sum(weights)  # the user's count may differ from the loader's
         halves = []
         for half, held, supervised, weight, sample_ids in zip(batches, samples, counts, weights, ids, strict=True):
             of_half = replace(
@@ -262,9 +262,9 @@ class UpdateGuard(Generic[Batch]):
     def _count_halves(
         self, batch: Batch, halves: tuple[Batch, Batch], samples: tuple[int, int], info: StepInfo
     ) -> tuple[int, int]:
-        """Returns what carries loss in each half.
+        """Returns the number of supervised tokens in each half.
 
-        Raises: UsageError when that is not clear.
+        Raises: UsageError when it cannot be determined.
         """
         count = self._count or find_count(batch, info.local_supervised)
         if count is not None:
@@ -279,9 +279,9 @@ class UpdateGuard(Generic[Batch]):
         return first, second
 
     def _exchange(self, own: list[int], failure: Exception | None) -> list[int]:
-        """Returns the largest of each value over all ranks; they add up their failures, if any has a new one.
+        """Returns the maximum of each value over all ranks. If any rank has new failures, also adds these up.
 
-        Raises: what has failed here, JobError for another rank.
+        Raises: this rank's failure, or JobError for another rank's.
         """
         rank, device = dist.get_rank(self._group) if dist.is_initialized() else 0, self._example.device
         new = self.failures - self._told_failures
@@ -305,7 +305,7 @@ class UpdateGuard(Generic[Batch]):
 
 
 class StepGuard(UpdateGuard[Batch]):
-    """Runs forward and backward passes, in halves where memory runs out.
+    """Runs forward and backward passes, in halves if memory runs out.
 
     ::
 
@@ -315,13 +315,13 @@ class StepGuard(UpdateGuard[Batch]):
             if info.is_update_end:
                 optimizer.step()                        # gradients are averaged over ranks, and begin anew by themselves
 
-    ``model`` is whole on each rank, in `DistributedDataParallel` or not, or sharded by FSDP; then pass ``memory``, a
-    `MemoryFit`. ``split(batch, samples)`` halves a batch (default: by the first dimension), ``count(batch)`` says what its
-    loss is a mean over (default: its tokens that carry loss, by its labels; with ``Loss(scaling="samples")`` its samples);
-    preference pairs: `split_pairs` and `count_pairs`. Both are tried on the first batch. A layer that mixes the
-    samples of a batch, as batch normalisation does, sees smaller ones; dropout draws anew. ``lower_budget`` is told of each new
-    `token_budget`: ``loader.accept_budget`` makes it that of all ranks (R15).
-    ``backward`` is for a framework that has its own, as Accelerate has.
+    ``model`` is whole on each rank, in `DistributedDataParallel` or not, or sharded by FSDP. If it is sharded, pass ``memory``,
+    a `MemoryFit`. ``split(batch, samples)`` halves a batch (default: along the first dimension). ``count(batch)`` returns the
+    number of units that its loss averages over (default: the supervised tokens, by its labels; with ``Loss(scaling="samples")``
+    its samples). For preference pairs pass `split_pairs` and `count_pairs`. Both are tried on the first batch. A layer that
+    mixes samples, such as batch normalisation, sees smaller batches after a split; dropout draws again. ``lower_budget`` is
+    called with each new `token_budget`; ``loader.accept_budget`` applies it on all ranks (R15). ``backward`` is for frameworks
+    with their own backward function, such as Accelerate.
     """
 
     def __init__(
@@ -336,10 +336,10 @@ class StepGuard(UpdateGuard[Batch]):
 
         def run_pass(model: nn.Module, batch: Batch, info: StepInfo) -> torch.Tensor:
             nonlocal is_first
-            # What a compute_loss takes out must be there when the pass is repeated.
+            # Pass a copy: compute_loss may remove items, and they must be there if the pass is repeated.
             own = copy.copy(batch) if isinstance(batch, Mapping | list) else batch
             scaled = info.scale(compute_loss(model, own))
-            if is_first and not self._is_sharded:  # FSDP trains on others than the parameters it shows
+            if is_first and not self._is_sharded:  # FSDP trains other parameters than those it shows
                 check_parameters(scaled, self._parameters)
                 is_first = False
             backward(scaled)
@@ -349,5 +349,5 @@ class StepGuard(UpdateGuard[Batch]):
 
 
 def follows(last: StepInfo, info: StepInfo) -> bool:
-    """Returns whether a step lies in the update of the one before it, and comes next."""
+    """Returns whether a step comes directly after the last one, in the same update."""
     return not last.is_update_end and (info.epoch, info.step) == (last.epoch, last.step + 1)

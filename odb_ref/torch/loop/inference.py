@@ -1,4 +1,4 @@
-"""Outputs of a model for each sample of a data set, once, in its order, over all ranks."""
+"""Computes a model's output for each sample of a data set, once, in the data set's order, over all ranks."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def generate(
     num_workers: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> list[Output]:
-    """Returns ``run``'s output for each sample of a map-style data set, in its order, on every rank; a collective.
+    """Returns ``run``'s output for each sample of a map-style data set, in its order, on every rank. A collective.
 
-    ``run(batch)`` gives one output a sample: the rows of a tensor, which are brought to the CPU, or a list. ``length_fn`` says
-    what a sample takes of the budget: for text that is generated, the prompt and what may follow it. The `ODBDataLoader` that
-    reads has ``window`` and ``num_workers``. When memory runs out, a batch is collated again in halves. ``run`` must not hold
-    collectives: a rank that has no sample left, or splits a batch, runs another number of batches.
+    ``run(batch)`` returns one output per sample: a list, or a tensor, whose rows are moved to the CPU. ``length_fn`` returns
+    how much of the budget a sample takes: for text generation, the prompt plus the text that may follow. ``window`` and
+    ``num_workers`` are those of the `ODBDataLoader` that reads. If memory runs out, a batch is collated again in halves.
+    ``run`` must not contain collectives, because ranks run different numbers of batches, for example after a split.
 
-    Raises: what ``run`` raises, and OutOfMemoryError for a sample that does not fit alone; JobError on the other ranks.
+    Raises: what ``run`` raises, and OutOfMemoryError for a sample that does not fit alone; then JobError on the other ranks.
     """
     numbered = _Numbered(dataset)
     found: dict[int, Output] = {}
@@ -59,11 +59,11 @@ def generate(
             loss=Loss(scaling="none", supervised_fn=_count_nothing),
             protocol=Protocol(process_group=group, is_apart=group is not None),
         )
-        with loader, torch.no_grad():  # tensors of inference mode could not be trained on
+        with loader, torch.no_grad():  # not inference mode: its tensors could not be used in training
             for samples, info in loader.steps():
                 if not info.is_idle:
                     found |= _run(run, collate_fn, samples)
-    except Exception as raised:  # the others wait for what this rank has found
+    except Exception as raised:  # the other ranks wait for this rank's results
         error = raised
     said = gather((found, None if error is None else f"{type(error).__name__}: {error}"), group)
     if error is not None:
@@ -76,7 +76,7 @@ def generate(
 
 
 class _Numbered(Dataset[tuple[int, Element]]):
-    """The samples of a data set with their numbers. It hides what a rank's may have for itself, as a folder: `list_facts`."""
+    """A data set with numbered samples. Hides attributes that may differ between ranks, such as a folder, from `list_facts`."""
 
     def __init__(self, dataset: Dataset[Element]) -> None:
         self._dataset = dataset
@@ -90,7 +90,7 @@ class _Numbered(Dataset[tuple[int, Element]]):
 
 @dataclass(frozen=True, slots=True)
 class _Length(Generic[Element]):
-    """The length of a numbered sample."""
+    """Measures a numbered sample."""
 
     length_fn: Callable[[Element], int]
 
@@ -103,7 +103,7 @@ def _count_nothing(_: object) -> int:
 
 
 def _keep(samples: list[tuple[int, Element]]) -> list[tuple[int, Element]]:
-    """Leaves samples as they are, so that fewer of them can be collated when memory runs out."""
+    """Leaves the samples uncollated, so that fewer of them can be collated if memory runs out."""
     return samples
 
 

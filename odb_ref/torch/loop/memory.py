@@ -1,4 +1,4 @@
-"""How much memory something takes, and whether an error says that there was too little."""
+"""Measures how much memory something takes, and recognizes errors that mean that memory has run out."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Result = TypeVar("Result")
 
 
 class Operation(Protocol):
-    """What a mode is given to run in its place."""
+    """An operation that a dispatch mode runs."""
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Runs it."""
+        """Runs the operation."""
 
 
 _TEXTS: Final = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""How the allocators and libraries say it that raise a plain RuntimeError."""
+"""The messages of allocators and libraries that raise a plain RuntimeError."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns True when the error says that memory has run out, on the accelerator or on the host."""
+    """Returns True if the error means that memory has run out, on the accelerator or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
 
 
 def attempt(run: Callable[[], Result]) -> tuple[Result | None, str]:
-    """Returns what ``run`` does; or None and why, when memory runs out: no frame that held tensors is left then."""
+    """Returns ``run()``'s result and an empty string or, if memory runs out, None and the error text, keeping no frames."""
     try:
         return run(), ""
     except Exception as error:
@@ -45,32 +45,32 @@ def attempt(run: Callable[[], Result]) -> tuple[Result | None, str]:
 
 
 def _find_device() -> ModuleType | None:
-    """Returns ``torch.cuda``, or what stands for another accelerator; None without one.
+    """Returns ``torch.cuda`` or the module of another accelerator, or None without one.
 
-    ``torch.accelerator`` itself has known of memory only since torch 2.9.
+    ``torch.accelerator`` itself has had memory functions only since torch 2.9.
     """
     return torch.get_device_module() if torch.accelerator.is_available() else None
 
 
 def release_memory() -> None:
-    """Gives back what a failed attempt may still hold: cycles of its frames, and blocks that the allocator keeps."""
+    """Frees what a failed attempt may still hold: reference cycles of its frames, and blocks cached by the allocator."""
     gc.collect()
     if (device := _find_device()) is not None:
         device.empty_cache()
 
 
 def reserve_memory(size: int, device: torch.device) -> None:
-    """Allocates so many bytes and gives them back, which the allocator then has at hand.
+    """Allocates this many bytes and frees them, so that the allocator has them at hand.
 
-    Raises: what says that memory has run out.
+    Raises: an error if memory has run out.
     """
     torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def measure_peak(run: Run) -> int:
-    """Returns the most bytes held at once while ``run`` runs, those it uses and has not made included.
+    """Returns the most bytes held at once while ``run`` runs, including tensors it uses but did not create.
 
-    On an accelerator as its allocator counts; elsewhere, and for fake tensors, as the tensors' storages say.
+    On an accelerator its allocator counts. Elsewhere, and for fake tensors, the storages of tensors are added up.
     """
     is_fake = type(torch.empty(0)) is not torch.Tensor
     if (device := _find_device()) is not None and not is_fake:
@@ -86,8 +86,8 @@ def measure_peak(run: Run) -> int:
 
 
 def get_available_bytes() -> int | None:
-    """Returns what this process may hold of the accelerator's memory: what is free, and what it holds already, but no more
-    than ``set_per_process_memory_fraction`` leaves it; None without an accelerator.
+    """Returns how much of the accelerator's memory this process may hold: what is free plus what it already holds, within the
+    limit of ``set_per_process_memory_fraction``. None without an accelerator.
     """
     if (device := _find_device()) is None:
         return None
@@ -97,7 +97,7 @@ def get_available_bytes() -> int | None:
 
 
 class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the storages of every tensor that an operation takes or gives, for as long as each lives."""
+    """Adds up the storages of all tensors that operations take or return, for as long as each storage lives."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What ranks say to one another beside the loader's own exchange."""
+"""Communication between ranks outside the loader's own exchange."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from odb_ref.torch.gathering import all_reduce, gather_objects
 Value = TypeVar("Value")
 
 _BUCKET_BYTES: Final = 25 * 2**20
-"""How much of the gradients travels at once, as with DDP: what is copied for it is memory beside them."""
+"""How many bytes of gradients travel at once, as with DDP. Each such bucket is a copy that takes extra memory."""
 
 
 def gather(own: Value, group: dist.ProcessGroup | None) -> list[Value]:
-    """Returns what each rank says, by rank; a collective."""
-    with unset_fake_temporarily():  # memory may be probed with fake tensors, which hold nothing that could be sent
+    """Returns the value of each rank, in rank order. A collective."""
+    with unset_fake_temporarily():  # memory may be probed with fake tensors, which have no content to send
         return gather_objects(own, group)
 
 
 def reduce(
     own: Sequence[int], how: dist.ReduceOp.RedOpType, device: torch.device, group: dist.ProcessGroup | None
 ) -> list[int]:
-    """Returns each value reduced over all ranks; a collective."""
+    """Returns each value reduced over all ranks. A collective."""
     values = torch.tensor(own, dtype=torch.int64, device=device)
     return [int(value) for value in all_reduce(values, how, group).tolist()]
 
 
 def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Replaces tensors by their mean over ranks, in place; a collective of ranks that hold the same ones in the same order."""
+    """Replaces tensors in place by their mean over ranks. A collective: all ranks pass the same tensors in the same order."""
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return
     bucket: list[torch.Tensor] = []

@@ -10,16 +10,16 @@ from torch.optim import Optimizer
 
 @contextmanager
 def scaled_learning_rate(optimizer: Optimizer, factor: float) -> Iterator[None]:
-    """Multiplies the learning rates of all groups by ``factor`` for as long as the context lasts.
+    """Multiplies the learning rates of all parameter groups by ``factor`` within the context.
 
     ::
 
         with scaled_learning_rate(optimizer, info.update_supervised / REFERENCE_TOKENS):
             optimizer.step()
 
-    This is linear scaling: twice the tokens, twice the rate, in proportion to the batch that the rate was tuned for; the
-    root of that quotient is another common choice. A schedule sees only its own rates. All ranks compute the same factor,
-    since ``update_supervised`` counts what all of them train on.
+    This is linear scaling relative to the batch for which the rate was tuned: twice the tokens, twice the rate. The square
+    root of the ratio is another common choice. A scheduler sees only its own rates. All ranks compute the same factor, because
+    ``update_supervised`` counts the tokens of all of them.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):

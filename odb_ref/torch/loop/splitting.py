@@ -1,4 +1,4 @@
-"""A batch in two halves, and what carries loss in each."""
+"""Splits a batch into two halves, and counts the supervised tokens in each."""
 
 from __future__ import annotations
 
@@ -25,30 +25,28 @@ _PAIRS: Final = (
 
 
 def split_batch(batch: Batch, samples: int) -> tuple[Batch, Batch]:
-    """Returns a batch of so many samples as two: tensors, arrays and lists with an entry for each sample are cut, single values
-    shared.
+    """Splits a batch of ``samples`` in two: cuts tensors, arrays and lists with an entry for each, shares single values.
 
-    Padding stays as wide as it was. For a mapping, tuple, list or tensor; whatever else (a packed row) needs a function of the
-    caller's.
+    Padding keeps its width. Works for a mapping, tuple, list or tensor. All else (a packed row) needs your own function.
 
-    Raises: UsageError when it is not clear what belongs to which sample.
+    Raises: UsageError when it is unclear which entries belong to which sample.
     """
     return _halve(batch, samples, most_rows=1)
 
 
 def split_pairs(batch: Batch, samples: int) -> tuple[Batch, Batch]:
-    """Returns a batch of so many preference pairs as two, as `split_batch` does: no pair is taken apart.
+    """Splits a batch of ``samples`` preference pairs in two, like `split_batch`, without separating a pair.
 
-    What has two entries for each pair has those of all chosen texts first, then those of all rejected ones, as TRL and
-    LLaMA-Factory lay them out.
+    Values with two entries per pair must have those of all chosen texts first, then those of all rejected ones, as in TRL and
+    LLaMA-Factory.
 
-    Raises: UsageError when it is not clear what belongs to which pair.
+    Raises: UsageError when it is unclear which entries belong to which pair.
     """
     return _halve(batch, samples, most_rows=2)
 
 
 def count_pairs(batch: object) -> int:
-    """Returns the pairs of a batch that `split_pairs` can cut: what a loss is a mean over.
+    """Returns the number of pairs in a batch for `split_pairs`, which is the number of units the loss averages over.
 
     Raises: UsageError when it has no ``input_ids``.
     """
@@ -107,10 +105,10 @@ def _cut_value(value: object, *, part: Part, samples: int, most_rows: int, name:
 
 
 def find_count(batch: Batch, expected: int) -> Callable[[Batch], int] | None:
-    """Returns what counts the tokens of a batch that carry loss by its ``labels``, as it must to find ``expected`` in this one;
-    None when they do not show it.
+    """Returns a function that counts a batch's supervised tokens by its ``labels`` and finds ``expected`` in this batch. None
+    if the labels do not show them.
     """
-    is_each = getattr(get_labels(batch), "ndim", None) == 1  # a label for each sample: none is predicted from another
+    is_each = getattr(get_labels(batch), "ndim", None) == 1  # one label per sample: none is predicted from another
     for is_shifted in (False,) if is_each else (True, False):
         count = partial(_count_labels, is_shifted=is_shifted)
         if count(batch) == expected:
@@ -121,5 +119,5 @@ def find_count(batch: Batch, expected: int) -> Callable[[Batch], int] | None:
 def _count_labels(batch: object, *, is_shifted: bool) -> int:
     labels = get_labels(batch)
     if isinstance(labels, torch.Tensor) and labels.is_floating_point():
-        return len(labels)  # a row of values for each sample
+        return len(labels)  # one row of values per sample
     return count_supervised(labels, is_shifted=is_shifted) or 0

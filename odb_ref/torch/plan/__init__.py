@@ -1,1 +1,1 @@
-"""What a rank reads: the order of its samples, its sampler, and the state an epoch is saved in."""
+"""Plans what a rank reads: the order of its samples, its sampler, and the state in which an epoch is saved."""

@@ -1,4 +1,4 @@
-"""What a rank reads in an epoch, from its beginning or from a saved state on."""
+"""The order in which a rank reads the samples of an epoch, from its beginning or from a saved state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from odb_ref.torch.reading.service import ReadPlan
 
 
 def compute_order(count: int, seed: int, epoch: int) -> Sequence[int]:
-    """Returns a permutation of so many keys, a function of seed and epoch. Spec: R12.4."""
+    """Returns a permutation of ``count`` keys that depends on seed and epoch only. Spec: R12.4."""
     generator = torch.Generator()
     generator.manual_seed(compute_seed(Use.PERMUTATION, seed, epoch))
     order = array("q")
@@ -29,7 +29,7 @@ def compute_order(count: int, seed: int, epoch: int) -> Sequence[int]:
 
 
 def _pack(keys: Sequence[object]) -> Sequence[object]:
-    """Returns the keys, as plain numbers where all are that: in a fifth of the memory, here and where they are read."""
+    """Returns the keys as an array if all are plain integers, which takes a fifth of the memory wherever they are kept."""
     if isinstance(keys, array | range):
         return keys
     numbers = [key for key in keys if type(key) is int]
@@ -41,7 +41,7 @@ def _pack(keys: Sequence[object]) -> Sequence[object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """How the keys of an epoch come about; the same on all ranks but for data set and sampler."""
+    """Determines the keys of an epoch. The same on all ranks, except for data set and sampler."""
 
     dataset: object
     sampler: Iterable[object] | None
@@ -51,16 +51,16 @@ class Order:
     seed: int
     seed_source: str = ""
     is_shared: bool = False
-    """True when the ranks draw from one order, which is that of ``is_auto``. Spec: R14."""
+    """True if all ranks draw from one order, the one that ``is_auto`` describes. Spec: R14."""
     update_samples: int | None = None
-    """How many samples an optimizer update holds, where that is fixed. Spec: R16."""
+    """The number of samples in an optimizer update, if that is fixed. Spec: R16."""
     drops_last: bool = False
-    """True when an epoch ends with the last whole update."""
+    """True if an epoch ends with the last whole update."""
     stream_workers: int | None = None
-    """How many workers share a stream out among them; one where it is read by one process. None where there is no stream."""
+    """How many workers read a stream, at least 1, or None if the data set is not a stream."""
 
     def make_settings(self, samples: int) -> dict[str, object]:
-        """Returns what all ranks must have in common of it, by the name it has for the user."""
+        """Returns the settings of the order that all ranks must share, under the names that users know."""
         if not self.is_auto:
             return {"shard": "given"}
         return {
@@ -72,7 +72,7 @@ class Order:
         }
 
     def describe(self, samples: int) -> str:
-        """Returns what decides the order, as a JSON object: must be the same where a saved state is loaded."""
+        """Returns what determines the order, as a JSON object. It must not change between saving and loading a state."""
         own = {} if self.is_auto else {"shuffle": self.is_shuffled, f"seed{self.seed_source}": self.seed}
         if self.stream_workers is not None:
             own["num_workers"] = self.stream_workers
@@ -80,15 +80,15 @@ class Order:
 
     @property
     def shard(self) -> str:
-        """How the ranks share the data set, as the user names it."""
+        """How the ranks divide the data set, as the user names it."""
         if not self.is_auto:
             return "given"
         return "shared" if self.is_shared else "auto"
 
     def count_samples(self) -> int:
-        """Returns how many samples the order of all ranks has, those that are dropped included.
+        """Returns the length of the order of all ranks, including samples that are dropped.
 
-        Raises: UsageError when neither data set nor sampler says.
+        Raises: UsageError when neither data set nor sampler has a length.
         """
         source = self.dataset if self.sampler is None else self.sampler
         if not isinstance(source, Sized):
@@ -96,7 +96,7 @@ class Order:
         return len(source)
 
     def follow(self, saved: str, world_size: int) -> None:
-        """Lists what the ``world_size`` ranks did that have ``saved`` their place, where the sampler repeats keys for them."""
+        """Adopts the length that the saving job's ``world_size`` ranks had, if it depends on the number of ranks."""
         sampler: object = self.sampler
         samples = json.loads(saved).get("samples")
         if isinstance(sampler, Repeating) and isinstance(samples, int):
@@ -104,12 +104,12 @@ class Order:
             sampler.samples = samples if sampler.least <= samples < most else sampler.samples
 
     def count_updates(self) -> int:
-        """Returns how many updates an epoch has, by R16.1."""
+        """Returns the number of updates in an epoch. Spec: R16.1."""
         samples, size = self.count_samples(), self.update_samples or 1
         return samples // size if self.drops_last else -(-samples // size)
 
     def compute_first_place(self, progress: EpochProgress, rank: int, world_size: int) -> int:
-        """Returns where in the order that the rank reads its next update begins; 0 in the free mode.
+        """Returns the first place, in the order that the rank reads, of the update it begins with; 0 in the free mode.
 
         Spec: R16.2, R16.6.
         """
@@ -124,8 +124,8 @@ class Order:
     def compute_keys(
         self, epoch: int, rank: int, world_size: int, base: tuple[Generation, ...]
     ) -> tuple[Sequence[object], int | None, list[object], str]:
-        """Returns this rank's keys in order, how many samples the epoch has (None when unknown), the keys taken before,
-        and of a sampler that all ranks have alike a digest of what it lists.
+        """Returns this rank's keys in order, the number of samples in the epoch (None if unknown), the keys taken before and,
+        for a sampler whose order all ranks share, a digest of its keys.
         """
         order: Sequence[object] = (
             self._compute_order(epoch, self.count_samples()) if self.sampler is None else list_keys(self.sampler, epoch)
@@ -147,20 +147,18 @@ class Order:
         return compute_order(samples, self.seed, epoch) if self.is_shuffled else range(samples)
 
     def compute_digest(self, start: EpochStart) -> str:
-        """Returns what a saved state tells of the keys that are read: of all ranks, or where each is given its own, of this
-        one.
-        """
+        """Returns the digest of keys for a saved state. It covers all ranks' keys, or this rank's if each is given its own."""
         if start.keys is None:
             return ""
         if start.listed:
-            return start.listed  # a sampler may list other keys the second time
+            return start.listed  # a sampler may list other keys when asked again
         return compute_digest(self._compute_order(start.epoch, start.samples) if self.is_auto else start.keys)
 
 
 def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
-    """Returns what is left to read of the epoch: first what was carried into the round it resumes in, then what follows.
+    """Returns what remains to be read of the epoch: first the samples carried into its first round, then the following ones.
 
-    With shared shards what follows is drawn later, round by round.
+    With shared shards the latter are drawn later, round by round.
     """
     keys, progress = start.keys, start.progress
     round_start = None if progress.checkpoint is None else progress.checkpoint.start

@@ -1,4 +1,4 @@
-"""What a sampler of the user's lists, and for which epoch."""
+"""Lists the keys of a user's sampler, for the right epoch."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from torch.utils.data import DistributedSampler, Sampler
 from odb_ref.core.errors import UsageError, read_integer
 
 MOST_UNTOLD: Final = 2**26
-"""A sampler that does not say how many keys it has may never end."""
+"""The limit for a sampler without a length, which may never end."""
 
 _left: Final[dict[int, tuple[weakref.ref[object], Mapping[str, int]]]] = {}
-"""By the identity of a sampler: the numbers it held when a loader was done with it."""
+"""For each sampler, by identity, the numbers it held when a loader last used it."""
 
 
 @runtime_checkable
 class Repeating(Protocol):
-    """A sampler that is filled up from its beginning until its keys can be shared out evenly: its length goes by the ranks."""
+    """A sampler that repeats keys until they divide evenly, so that its length depends on the number of ranks."""
 
     least: int
-    """How many keys there are without those repeated."""
+    """The number of keys without repetitions."""
     samples: int
-    """How many it lists."""
+    """The number of keys it lists."""
 
 
 class AllReplicas(Sampler[object]):
-    """The order of which a `DistributedSampler` lists one rank's share: what its ranks list, one of each in turn.
+    """The full order behind a `DistributedSampler`, which lists one rank's share. It takes one key of each rank in turn.
 
-    All ranks list the same, and may be more or fewer than the sampler counts.
+    All ranks list the same order. Their number may differ from the one that the sampler assumes.
     """
 
     def __init__(self, sampler: DistributedSampler[object]) -> None:
@@ -42,7 +42,7 @@ class AllReplicas(Sampler[object]):
         self.least = self.samples if sampler.drop_last else len(sampler.dataset)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the sampler's."""
+        """Sets the epoch of the wrapped sampler."""
         self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
@@ -55,9 +55,9 @@ class AllReplicas(Sampler[object]):
 
 
 def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:
-    """Returns what a sampler of the user's lists for an epoch.
+    """Returns the keys that a user's sampler lists for an epoch.
 
-    Raises: UsageError when the user has set the sampler to another epoch, or it lists another number of keys than it says.
+    Raises: UsageError when the user has set the sampler to another epoch, or it lists another number of keys than its length.
     """
     set_epoch = getattr(sampler, "set_epoch", None)
     keys = _list_for(sampler, set_epoch, epoch) if callable(set_epoch) else _list(sampler)
@@ -68,9 +68,9 @@ def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:
 
 
 def _list(sampler: Iterable[object]) -> list[object]:
-    """Returns the keys of a sampler; of one that lists more than it says it has, which may never end, one more than that.
+    """Returns a sampler's keys. Stops one key after the sampler's stated length, because it may never end.
 
-    Raises: UsageError when it does not say how many it has, and does not seem to end.
+    Raises: UsageError when it has no length and does not seem to end.
     """
     keys = list(islice(sampler, len(sampler) + 1 if isinstance(sampler, Sized) else MOST_UNTOLD))
     if not isinstance(sampler, Sized) and len(keys) == MOST_UNTOLD:
@@ -82,8 +82,8 @@ def _list(sampler: Iterable[object]) -> list[object]:
 
 
 def _list_for(sampler: Iterable[object], set_epoch: Callable[[int], object], epoch: int) -> list[object]:
-    """Sets the sampler to the epoch, and leaves it at the next: so it shows when the user sets it back to this one."""
-    # The user's, which another loader may have too.
+    """Lists the keys for the epoch, and leaves the sampler at the next one, so that a change by the user can be noticed."""
+    # Use the user's own sampler, which another loader may use too.
     own = sampler.sampler if isinstance(sampler, AllReplicas) else sampler
     key, found = id(own), _read_numbers(own)
     _, left = _left.get(key, (None, None))
@@ -94,29 +94,29 @@ def _list_for(sampler: Iterable[object], set_epoch: Callable[[int], object], epo
     wanted = _read_numbers(own)
     keys = _list(sampler)
     if (changed := _find_changed(found, wanted)) and _find_changed(found, left):
-        # Whether it holds the epoch, or the sum of that and a seed.
+        # Works whether the number is the epoch or the sum of epoch and seed.
         other = max(0, epoch + found[changed[0]] - wanted[changed[0]])
         set_epoch(other)
         is_other = not _find_changed(found, _read_numbers(own))
         if _list(sampler) != keys:
-            set_epoch(other)  # listing may have moved it on
+            set_epoch(other)  # because listing may have advanced the sampler
             which = f"epoch {other}" if is_other else f"another epoch ({changed[0]} is {found[changed[0]]})"
             raise UsageError(
                 f"the sampler was set to {which}, and the loader reads epoch {epoch}: call "
                 f"set_epoch({other if is_other else '...'}) of the loader, which sets the sampler too"
             )
     set_epoch(epoch + 1)
-    with contextlib.suppress(TypeError):  # nothing can watch it
+    with contextlib.suppress(TypeError):  # the sampler does not support weak references
         _left[key] = weakref.ref(own, lambda _: _left.pop(key, None)), _read_numbers(own)
     return keys
 
 
 def _read_numbers(sampler: object, name: str = "", depth: int = 2) -> dict[str, int]:
-    """Returns the integers that a sampler holds, by name, and those of samplers in it: one is its epoch, most likely."""
+    """Returns the integers in a sampler and in samplers inside it, by name. One of them is most likely its epoch."""
     found: dict[str, int] = {}
     for key in (*getattr(sampler, "__dict__", ()), "epoch"):
         value = getattr(sampler, key, None)
-        if (number := read_integer(value)) is not None and number >= 0:  # less than 0 says that none was set
+        if (number := read_integer(value)) is not None and number >= 0:  # negative numbers mean that none was set
             found[name + key] = number
         elif depth and hasattr(value, "set_epoch"):
             found |= _read_numbers(value, f"{name}{key}.", depth - 1)

@@ -1,4 +1,4 @@
-"""Which epoch is read next, and from where: at its beginning, or where a saved state stands."""
+"""Chooses the next epoch to read, and where to start: at its beginning, or from a saved state."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _OF_USER: Final = {
     "rule": "policy",
     "samples": "samples of the data set",
 }
-"""The names that the user has for settings."""
+"""Maps settings to the names that users know."""
 
 
 class Schedule:
-    """The epochs of one loader. ``settings`` say what decides the batches, to know whether rounds can be formed again."""
+    """The epochs of one loader. ``settings`` determine the batches; if they are unchanged, rounds can be formed again."""
 
     def __init__(self, order: Order, settings: str, *, quota: int | None, read_ahead: int, max_bad: float) -> None:
         self._order = order
@@ -36,17 +36,17 @@ class Schedule:
         self._read_ahead = read_ahead
         self._max_bad = max_bad
         self.epoch = 0
-        """The epoch that is read next."""
+        """The next epoch to read."""
         self.start: EpochStart | None = None
-        """Where the present or last epoch began."""
+        """The start of the present or last epoch."""
         self._loaded: tuple[EpochState, ...] = ()
         self._digest = ""
-        """The digest of the keys of the epoch under way, once it has been asked for: listing them again takes time."""
+        """The digest of the current epoch's keys, once computed, because listing keys again takes time."""
 
     def load(self, given: object) -> tuple[EpochState, ...]:
-        """Goes on from this rank's saved state, or from those of all ranks, when the next epoch begins; returns these.
+        """Makes the next epoch resume from this rank's saved state, or from the states of all ranks. Returns these.
 
-        Raises: UsageError when these are no such states.
+        Raises: UsageError when they are not valid states.
         """
         states = tuple(sorted(map(EpochState.from_dict, check_states(given)), key=lambda state: state.rank))
         if not states:
@@ -56,13 +56,13 @@ class Schedule:
         return states
 
     def _get_loaded(self) -> tuple[EpochState, ...]:
-        """Returns the states to go on from; none when another epoch was chosen since."""
+        """Returns the loaded states, or nothing if another epoch was chosen since."""
         return self._loaded if self._loaded and self._loaded[0].epoch == self.epoch else ()
 
     def plan(self, rank: int, world_size: int) -> EpochStart:
-        """Returns where the next epoch begins on this rank, or where the states stand that were loaded.
+        """Returns where the next epoch begins on this rank, or where the loaded states stand.
 
-        Raises: UsageError when these do not fit.
+        Raises: UsageError when the states do not fit.
         """
         order, epoch = self._order, self.epoch
         progress = self._choose_progress(rank, world_size)
@@ -72,9 +72,9 @@ class Schedule:
         if not order.is_iterable:
             keys, total, before, listed = order.compute_keys(epoch, rank, world_size, progress.base)
             if self._quota is not None and len(before) >= self._quota:
-                keys = []  # met before the number of ranks changed: there is nothing left to read
+                keys = []  # the quota was met before the number of ranks changed: there is nothing left to read
         updates = order.update_samples
-        # Ranks may have seeds of their own where each is given its samples. What is not shuffled is the same in each epoch.
+        # Ranks that are given their samples may have different seeds. An order that is not shuffled is the same in each epoch.
         decisive = order.seed if order.is_auto else 0, epoch if order.is_shuffled or not order.is_auto else 0
         start = EpochStart(
             keys=keys,
@@ -99,7 +99,7 @@ class Schedule:
         return self._order.count_samples() if self._order.is_auto else 0
 
     def begin(self, start: EpochStart) -> None:
-        """Notes that an epoch has begun. Warns of a loaded state that is not of this one, and is dropped."""
+        """Notes that an epoch has begun. Warns if a loaded state belongs to another epoch and is dropped."""
         left = next(
             (
                 state
@@ -119,7 +119,7 @@ class Schedule:
         self._loaded, self._digest = (), ""
 
     def compute_state(self, rank: int, world_size: int, progress: EpochProgress | None) -> EpochState:
-        """Returns what to save: ``progress`` is where the epoch under way stands on this rank; None between two epochs."""
+        """Returns the state to save. ``progress`` is this rank's position in the current epoch, or None between epochs."""
         state = EpochState(
             epoch=self.epoch,
             world_size=world_size,
@@ -132,19 +132,19 @@ class Schedule:
         if progress is None or self.start is None:
             return state
         self._digest = self._digest or self._order.compute_digest(self.start)
-        order = self._order.describe(self.start.samples)  # a data set may have grown since
+        order = self._order.describe(self.start.samples)  # the data set may have grown since
         return replace(state, epoch=self.start.epoch, order=order, keys=self._digest, progress=progress)
 
     def _find_saved_keys(self, rank: int) -> str:
         return next((saved.keys for saved in self._get_loaded() if self._order.is_auto or saved.rank == rank), "")
 
     def _check_keys(self, start: EpochStart, rank: int) -> None:
-        """Spec: R10.4. Preserves: RESUME.
+        """Compares the keys with those of the saved state. Spec: R10.4. Preserves: RESUME.
 
         Raises: UsageError when other keys are listed than when the state was saved, or in another order.
         """
         if start.progress == START:
-            return  # nothing was taken: any order will do
+            return  # nothing was taken, so any order is fine
         saved = self._find_saved_keys(rank)
         if saved and saved != (found := self._order.compute_digest(start)):
             whose = "the order of all ranks" if self._order.is_auto else "the sampler, or the data set's order,"
@@ -155,9 +155,9 @@ class Schedule:
             )
 
     def _check_order(self, saved: EpochState) -> None:
-        """Spec: R10.5.
+        """Compares the settings of the order with those of the saved state. Spec: R10.5.
 
-        Raises: UsageError when the samples had another order when the state was saved.
+        Raises: UsageError when they differ.
         """
         now = self._order.describe(self._count_samples())
         if saved.order == now:
@@ -169,9 +169,9 @@ class Schedule:
         raise UsageError(text)
 
     def _choose_progress(self, rank: int, world_size: int) -> EpochProgress:
-        """Returns where ``rank`` goes on.
+        """Returns the position from which ``rank`` continues.
 
-        Raises: UsageError when the states that were loaded do not fit.
+        Raises: UsageError when the loaded states do not fit.
         """
         order, loaded = self._order, self._get_loaded()
         if not loaded:
@@ -183,10 +183,10 @@ class Schedule:
             order.follow(saved.order, saved.world_size)
         self._check_order(saved)
         if all(state.progress == START for state in loaded):
-            return START  # between two epochs: the next one begins with the settings that there are
+            return START  # saved between two epochs: the next one uses the present settings
         changes = _describe_changes(first.settings, self._settings)
         has_updates = order.is_auto and order.update_samples is not None
-        is_between = has_updates and saved.progress.is_between_updates  # then all ranks' states are one
+        is_between = has_updates and saved.progress.is_between_updates  # then the states of all ranks are equal
         if first.world_size == world_size and not changes:
             if mine is None and not is_between:
                 raise UsageError(f"load_state_dict: the state of rank {first.rank} was given to rank {rank}")
@@ -199,7 +199,7 @@ class Schedule:
                 "load_state_dict: where each rank is given its own samples, an epoch goes on only with as many ranks and the "
                 f"settings it was saved with ({what})"
             )
-        # What is saved between two updates counts in updates alone.
+        # A state saved between two updates counts in updates only.
         if json.loads(first.settings).get("update_samples") != order.update_samples:
             raise UsageError(
                 f"load_state_dict: the updates of an epoch cannot change inside it ({what}): change them between two epochs"
@@ -219,7 +219,7 @@ def _describe_keys(keys: str) -> str:
 
 
 def _describe_changes(saved: str, now: str) -> list[str]:
-    """Returns what differs between two sets of settings, each a JSON object: the name, what was saved and what there is now."""
+    """Returns the differences between two sets of settings (JSON objects): name, saved value and present value."""
     before, after = json.loads(saved), json.loads(now)
     return [
         f"{_OF_USER.get(name, name)}: saved {before.get(name)!r}, now {after.get(name)!r}"

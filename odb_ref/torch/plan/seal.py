@@ -1,4 +1,4 @@
-"""The seal of a saved state: a checksum for each field, so that a damaged one is refused and says where. Spec: R10.5."""
+"""Seals saved states with a checksum per field, so that a damaged state is refused and the field named. Spec: R10.5."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.state import StateDict
 
 VERSION: Final = 5
-"""The version of a state's format."""
+"""The version of the state format."""
 
 _SEAL: Final = "checksums"
 
 
 def seal(fields: Mapping[str, object]) -> StateDict:
-    """Returns a state of these fields, sealed."""
+    """Returns a sealed state with these fields."""
     state = {"version": VERSION, **fields}
     return {**state, _SEAL: {name: _compute_checksum(name, value) for name, value in state.items()}}
 
 
 def check_states(given: object) -> list[Mapping[str, object]]:
-    """Returns the states that `load_state_dict` is given: one, or several in a sequence.
+    """Returns the states given to `load_state_dict`, either one or a sequence.
 
-    Raises: UsageError when one of them is not a state, or damaged. Spec: R10.5.
+    Raises: UsageError when one of them is not a state, or is damaged. Spec: R10.5.
     """
     if isinstance(given, Mapping):
         return [check_seal(given)]
@@ -37,9 +37,9 @@ def check_states(given: object) -> list[Mapping[str, object]]:
 
 
 def check_seal(state: object) -> Mapping[str, object]:
-    """Returns the state, whose fields are those that `seal` was given.
+    """Returns the state after checking that its fields are unchanged since `seal`.
 
-    Raises: UsageError when they are not, or it was not sealed by this version.
+    Raises: UsageError when they are not, or another version sealed it.
     """
     if not isinstance(state, Mapping):
         raise UsageError(f"load_state_dict: a state is a dict, got {type(state).__name__}")
@@ -60,7 +60,7 @@ def check_seal(state: object) -> Mapping[str, object]:
 
 
 def _compute_checksum(name: object, value: object) -> str:
-    """Returns a checksum of a field of plain values; of any other an empty one, which no field has."""
+    """Returns a field's checksum, or an empty string, which never matches, for a value that is not plain."""
     try:
         text = json.dumps([name, value], sort_keys=True)
     except (TypeError, ValueError, RecursionError):

@@ -20,44 +20,44 @@ from odb_ref.torch.reading.quarantine import Places, Quarantine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochStart:
-    """Where an epoch begins on this rank, and what is particular to it."""
+    """Where an epoch begins on this rank, and its other parameters."""
 
     keys: Sequence[object] | None
-    """The rank's samples of the whole epoch, as its sampler names them in order; None for an iterable data set.
+    """The keys of the rank's samples in the whole epoch, in sampler order; None for an iterable data set.
 
-    With shared shards those of all ranks, of which it draws some.
+    With shared shards they are the keys of all ranks, of which this one draws some.
     """
     is_shared: bool = False
     samples: int = 0
-    """How many samples the order of all ranks had when the epoch began, those dropped included; 0 with ``shard="given"``."""
+    """The length of the order of all ranks when the epoch began, including dropped samples; 0 with ``shard="given"``."""
     listed: str = ""
-    """A digest of what a sampler lists that all ranks have alike."""
+    """The digest of a sampler's keys, if all ranks share its order."""
     first_place: int = 0
-    """With updates: where the first of them begins in the order that the rank reads. Spec: R16.6."""
+    """With updates: the first place of the first update in the order that the rank reads. Spec: R16.6."""
     progress: EpochProgress = START
     seed: int = 0
     order_seed: int = 0
-    """The seed of the order of steps: the same on all ranks."""
+    """The seed for the order of steps, the same on all ranks."""
     read_ahead: int = 1
     max_bad: float = 0
     tag: str = ""
     quota_samples: int | None = None
     accepted_tokens: int = NONE
-    """The token budget that the rank was told to accept; NONE: the loader's."""
+    """The token budget set by `accept_budget`, or NONE for the loader's."""
     first_tokens: tuple[int, int] = (NONE, NONE)
-    """The token budgets of the first round and accepted for the next, where they are below the loader's. Spec: R15.1."""
+    """The token budgets in force in the first round and accepted for the next, if below the loader's. Spec: R15.1."""
     taken_before: tuple[object, ...] = ()
-    """The keys of the epoch that another number of ranks had trained on."""
+    """The keys of the epoch that a job with another number of ranks had trained on."""
     steps_before: int = 0
-    """Steps of the epochs before, and of this one by another number of ranks: for who counts all of a training's."""
+    """Steps of earlier epochs, and of this one with another number of ranks. Used to count the steps of the whole training."""
     trace: Path | None = None
     run: str = ""
-    """Which run the trace is of. Spec: R9.6."""
+    """Identifies the run in the trace. Spec: R9.6."""
     workers: int = 0
-    """How many processes read: the trace says it."""
+    """The number of reading processes, for the trace."""
     epoch: int = 0
     total_samples: int | None = None
-    """Samples of the whole epoch, on all ranks, those set aside included; None when unknown."""
+    """Samples of the whole epoch on all ranks, including those set aside; None if unknown."""
     started_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -66,7 +66,7 @@ class EpochStart:
         return self.progress.checkpoint
 
     def get_round_start(self, config: Config) -> RoundStart:
-        """Returns where the first round begins, on a rank of this configuration."""
+        """Returns where the first round begins, on a rank with this configuration."""
         if self.checkpoint is not None:
             return self.checkpoint.start
         agreed_tokens, accepted_tokens = self.first_tokens
@@ -74,13 +74,13 @@ class EpochStart:
         return replace(begun, agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
 
     def make_first(self) -> RoundStart | None:
-        """Returns the first round of an epoch, where its budget is the rank's own; None where there is nothing to say of it."""
+        """Returns the start of an epoch's first round if its budgets differ from the loader's, otherwise None."""
         agreed_tokens, accepted_tokens = self.first_tokens
         first = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
         return None if first == RoundStart() else first
 
     def make_acceptance(self, budget_tokens: int, schedule: BudgetSchedule | None) -> Acceptance:
-        """Returns what the rank accepts, by what it was told and by a schedule that counts all of a training's steps."""
+        """Returns what the rank accepts, by `accept_budget` and by a schedule that counts the steps of the whole training."""
         return Acceptance(
             budget_tokens=budget_tokens,
             schedule=schedule,
@@ -100,7 +100,7 @@ class EpochStart:
         )
 
     def make_quarantine(self) -> Quarantine:
-        """Knows what was set aside before."""
+        """Returns a quarantine that knows what was set aside before."""
         start, first = RoundStart() if self.checkpoint is None else self.checkpoint.start, self.first_place
         left_out = self.progress.bad + self.progress.gone
         places = Places(start.read_samples if first else 0, first, left_out=left_out)
@@ -116,17 +116,17 @@ class EpochStart:
         )
 
     def get_key(self, place: int) -> object:
-        """Returns what the sampler calls the sample at a place of its order; of an iterable data set the place."""
+        """Returns the key of the sample at a place; for an iterable data set, the place itself."""
         return place if self.keys is None else self.keys[place]
 
     def get_id(self, place: int) -> int:
-        """Returns the key where it is a number, else the place."""
+        """Returns the key if it is an integer, otherwise the place."""
         key = place if self.keys is None else self.keys[place]
         return key if isinstance(key, int) else place
 
 
 class Drawing:
-    """What a rank has read of an order that all ranks share: what it has drawn, and ahead what it will. Spec: R14.4, R16.4."""
+    """Lists what a rank reads of a shared order: what it has drawn, and ahead what it will draw. Spec: R14.4, R16.4."""
 
     def __init__(self, start: EpochStart, config: Config) -> None:
         self._start = start
@@ -135,8 +135,9 @@ class Drawing:
         self._ahead = range(0)
 
     def list_items(self, drawn: range, round_: int) -> tuple[list[tuple[int, object]], int]:
-        """Returns places and keys of what is to be read now that places were ``drawn`` for a round, with what is known to be
-        drawn next and without what was known before, and how many samples belong to ``drawn``.
+        """Returns the places and keys to read after places were ``drawn`` for a round, and how many samples ``drawn`` has.
+
+        Includes the next draw if it is known already, and excludes places that were included before.
         """
         before, self._ahead = self._ahead, range(0)
         if self._config.update_samples is not None and self._config.has_steps(round_):

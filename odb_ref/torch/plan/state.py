@@ -1,10 +1,10 @@
-"""Saved epochs: what ``state_dict`` holds, and what is left of an epoch when another number of ranks resumes it.
+"""Saved epochs: the contents of ``state_dict``, and what remains of an epoch when another number of ranks resumes it.
 
-A rank's state is the start of the round of its last taken step and the positions taken of it: a few integers, and one for
-each sample carried into that round or taken of it, so at most two for each sample of the window; and one for each sample that
-was set aside. Going on with the same world size and configuration, a rank forms that round again, identically, and skips the
-steps it took. Otherwise what all ranks had taken or set aside is subtracted from the epoch's order, and the ranks start anew on
-what is left (`Generation`). Spec: R10, R11.3.
+A rank's state is the start of the round of its last taken step, and the positions it has taken of this round. That is a few
+integers, plus one for each sample that was carried into the round or taken of it, so at most two for each sample of the window,
+plus one for each sample set aside. With the same world size and configuration, a rank forms that round again, identically, and
+skips the steps it took. Otherwise everything that the ranks had taken or set aside is subtracted from the epoch's order, and
+the ranks start anew on what remains (`Generation`). Spec: R10, R11.3.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class Part:
     checkpoint: Checkpoint
     bad: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
-    """With shared shards: where the samples carried stood in the order of all ranks."""
+    """With shared shards: the places of the carried samples in the order of all ranks."""
     gone: tuple[int, ...] = ()
     """The places left out because other ranks had trained on them: see `EpochProgress.gone`."""
 
     def list_taken(self, begin: int) -> set[int]:
-        """Returns the places of what was taken of an update that begins at a place, with a shard of its own."""
+        """With a shard of its own: returns the places that the rank had taken of the update that begins at place ``begin``."""
         places = Places(self.checkpoint.start.read_samples, begin, left_out=self.bad + self.gone)
         return set(map(places.get_place, self.checkpoint.taken))
 
     def list_drawn(self) -> tuple[list[int], list[int]]:
-        """Returns the places that a rank had drawn by the round saved and not taken before it, and those of them it had taken.
+        """Returns the places that a rank held in the saved round, carried or drawn, and those of them that it had taken.
 
         Spec: R14.6.
         """
@@ -61,7 +61,7 @@ class Part:
         return list(held.values()), [held[position] for position in self.checkpoint.taken]
 
     def compute_rest(self, places: range) -> list[int]:
-        """Returns those of ``places`` that were neither taken nor set aside; positions count places that were not set aside."""
+        """Returns the items of ``places`` that were neither taken nor set aside. Positions count those not set aside."""
         bad = frozenset(self.bad)
         good = [item for place, item in enumerate(places) if place not in bad]
         return [good[position] for position in self.checkpoint.compute_rest(len(good))]
@@ -74,9 +74,9 @@ class Generation:
     parts: tuple[Part, ...]
 
     def compute_rest(self, order: Sequence[object]) -> list[object]:
-        """Returns the part of ``order`` that is left, still in order.
+        """Returns the remaining part of ``order``, still in order.
 
-        Place p of rank r was item ``r + p * len(parts)``; or the ranks shared the order.
+        Place p of rank r was item ``r + p * len(parts)``, unless the ranks shared the order.
         """
         drawn = max(part.checkpoint.start.draw.end for part in self.parts)
         if drawn:
@@ -91,7 +91,7 @@ class Generation:
         return [order[item] for item in sorted(rest)]
 
     def list_taken(self, order: Sequence[object]) -> list[object]:
-        """Returns the part of ``order`` that was trained on: what is neither left nor set aside."""
+        """Returns the part of ``order`` that was trained on: what neither remains nor was set aside."""
         places, world_size = range(len(order)), len(self.parts)
         is_shared = any(part.checkpoint.start.draw.end for part in self.parts)
         rows = [places if is_shared else places[rank::world_size] for rank in range(world_size)]
@@ -102,29 +102,29 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochProgress:
-    """Where one rank stands in an epoch: at its beginning, or after a step."""
+    """The position of one rank in an epoch: at its beginning, or after a step."""
 
     checkpoint: Checkpoint | None = None
     update_counts: StepCounts = ZERO_COUNTS
-    """Global counts of what was taken of the update that the checkpoint lies in."""
+    """Global counts of what was taken of the checkpoint's update."""
     bad: tuple[int, ...] = ()
-    """The places set aside among the ``known`` ones, with updates those of the one that the checkpoint lies in."""
+    """The places set aside among the ``known`` ones; with updates, only those in the checkpoint's update."""
     known: int = 0
-    """So many places of the rank's order decide the steps taken: each is set aside, or must be read again alike."""
+    """The number of places that determine the steps taken. Each is set aside, or must yield the same sample when read again."""
     digest: str = ""
-    """Digests positions and measures of all samples in the round of the last taken step: read again, they must be the same."""
+    """A digest of positions and measures of all samples in the round of the last taken step. Read again, they must match."""
     base: tuple[Generation, ...] = ()
-    """What earlier ranks had taken."""
+    """What earlier jobs, with other ranks or settings, had taken of the epoch."""
     places: tuple[int, ...] = ()
-    """With shared shards: the places of the samples that were carried into the checkpoint's round. Spec: R14.6."""
+    """With shared shards: the places of the samples carried into the checkpoint's round. Spec: R14.6."""
     gone: tuple[int, ...] = ()
-    """The places of the update in which this number of ranks began that others had trained on before. Spec: R16.6."""
+    """The places that others had trained on before, in the update in which the present ranks began. Spec: R16.6."""
     gone_counts: StepCounts = ZERO_COUNTS
-    """Their global counts, which are a part of that update's."""
+    """The global counts of the samples in ``gone``. They are a part of that update's counts."""
 
     @property
     def is_between_updates(self) -> bool:
-        """True where no update was begun that is not complete: only round and steps count of what is saved. Spec: R16.6."""
+        """True if no update is incomplete. Only the round and steps of the saved state matter then. Spec: R16.6."""
         return self.checkpoint is None or not (self.checkpoint.taken_steps or self.update_counts.samples)
 
     @property
@@ -139,32 +139,32 @@ START: Final = EpochProgress()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochState:
-    """One rank's place in an epoch."""
+    """The position of one rank in an epoch, to be saved."""
 
     epoch: int
     world_size: int
     rank: int
     settings: str
-    """The configuration that decides the batches, to know whether rounds can be formed again."""
+    """The configuration that determines the batches. If it is unchanged, rounds can be formed again."""
     order: str
-    """What decides the order of the samples; must not change."""
+    """What determines the order of samples. It must not change."""
     keys: str = ""
-    """How many keys the order lists, and their digest (`compute_digest`); empty where no epoch is under way."""
+    """The number of keys in the order, and their digest (`compute_digest`). Empty between epochs."""
     steps: int = 0
-    """Steps that were taken since training began."""
+    """Steps taken since training began."""
     accepted_tokens: int | None = None
-    """The token budget that the rank was told to accept; None: the loader's. Spec: R15.3."""
+    """The token budget set by `accept_budget`, or None for the loader's. Spec: R15.3."""
     progress: EpochProgress = START
 
     def to_dict(self) -> StateDict:
-        """Returns the state as plain integers, strings, lists and dicts: a field of its own for each of ``progress``, too."""
+        """Returns the state as plain integers, strings, lists and dicts, with the fields of ``progress`` among its own."""
         own = _encode_fields(self)
         del own["progress"]
         return own | _encode_fields(self.progress)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> EpochState:
-        """Returns the state that `to_dict` wrote; `check_seal` has seen to it that it did.
+        """Returns the state that `to_dict` wrote, after `check_seal` has checked it.
 
         Raises: UsageError.
         """
@@ -175,7 +175,7 @@ class EpochState:
 
 
 def _encode(value: object) -> object:
-    """Returns integers, strings and None as they are, sequences as lists, dataclasses as dicts of their fields."""
+    """Leaves integers, strings and None alone. Converts tuples to lists, and dataclasses to dicts of their fields."""
     if isinstance(value, tuple):
         return list(map(_encode, value))
     return _encode_fields(value) if is_dataclass(value) and not isinstance(value, type) else value
@@ -196,7 +196,7 @@ def _decode_fields(kind: type[Value], data: object) -> Value:
 
 
 def _decode(hint: object, data: object) -> object:
-    """Returns what `_encode` was given for a field of this type."""
+    """Returns the value of a field of this type that `_encode` was given."""
     match get_args(hint):
         case (inner, last) if last is NoneType:
             return None if data is None else _decode(inner, data)
@@ -214,8 +214,8 @@ def _make_error() -> UsageError:
 
 
 def compute_digest(keys: Sequence[object]) -> str:
-    """Returns the number of keys, and a digest of them in their order; of a key that is neither a plain value nor made of such
-    its type only. Numbers are the same in every library.
+    """Returns the number of keys and a digest of them in order. Equal integers of different libraries count as equal. A key
+    that is neither a plain value nor a container of these enters by its type only.
     """
     try:
         numbers = keys if isinstance(keys, array | range) else list(map(_read_number, keys))
@@ -247,11 +247,11 @@ def _describe_key(key: object) -> object:
         case dict():
             return {str(name): _describe_key(value) for name, value in key.items()}
         case _:
-            return f"<{type(key).__name__}>"  # what it prints may name its place in memory
+            return f"<{type(key).__name__}>"  # its repr may contain a memory address
 
 
 def check_moment(states: Sequence[EpochState]) -> None:
-    """Raises: UsageError when the states were not saved at one moment."""
+    """Raises: UsageError when the states were not saved after the same step."""
     first = states[0]
     for state in states[1:]:
         if state.epoch != first.epoch:
@@ -266,7 +266,7 @@ def check_moment(states: Sequence[EpochState]) -> None:
 
 
 def check_all_ranks(states: Sequence[EpochState]) -> None:
-    """Raises: UsageError when they are not the states of all ranks of one job."""
+    """Raises: UsageError when these are not the states of all ranks of one job."""
     first = states[0]
     if [state.rank for state in states] != list(range(first.world_size)):
         ranks = [state.rank for state in states]
@@ -277,18 +277,18 @@ def check_all_ranks(states: Sequence[EpochState]) -> None:
 
 
 def join_states(states: Sequence[EpochState]) -> tuple[Generation, ...]:
-    """Returns all ranks' states as the base of a new start, after their own base.
+    """Returns the base for a new start: the states' own base, followed by the states of all ranks.
 
-    Raises: UsageError when they are not the states of all ranks.
+    Raises: UsageError when these are not the states of all ranks.
     """
     check_all_ranks(states)
     base = states[0].progress.base
     parts = list_parts(states)
-    # Before the first step none has a checkpoint that says more than the base does.
+    # Before the first step no rank has a checkpoint that adds anything to the base.
     return (*base, Generation(tuple(parts))) if len(parts) == len(states) else base
 
 
 def list_parts(states: Sequence[EpochState]) -> list[Part]:
-    """Returns what the ranks had taken that were not at their beginning."""
+    """Returns what each rank had taken, for ranks that have a checkpoint."""
     found = [(state.progress.checkpoint, state.progress) for state in states]
     return [Part(checkpoint, at.bad, at.places, at.gone) for checkpoint, at in found if checkpoint is not None]

@@ -1,7 +1,7 @@
-"""Going on with an epoch of updates (R16) on another number of ranks, or with other settings.
+"""Resumes an epoch of updates (R16) with another number of ranks or other settings.
 
-An update holds the same samples on any ranks, so nothing is shared out anew: the ranks begin with the update in which the
-state was saved, and leave out what was trained on of it: nothing between two updates, where one rank's state is that of all.
+An update holds the same samples whatever the ranks are, so nothing is divided anew. The ranks begin with the update in which
+the state was saved, and leave out what was trained on of it. Between two updates this is nothing, and all states are equal.
 Spec: R16.5, R16.6. Preserves: UPDATE.
 """
 
@@ -16,7 +16,7 @@ from odb_ref.torch.plan.state import START, EpochProgress, EpochState, check_all
 
 
 def begin_update(update: int, steps: int, samples: int, *, rounds: int, budgets: RoundStart) -> RoundStart:
-    """Returns the start of an update of so many ``rounds``, after so many steps and samples, with the ``budgets`` of a start.
+    """Returns the start of an update of ``rounds`` rounds, after some steps and samples, with the budgets of another start.
 
     Spec: R15.5, R16.6.
     """
@@ -32,10 +32,9 @@ def begin_update(update: int, steps: int, samples: int, *, rounds: int, budgets:
 def begin_inside(
     states: Sequence[EpochState], update_samples: int, rank: int, world_size: int, *, is_shared: bool
 ) -> EpochProgress:
-    """Returns where ``rank`` begins, of so many, after all ranks of another number have saved these states; between two updates
-    any of them is enough.
+    """Returns where ``rank`` begins, given the states of another number of ranks; between two updates any one is enough.
 
-    Raises: UsageError when they are not the states of all ranks.
+    Raises: UsageError when these are not the states of all ranks.
     """
     if not states[0].progress.is_between_updates:
         check_all_ranks(states)
@@ -58,7 +57,7 @@ def begin_inside(
         )
     samples = begun.global_samples + first.update_counts.samples - first.gone_counts.samples
     rounds = count_rounds(update_samples, world_size, is_shared=is_shared)
-    # A rank that is new accepts what one of those before did that accepted least.
+    # A new rank accepts the lowest budget that any earlier rank accepted.
     budgets = replace(begun, accepted_tokens=min(part.checkpoint.start.accepted_tokens for part in parts))
     start = begin_update(update, first.steps, samples, rounds=rounds, budgets=budgets)
     return EpochProgress(
@@ -71,5 +70,5 @@ def begin_inside(
 
 
 def _to_common(places: Iterable[int], rank: int, world_size: int, *, is_shared: bool) -> set[int]:
-    """Returns places of a rank as places of the common order. Spec: R16.2."""
+    """Converts places of a rank to places in the common order. Spec: R16.2."""
     return set(places) if is_shared else {rank + place * world_size for place in places}

@@ -1,10 +1,10 @@
-"""Makes batches in processes of their own, each of which has one in hand and the next at hand.
+"""Makes batches in separate processes. Each has up to two batches: one being made, and the next.
 
-A DataLoader's workers collate too, each its own batches. Here a batch is made of samples that several workers have read, so it
-is sent, as the bytes it came in, to a process that only collates. It is not a worker: ``worker_init_fn`` is not called there,
-and ``get_worker_info()`` is None, as where the machine is. What a ``collate_fn`` opens when it is first called must not be
-forked into several processes, so the process that starts them never calls it. There is one of them, and more where it does not
-keep up.
+A DataLoader's workers collate their own samples. Here a batch mixes samples from several workers, so their bytes are sent on to
+a process that only collates. This process is not a worker: it does not call ``worker_init_fn``, and ``get_worker_info()`` is
+None, as in the process that runs the machine. The process that starts collating processes never calls ``collate_fn``: what a
+``collate_fn`` opens on its first call must not be forked into several processes. There is one collating process at first, and
+more if it does not keep up.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ from odb_ref.torch.reading.serialization import pack
 SLOW_S: Final = 0.004
 SLOW_TIMES: Final = 3
 FORGIVEN: Final = 0.25
-"""Where no batch is made for so long, and another waits to be begun, so many times, one more process is worth it. A batch
-that is made sooner takes so much off, not all: of processes that began together all end together, and one wait is long.
+"""One more process is worth starting after `SLOW_TIMES` waits of `SLOW_S` during which no batch was finished while another was
+ready to begin. A batch that is finished sooner only reduces this count by `FORGIVEN`: processes that began together also end
+together, so one long wait is followed by several short ones.
 """
 
 AHEAD: Final = 2
-"""How many batches a process is given at most: the one that it makes, and the next, for which it is not to wait until one
-thread has seen what all the others have made.
+"""How many batches a process holds at most: the one being made, and the next. With the next one at hand, the process need not
+wait until the only collecting thread has handled the batches of all others.
 """
 
 POLL_S: Final = 1.0
-"""How often it is looked whether processes that do not answer are still there."""
+"""How often to check whether processes that do not answer still exist."""
 
 NAME: Final = "odb-collate"
-"""What the names of these processes begin with."""
+"""The prefix of these processes' names."""
 
 
 class CollateWorkerError(OdbError, RuntimeError):
-    """A ``collate_fn`` has failed; the text is its traceback."""
+    """A ``collate_fn`` has failed, or its process is gone. After a failure the text includes the traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,11 @@ class _Worker:
     process: BaseProcess
     link: Connection[bytes, Made | _Failure]
     steps: deque[int] = field(default_factory=deque)
-    """What it makes, and after that what it is to make."""
+    """The steps whose batches it makes, the current one first."""
 
 
 class CollateWorkers:
-    """Makes batches in up to ``count`` processes. For one thread."""
+    """Makes batches in up to ``count`` processes. Only one thread may use it."""
 
     def __init__(
         self,
@@ -84,45 +85,45 @@ class CollateWorkers:
         self._context = context if isinstance(context, BaseContext) else multiprocessing.get_context(context)
         self._init_fn = init_fn
         self.processes: tuple[BaseProcess, ...] = ()
-        """All that were started and not ended by `close`."""
+        """All processes started and not yet ended by `close`."""
         self._workers: list[_Worker] = []
         self._is_warm = False
-        """True once a batch was made: what takes long before is to load what it takes."""
+        """True once a batch was made. Before that, a long wait only means that the process is still loading its code."""
         self._slow_times = 0.0
 
     @property
     def pending(self) -> int:
-        """How many batches have begun and are not collected."""
+        """The number of batches begun but not collected."""
         return sum(len(worker.steps) for worker in self._workers)
 
     @property
     def oldest(self) -> int | None:
-        """The first of the steps whose batches are being made."""
+        """The earliest step whose batch is being made."""
         return min((worker.steps[0] for worker in self._workers if worker.steps), default=None)
 
     @property
     def has_lost_one(self) -> bool:
-        """True when one of the processes has ended by itself."""
+        """True if a process has ended by itself."""
         return any(worker.process.exitcode is not None for worker in self._workers)
 
     @property
     def is_forking(self) -> bool:
-        """True when processes begin with what this one has."""
+        """True if processes inherit this one's memory."""
         return self._context.get_start_method() == "fork"
 
     def prepare(self) -> None:
         """Starts the first process, unless there is one.
 
-        Raises: what starting one raises.
+        Raises: errors from starting a process.
         """
         if not self._workers:
             self._start()
 
     def make_room(self, left: int) -> bool:
-        """Returns True when another batch can be begun before one is collected, of so many as are ``left`` to begin. Where the
-        processes there are do not keep up, waits a moment, and starts another.
+        """Returns True if another of the ``left`` batches can begin before one is collected. If the present processes do not
+        keep up, waits briefly and starts another.
 
-        The last are not given out ahead: whichever process is done first makes them.
+        The last batches are not handed out ahead of time, so that the first free process makes them.
         """
         most = AHEAD if left > self._count else 1
         if not self._workers or any(len(worker.steps) < most for worker in self._workers):
@@ -134,42 +135,42 @@ class CollateWorkers:
         return self._slow_times >= SLOW_TIMES and self._grow()
 
     def _grow(self) -> bool:
-        """Starts another process, and returns whether there is one; where that takes seconds all at once, for sending to one
-        may wait until it is there.
+        """Starts another process, or all remaining ones if starting takes seconds, because sending to one may block until it
+        runs. Returns whether there is a new one.
         """
         self._slow_times = 0.0
         try:
             for _ in range(1 if self.is_forking else self._count - len(self._workers)):
                 self._start()
-        except OSError:  # a limit of the system: those there are go on
+        except OSError:  # a limit of the system: continue with the processes that exist
             self._count = len(self._workers)
             return False
         return True
 
     def begin(self, number: int, task: CollateTask) -> None:
-        """Sends a process what the batch of a step is made of.
+        """Sends the samples of a step's batch to a process.
 
-        Raises: what sending samples raises.
+        Raises: errors from sending samples.
         """
         self.prepare()
         worker = min(self._workers, key=lambda worker: len(worker.steps))
         data = ForkingPickler.dumps(replace(task, samples=tuple(map(pack, task.samples))))
-        # It may still have a batch to send, so large that it waits to be received. It takes in what is sent here all the same
-        # (`_listen`): neither waits for the other.
+        # The process may be blocked sending a large batch that was not received yet. Its `_listen` thread still receives what
+        # is sent here, so the two never wait for each other.
         try:
             worker.link.send_bytes(data)
-        except OSError:  # `collect` tells of it, when it has received what was sent before
+        except OSError:  # `collect` reports it, after receiving what was sent earlier
             worker.process.kill()
         worker.steps.append(number)
 
     def collect(self) -> tuple[int, Made]:
-        """Returns the next batch that is ready, packed, and the number of its step. Waits for it.
+        """Waits for the next batch. Returns its step's number and the packed batch.
 
-        Raises: CollateWorkerError when ``collate_fn`` has raised, or a process is gone.
+        Raises: CollateWorkerError when ``collate_fn`` has raised or a process is gone.
         """
         busy = [worker for worker in self._workers if worker.steps]
         while not (ready := wait([worker.link for worker in busy], POLL_S)):
-            # One that is gone ends its link, unless it has left a child, which has a copy of that.
+            # The link of a dead process ends, unless the process has left a child with a copy of it.
             for worker in busy:
                 if worker.process.exitcode is not None and not worker.link.poll():
                     raise self._lose(worker)
@@ -197,7 +198,7 @@ class CollateWorkers:
         self._workers.append(_Worker(process, ours))
 
     def _lose(self, worker: _Worker) -> CollateWorkerError:
-        """Returns what to raise when a process is gone. What else it was to make is lost too."""
+        """Removes a dead process, with all its batches, and returns the error to raise."""
         self._workers = [other for other in self._workers if other is not worker]
         worker.link.close()
         worker.process.join(1.0)
@@ -207,7 +208,7 @@ class CollateWorkers:
         )
 
     def close(self) -> None:
-        """Ends the processes, whatever they do."""
+        """Ends the processes, whatever they are doing."""
         workers, self._workers = self._workers, []
         processes, self.processes = self.processes, ()
         for process in processes:
@@ -233,17 +234,17 @@ def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | No
 
 
 def _listen(link: Link, tasks: SimpleQueue[CollateTask | BaseException | None]) -> None:
-    """Takes in what comes, until the loader process is gone: then puts None. No more comes than `AHEAD` allows.
+    """Receives tasks until the loader process is gone, and then puts None. `AHEAD` limits their number.
 
-    It waits for nothing else: so the sender never waits for a batch to be made, nor for one to be received. And the files in
-    which large samples come are closed at once.
+    This thread does nothing else, so the sender never waits for a batch to be made or received. It also closes the files of
+    large samples early.
     """
     try:
         while True:
             data = link.recv_bytes()
             try:
                 tasks.put(pickle.loads(data))
-            except BaseException as error:  # samples that cannot be rebuilt here: told in the place of their batch
+            except BaseException as error:  # the samples cannot be rebuilt here: reported in place of their batch
                 tasks.put(error)
     except (EOFError, OSError):
         pass
@@ -257,5 +258,5 @@ def _answer(make: Callable[[CollateTask], Made], task: CollateTask | BaseExcepti
             raise task
         made = make(task)
         return replace(made, batch=pack(made.batch))
-    except BaseException as error:  # whatever collate_fn raises: also what would end the process without a word
+    except BaseException as error:  # whatever collate_fn raises, including what would silently end the process
         return _Failure(describe(error), "".join(traceback.format_exception(error)))

@@ -1,4 +1,4 @@
-"""Samples that are read and in no batch yet, and how they become batches."""
+"""Holds samples between reading and collating, and makes batches of them."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ CollateFn = Callable[[list[object]], object]
 
 @dataclass(frozen=True, slots=True)
 class CollateTask:
-    """What a batch is made of, and the seed of what is drawn meanwhile."""
+    """The samples of a batch, and the seed for random numbers drawn while it is made."""
 
     seed: int
     samples: tuple[object, ...]
     supervised: int | None
-    """Supervised tokens that were counted; None where nothing depends on them (idle batches)."""
+    """The counted supervised tokens, or None for idle batches, where nothing depends on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A batch, and what to warn of."""
+    """A batch, and the warnings to issue."""
 
     batch: object
     warnings: tuple[str, ...] = ()
 
 
 class OnIdle(StrEnum):
-    """What a rank with nothing left yields in a step that other ranks train on. Spec: R1.3."""
+    """What a rank with no samples left yields in a step that other ranks train on. Spec: R1.3."""
 
     REPLAY = "replay"
     """A small real batch with loss scale 0, so that every collective of the model stays aligned."""
@@ -71,16 +71,16 @@ class OnIdle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchMaker:
-    """Makes a batch of what was taken for it, in whichever process: a function of the samples and a seed. Spec: R12.1."""
+    """Makes a batch, in any process, as a function of its samples and a seed only. Spec: R12.1."""
 
     collate_fn: CollateFn
     label_check: LabelCheck | None
     is_packed: bool = False
 
     def __call__(self, task: CollateTask) -> Made:
-        """Returns the batch, and what to warn of.
+        """Returns the batch and the warnings to issue.
 
-        Raises: what ``collate_fn`` raises, and LabelError when it has changed what carries loss.
+        Raises: what ``collate_fn`` raises, and LabelError when ``collate_fn`` has changed which tokens carry loss.
         """
         seed_generators(task.seed)
         samples = list(map(unpack, task.samples))
@@ -92,19 +92,19 @@ class BatchMaker:
         rows = _count_rows(batch)
         if self.is_packed and 1 < rows == count:
             warnings.append(_PADDED)
-        if not self.is_packed and 1 < rows < count:  # a single row may hold them end to end
+        if not self.is_packed and 1 < rows < count:  # a single row may hold the samples end to end
             warnings.append(_FEWER)
         return Made(batch, tuple(warnings))
 
 
 def _count_rows(batch: object) -> int:
-    """Returns how many rows of tokens a batch has; 0 where it does not say."""
+    """Returns the number of token rows in a batch, or 0 if it is unknown."""
     ids = get_field(batch, "input_ids")
     return len(ids) if isinstance(ids, torch.Tensor) and ids.ndim > 1 else 0
 
 
 class Collator:
-    """Holds the samples of one rank between reading and collating. Safe to fill from one thread and empty from another."""
+    """Holds one rank's samples between reading and collating. One thread may fill it while another empties it."""
 
     def __init__(self, on_idle: OnIdle, get_idle_sample: Callable[[], object] | None) -> None:
         self._on_idle = on_idle
@@ -115,20 +115,20 @@ class Collator:
         self._lock = threading.Lock()
 
     def renew(self, epoch_seed: int) -> Collator:
-        """Returns one for an epoch: its batches draw at random what follows from the seed and their numbers.
+        """Returns a new collator for an epoch. The seed and the batch numbers determine the random numbers its batches draw.
 
-        It is another, for whatever still belongs to the epoch before; it replays what this one would.
+        It is a new object because the previous epoch's threads may still use the old one. Both replay the same idle sample.
         """
         other = Collator(self._on_idle, self._get_idle_sample)
         other._epoch_seed, other._cheapest = epoch_seed, self._cheapest
         return other
 
     def forget_idle_sample(self) -> None:
-        """Looks for another sample to replay: a failure may be that of the one it has, and later epochs are to be spared it."""
+        """Drops the idle sample, which may have caused a failure, so that later epochs use another one."""
         self._cheapest = None
 
     def put(self, samples: Sequence[tuple[int, Measured]]) -> None:
-        """Adds samples, each at its place of the sampler's order."""
+        """Adds samples, each with its place in the sampler's order."""
         with self._lock:
             self._samples.update(samples)
         if self._on_idle is OnIdle.REPLAY and samples:
@@ -140,19 +140,18 @@ class Collator:
             least = min(costs)
             if best is None or least < (not best.supervised, best.length):
                 _, item = samples[costs.index(least)]
-                sample = _copy(item.sample)  # a collate_fn may take a sample apart, or change its tensors
+                sample = _copy(item.sample)  # a collate_fn may take a sample apart or change its tensors
                 self._cheapest = best if sample is None else item._replace(sample=sample)
 
     def count_bytes(self, places: Iterable[int]) -> int:
-        """Returns how many bytes the samples at some places take that no batch has been made of."""
+        """Returns the bytes of the samples at these places, none of which is in a batch yet."""
         with self._lock:
             return sum(self._samples[place].nbytes for place in places)
 
     def take(self, request: BatchRequest) -> CollateTask | None:
-        """Returns what the batch is to be made of; None for an idle step that replays nothing and for one that is not
-        wanted.
+        """Removes a batch's samples and returns the task to make it. None if it is unwanted, or an idle step replays nothing.
 
-        Raises: UsageError when there is nothing to replay.
+        Raises: UsageError when there is no sample to replay.
         """
         with self._lock:
             items = [self._samples.pop(place) for place in request.places]
@@ -173,7 +172,7 @@ class Collator:
             raise UsageError(f"this rank has no sample that it could replay in idle steps: {_IDLE_ADVICE}")
         try:
             sample = self._get_idle_sample()
-        except Exception as error:  # a data set without the key 0, or one that only a worker can read
+        except Exception as error:  # a data set that lacks key 0, or that only a worker can read
             what = "this rank has no sample to replay in idle steps, and the first of the data set cannot be read here"
             raise UsageError(f"{what} ({describe(error)}): {_IDLE_ADVICE}") from error
         copied = _copy(sample)
@@ -181,21 +180,21 @@ class Collator:
 
 
 class OwnMemory:
-    """Gives each batch memory of its own where ``collate_fn`` uses a buffer, or an object, again.
+    """Gives each batch its own memory if ``collate_fn`` reuses a buffer or an object.
 
-    Several batches are made ahead of the consumer; in a process of its own each is packed at once, and with ``num_workers=0``
-    the next would overwrite it. What nobody but the batch holds is left as it is: that is almost all that is ever made.
+    Several batches are made ahead of the consumer. In a separate process each is packed at once, but with ``num_workers=0`` the
+    next would overwrite it. Parts that only the batch refers to are not copied, and almost all parts are of this kind.
     """
 
     def __init__(self) -> None:
         self._left: WeakValueDictionary[int, object] = WeakValueDictionary()
-        """By where their memory begins, the tensors and arrays that were left as they are, and still are there."""
+        """The tensors and arrays that were not copied and still exist, by the address of their memory."""
 
     def keep(self, made: Made, samples: Sequence[object] = ()) -> object:
-        """Returns the batch, with copies in it of whatever somebody else may hold, but for ``samples`` that it was made of and
-        their fields. Only ``made`` may hold the batch.
+        """Returns the batch, with copies of all parts that something else may refer to, except the ``samples`` it was made from
+        and their fields. Only ``made`` may refer to the batch.
 
-        Raises: UsageError when that cannot be copied, or memory is used again all the same.
+        Raises: UsageError when such a part cannot be copied, or memory is reused all the same.
         """
         own: list[object] = []
         copies: dict[int, object] = {}
@@ -222,10 +221,10 @@ class OwnMemory:
 def _sort_out(
     parts: list[object], own: list[object], copies: dict[int, object], given: Callable[[], dict[int, object]]
 ) -> bool:
-    """Returns True when nobody holds any of ``parts``, or what they consist of, but this list and what has them as its parts,
-    apart from what was ``given``.
+    """Returns True if only this list, and their containers in it, refer to ``parts`` and everything inside them. Parts that
+    were ``given`` do not count.
 
-    Adds to ``own`` the tensors and arrays of which that holds, and to ``copies``, by identity, copies of other tensors.
+    Adds tensors and arrays without other references to ``own``, and copies of other tensors to ``copies``, by identity.
     """
     is_own = True
     for part, count in zip(parts, _count_references(parts), strict=True):
@@ -236,7 +235,7 @@ def _sort_out(
         elif isinstance(part, torch.Tensor):
             is_own = False
             if not (part.is_leaf and part.requires_grad):
-                copies[id(part)] = part.clone()  # of what it shows alone, where a deep copy is one of all its memory
+                copies[id(part)] = part.clone()  # copies only the view, while a deep copy would copy all its memory
         elif (
             isinstance(part, np.ndarray) or count > _ALONE or not _sort_out(gc.get_referents(part), own, copies, given)
         ):
@@ -252,45 +251,45 @@ _UNCHANGING: Final = (
     *(type(None), bool, int, float, complex, str, bytes, Enum, np.generic, torch.dtype, torch.device, torch.Size),
     *(type, FunctionType, BuiltinFunctionType, ModuleType),
 )
-"""What is never written into, so that other holders do not matter."""
+"""Types that are never modified, so that other references to them do not matter."""
 _ALONE: Final = _count_references([object()])[0] + 1
-"""The references to what is in a list, and one more."""
+"""The reference count of an object that is in a list and nowhere else, plus one for its container."""
 _REUSED: Final = "with num_workers=0 several batches are made ahead, so return what is made anew for each"
 
 
 def _has_own_memory(part: object) -> bool:
-    """Returns False where the memory is, or may be, that of another tensor, an array or a buffer."""
+    """Returns False if the memory belongs, or may belong, to another tensor, an array or a buffer."""
     if isinstance(part, np.ndarray):
         return part.base is None and part.flags.owndata and not part.dtype.hasobject
     try:
-        # Memory that is lent, as by from_numpy, cannot be resized.
+        # Borrowed memory, for example from from_numpy, cannot be resized.
         return (
             isinstance(part, torch.Tensor)
             and part.layout is torch.strided
             and not part._is_view()
             and part.untyped_storage().resizable()
         )
-    except (NotImplementedError, RuntimeError):  # a tensor of others
+    except (NotImplementedError, RuntimeError):  # a tensor class of another library
         return False
 
 
 def _locate(part: object) -> int:
-    """Returns where the memory of a tensor or an array begins; 0 where there is none."""
+    """Returns the address of a tensor's or an array's memory, or 0 if there is none."""
     if isinstance(part, torch.Tensor):
         return part.untyped_storage().data_ptr()
     return int(part.ctypes.data) if isinstance(part, np.ndarray) else 0
 
 
 def _copy(sample: object) -> object:
-    """Returns a copy, or None of what cannot be copied."""
+    """Returns a copy, or None if the sample cannot be copied."""
     try:
         return copy.deepcopy(sample)
-    except Exception:  # whatever a sample's parts raise: an open file, a lock
+    except Exception:  # parts of a sample may raise anything: an open file, a lock
         return None
 
 
 def pin(batch: object) -> object:
-    """Returns the batch with its tensors in page-locked memory, its containers made anew, as a DataLoader does."""
+    """Returns the batch with its tensors in page-locked memory, in new containers, as a DataLoader does."""
     method = getattr(batch, "pin_memory", None)
     if callable(method):
         result: object = method()
@@ -301,7 +300,7 @@ def pin(batch: object) -> object:
         case Mapping():
             return _renew(batch, {key: pin(value) for key, value in batch.items()})
         case tuple():
-            make = getattr(batch, "_make", type(batch))  # of a named tuple
+            make = getattr(batch, "_make", type(batch))  # named tuples have `_make`
             return make(map(pin, batch))
         case Sequence():
             return _renew(batch, list(map(pin, batch)))
@@ -310,11 +309,11 @@ def pin(batch: object) -> object:
 
 
 def _renew(batch: object, pinned: dict[object, object] | list[object]) -> object:
-    """Returns a container as ``batch`` with these contents; these where there cannot be one."""
+    """Returns a container like ``batch`` with these contents, or the contents alone if that is impossible."""
     try:
         if not isinstance(batch, MutableMapping | MutableSequence):
             return type(batch)(pinned)  # type: ignore[call-arg]
-        clone = copy.copy(batch)  # it may have more to it than its items
+        clone = copy.copy(batch)  # it may have attributes beside its items
         if isinstance(clone, MutableMapping):
             clone.update(pinned)  # type: ignore[arg-type]
         else:

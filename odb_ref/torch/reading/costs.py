@@ -1,4 +1,4 @@
-"""What a sample costs beside its tokens: patches, or whatever a ``cost_fn`` says. Runs where samples are read."""
+"""Measures costs of a sample beside its tokens: patches, or the results of a ``cost_fn``. Runs where samples are read."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def _count_pixels(pixels: object, name: str) -> int:
 
 
 def count_patches(sample: object) -> int:
-    """Returns the patches of a sample's images and videos: the products of the rows of ``image_grid_thw`` and
-    ``video_grid_thw``, else the first dimensions of ``pixel_values`` and ``pixel_values_videos``; 0 when it has none of
-    these.
+    """Returns the number of patches in a sample's images and videos: the sum over the rows of ``image_grid_thw`` and
+    ``video_grid_thw`` of their products. A kind without its field counts by the first dimension of ``pixel_values`` or
+    ``pixel_values_videos``, or else as 0.
 
-    Raises: SampleError when they are of no known kind.
+    Raises: SampleError when a field has an unknown format.
     """
     patches = 0
     for grid_name, pixels_name in (("image_grid_thw", "pixel_values"), ("video_grid_thw", "pixel_values_videos")):
@@ -60,21 +60,21 @@ def _count_patches_only(sample: object) -> tuple[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a batch may use beside its tokens: ``limits``, and a name for each, as metrics call it."""
+    """Resources of a batch beside its tokens: their ``limits``, and their ``names`` in metrics."""
 
     cost_fn: CostFn | None = None
     limits: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
 
     def make_measure(self, measure: MeasureFn) -> MeasureFn:
-        """Returns the measure, with costs where there are limits."""
+        """Returns the measure, which also computes costs if there are limits."""
         return measure if self.cost_fn is None else CostMeasure(measure, self.cost_fn, len(self.limits))
 
 
 def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequence[int]) -> Resources:
-    """Returns what the three options of the loader say.
+    """Combines the three options of the loader.
 
-    Raises: UsageError when they exclude each other or a limit makes no sense.
+    Raises: UsageError when they exclude each other or a limit is not a positive integer.
     """
     if max_patches is not None:
         if cost_fn is not None or limits:
@@ -92,16 +92,16 @@ def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequ
 
 @dataclass(frozen=True, slots=True)
 class CostMeasure:
-    """Measures samples, and their costs."""
+    """Measures samples and their costs."""
 
     measure: MeasureFn
     cost_fn: CostFn
     resources: int
 
     def __call__(self, samples: Sequence[object]) -> Sequence[object]:
-        """Returns one for each of ``samples``.
+        """Returns one item for each of ``samples``.
 
-        Raises: SampleError when a cost makes no sense, and what ``measure`` raises.
+        Raises: SampleError when a cost is invalid, and what ``measure`` raises.
         """
         costs = [self._compute_costs(sample) for sample in samples]
         measured = zip(self.measure(samples), costs, strict=True)

@@ -1,6 +1,5 @@
-"""How a loader counts its samples: lengths, what carries loss, further costs; and whether its batches carry what was counted:
-what `collate_fn` changes, no weight knows of.
-
+"""Measures a loader's samples: lengths, supervised tokens, further costs. Also checks that batches carry what was counted,
+because weights cannot take into account what `collate_fn` changes.
 Spec: R4.7. Preserves: WEIGHT.
 """
 
@@ -60,7 +59,7 @@ class LabelError(OdbError, ValueError):
 
 
 def count_supervised(labels: object, *, is_shifted: bool) -> int | None:
-    """Returns how many labels of a batch carry loss, without the first column when ``is_shifted``, or None."""
+    """Returns how many labels of a batch carry loss, without the first column if ``is_shifted``. None if that is unknown."""
     first = int(is_shifted)
     match labels:
         case torch.Tensor() if labels.is_nested:
@@ -80,13 +79,13 @@ def count_supervised(labels: object, *, is_shifted: bool) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class LabelCheck:
-    """Compares batches with their samples, where it is known which labels carry loss."""
+    """Compares batches with their samples, if it is known which labels carry loss."""
 
     is_shifted: bool
     is_assumed: bool = False
-    """True where nobody has said so."""
+    """True if ``is_shifted`` is a default that the user did not confirm."""
     has_own_length: bool = True
-    """False where the length of a sample is that of its `input_ids`."""
+    """False if the length of a sample is the length of its `input_ids`."""
 
     def collate(
         self,
@@ -95,11 +94,11 @@ class LabelCheck:
         counted: int,
         warn: Callable[[str], None],
     ) -> object:
-        """Returns the batch, when it carries what was counted, or does not say.
+        """Returns the batch if it carries what was counted, or if that is unknown.
 
         Raises: LabelError, and what ``collate_fn`` raises.
         """
-        # Before, for a collate_fn may take samples apart.
+        # Must come first: a collate_fn may take samples apart.
         count, has_labels, is_paired = len(samples), get_labels(samples[0]) is not None, is_pair(samples[0])
         is_each = is_whole(samples[0])
         if is_each and not is_paired and len({np.shape(get_labels(sample)) for sample in samples}) > 1:  # type: ignore[call-overload]
@@ -136,13 +135,13 @@ class LabelCheck:
 
 
 def _list_other_texts(sample: object) -> list[str]:
-    """Returns the fields with tokens of another text than `input_ids`: that of a decoder is as long as the labels."""
+    """Returns the fields with tokens of other texts, except a decoder's, which are covered by the labels' length."""
     names = sample if isinstance(sample, Mapping) and "input_ids" in sample else ()
     return [name for name in names if name.endswith("_input_ids") and name != "decoder_input_ids"]
 
 
 def _is_unlike_input(sample: object) -> bool:
-    """Returns whether the labels are not those of a model that shifts a copy of its input, and it matters: the first counts."""
+    """Returns whether the labels are not a copy of the input, as they must be for a shift, and the first label carries loss."""
     rows = [get_field(sample, name) for name in ("input_ids", "labels")]
     if not count_row(rows[0]) or count_row(rows[0]) != count_row(rows[1]):
         return False
@@ -151,13 +150,13 @@ def _is_unlike_input(sample: object) -> bool:
 
 
 def _list_masks(samples: list[object]) -> dict[str, list[object]]:
-    """Returns the masks of the samples by their names, of which the first sample has one."""
+    """Returns the masks of all samples, by name, for each mask that the first sample has."""
     names = [name for name in _MASKS if get_field(samples[0], name) is not None]
     return {name: [get_field(sample, name) for sample in samples] for name in names}
 
 
 def _check_masks(masks: Mapping[str, Sequence[object]]) -> None:
-    """Refuses masks of which one leaves out a token, where nothing has labels."""
+    """Refuses masks that leave out a token when nothing has labels."""
     for name, values in masks.items():
         if any(map(_leaves_out, values)):
             raise LabelError(
@@ -170,12 +169,12 @@ def _leaves_out(mask: object) -> bool:
     array = to_array(mask)
     if array.ndim == 0 or array.size != array.shape[-1] or array.all():
         return False
-    # One of floats may be made to be added: zeros, and what hides a token.
+    # A mask of floats may be additive: 0 for visible tokens, large negative numbers for hidden ones.
     return array.dtype.kind in "biu" or (array.dtype.kind == "f" and bool((array == 1).any()))
 
 
 def _check_each(labels: object, count: int) -> None:
-    """Checks that a batch of samples with one label each has one for each of them."""
+    """Checks that a batch of samples with one label each has one label per sample."""
     shape = getattr(labels, "shape", (count,))
     if shape and shape[0] == count and (len(shape) == 1 or "float" in str(getattr(labels, "dtype", ""))):
         return
@@ -196,11 +195,12 @@ def make_counting(
     is_packing: bool,
     is_weighing: bool,
 ) -> tuple[MeasureFn, LabelCheck | None, dict[str, object]]:
-    """Returns how samples are measured; how batches are checked, None where no weight depends on it, or only the user knows
-    what carries loss; and what all ranks must have in common: functions cannot be compared, but whether there is one can.
+    """Returns the measure of samples, the check of batches, and the settings that all ranks must share.
 
-    ``is_assumed`` when nobody has said what ``causal_shift`` is, ``is_checked`` when weights depend on what carries loss,
-    ``is_packing`` when samples go on to another process, ``is_weighing`` when their bytes are bounded.
+    The check is None if no weight depends on labels, or if a user's function counts them. Functions cannot be compared between
+    ranks, so the settings only state whether there is one. ``is_assumed`` means that the user did not set ``causal_shift``,
+    ``is_checked`` that weights depend on supervised tokens, ``is_packing`` that samples go on to another process, and
+    ``is_weighing`` that their bytes are bounded.
     """
     settings: dict[str, object] = {
         "length_fn": "default" if length_fn is None else "given",

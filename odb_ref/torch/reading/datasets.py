@@ -1,6 +1,6 @@
-"""Data sets as the inner DataLoader sees them: each sample is read with its own seed, and none is lost without a word.
+"""Wraps data sets for the inner DataLoader. Each sample is read with its own seed, and none is lost silently.
 
-A DataLoader takes any StopIteration for the end of the samples. Spec: R11.4, R12.1.
+A DataLoader takes any StopIteration as the end of the samples. Spec: R11.4, R12.1.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, seed_
 from odb_ref.torch.reading.service import ReadPlan
 
 Chunk = list[tuple[int, object]]
-"""Samples that were read at once, each with its place in the sampler's order, as the measure answers them."""
+"""Samples read together, each with its place in the sampler's order, in the form that the measure returns."""
 
 
 class KeyChunk(NamedTuple):
-    """What to read at once: of each sample its place, and what the sampler calls it."""
+    """Samples to read together: for each its place, and its key from the sampler."""
 
     seed: int
-    """That of the epoch."""
+    """The epoch's seed."""
     keys: Sequence[tuple[int, object]]
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """Samples that are wanted at the same time: places and keys, and how many were not taken yet."""
+    """Samples requested together: places and keys, and how many are not taken yet."""
 
     items: Iterator[tuple[int, object]]
     left: int
     chunks: int = 0
-    """How many are still taken before their size is computed again: one for each reader."""
+    """How many more chunks to take before their size is computed again: one per reader."""
     size: int = 0
 
 
 class KeyFeed:
-    """The keys of an epoch, in chunks: those known when it begins, then those drawn. One thread adds, another takes.
+    """The keys of an epoch, in chunks: first those known when it begins, then those drawn. One thread adds, another takes.
 
-    Samples that are wanted at the same time, such as the ``first`` of those known, are shared out among so many ``readers``;
-    without any, chunks are as large as they may be.
+    Samples requested together, such as the ``first`` of the known ones, are divided evenly among the ``readers``. If
+    ``readers`` is None, chunks have their maximum size.
     """
 
     def __init__(self, plan: ReadPlan, readers: int | None = None, first: int = 0) -> None:
         self._seed = plan.seed
         self._parts: deque[_Wanted] = deque()
-        """A chunk holds samples of one."""
+        """The remaining samples. A chunk never spans two parts."""
         self._is_closed = not plan.is_drawn
         self._readers = readers
         self.added = 0
-        """How many samples were added."""
+        """Number of samples added so far."""
         self._asked = known = len(plan.places)
-        """How many samples are wanted by now: those an epoch begins with, and what was drawn since."""
+        """Number of samples requested so far: those an epoch begins with, and those drawn since."""
         if plan.keys is not None:
             items = zip(plan.places, plan.keys, strict=True)
             self._append(items, min(first if readers else 0, known))
             self._append(items, known - self.added)
 
     def add(self, items: Sequence[tuple[int, object]], count: int) -> None:
-        """Adds places and keys; so many samples are asked for, added now or before, and do not wait for what is read ahead."""
+        """Adds places and keys. Requests ``count`` samples, added now or before, ahead of those that are read ahead."""
         self._asked += count
         cut = max(0, self._asked - self.added)
         for part in (items[:cut], items[cut:]):
@@ -77,15 +77,15 @@ class KeyFeed:
         self._parts.append(_Wanted(items, count))
 
     def close(self) -> None:
-        """Nothing more is added."""
+        """Declares that no more keys will be added."""
         self._is_closed = True
 
     def take(self, most: int) -> KeyChunk | None:
-        """Returns the next chunk of at most so many, an empty one while nothing is drawn; None when nothing more comes.
+        """Returns the next chunk of at most ``most`` samples, an empty one while nothing is drawn, or None at the end.
 
-        Where they are shared out, chunks are equally large, and so many that all readers are done at about the same time.
+        Samples divided among readers come in chunks of equal size, so that all readers finish at about the same time.
         """
-        is_closed = self._is_closed  # first: what was added before it was closed is not lost
+        is_closed = self._is_closed  # read this first, so that samples added before `close` are not lost
         while self._parts and not self._parts[0].left:
             self._parts.popleft()
         if not self._parts:
@@ -102,14 +102,13 @@ class KeyFeed:
 
 
 class DataSetError(OdbError, RuntimeError):
-    """A data set or a function of the user answers what it must not."""
+    """A data set or a user's function returns or raises something that it must not."""
 
 
 def contain(error: BaseException, what: str, where: str = "") -> DataSetError | None:
-    """Returns what to raise in the place of an error that ends more than it should; None where nothing is wrong.
+    """Returns an error to raise instead of one that would end more than it should, or None if there is no need.
 
-    StopIteration ends an epoch. What is not an Exception (SystemExit, the panic of a Rust extension) ends a worker without
-    a word.
+    StopIteration would end an epoch. SystemExit, or the panic of a Rust extension, would silently end a worker.
     """
     is_in_worker = get_worker_info() is not None
     if isinstance(error, StopIteration) or (is_in_worker and not isinstance(error, Exception)):
@@ -124,15 +123,15 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Contained(Generic[Argument, Answer]):
-    """A function from which no StopIteration comes."""
+    """Wraps a function so that it never raises StopIteration."""
 
     function: Callable[[Argument], Answer]
     name: str
 
     def __call__(self, argument: Argument) -> Answer:
-        """Returns what the function returns.
+        """Calls the function.
 
-        Raises: DataSetError in the place of what would end more than the function, else what the function raises.
+        Raises: DataSetError instead of an error that would end more than the function; otherwise what the function raises.
         """
         try:
             return self.function(argument)
@@ -144,15 +143,15 @@ class Contained(Generic[Argument, Answer]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerInit:
-    """What a worker does first: what each process of ours does, then what the user asked for."""
+    """Runs first in a worker: does what each of our processes does, then calls the user's function."""
 
     dataset: Dataset[object] | None
-    """The user's, which the worker tells of in place of a wrapper; None where there is no wrapper."""
+    """The user's data set, which get_worker_info() returns instead of the wrapper; None if there is no wrapper."""
     process_init_fn: Callable[[], None] | None
     init_fn: object
 
     def __call__(self, worker_id: int) -> None:
-        """Raises: what the user's function raises, DataSetError in the place of StopIteration."""
+        """Raises: what the user's function raises, but DataSetError instead of StopIteration."""
         if self.process_init_fn is not None:
             self.process_init_fn()
         if self.dataset is not None:
@@ -162,8 +161,8 @@ class WorkerInit:
 
 
 class SeededDataset(Dataset[Chunk]):
-    """A map-style data set, read and measured by the `KeyChunk`. What it raises for a sample says for which; where it
-    ``is_guarded``, a `BadSample` stands in the place of that sample.
+    """A map-style data set, read and measured by `KeyChunk`. Its exceptions name the sample. If it ``is_guarded``, a
+    `BadSample` takes the place of a sample that cannot be read.
     """
 
     def __init__(self, dataset: Dataset[object], measure: MeasureFn, *, is_guarded: bool = False) -> None:
@@ -173,9 +172,9 @@ class SeededDataset(Dataset[Chunk]):
         self._has_all = has_many(dataset)
         get_one = getattr(type(dataset), "__getitem__", Dataset.__getitem__)
         self._has_one = not self._has_all or get_one is not Dataset.__getitem__
-        """False where samples can be read at once alone."""
+        """False if the data set offers only `__getitems__`."""
         self._is_drawing: bool | None = None
-        """Whether anything was drawn for a sample; None before the first was read."""
+        """Whether reading a sample draws random numbers; None before the first sample."""
         self._detector: DrawDetector | None = None
 
     def __getitem__(self, chunk: KeyChunk) -> Chunk:
@@ -185,7 +184,7 @@ class SeededDataset(Dataset[Chunk]):
         return list(zip(places, self._measure_each(names, self._read_chunk(chunk)), strict=True))
 
     def _measure_each(self, names: Sequence[object], samples: list[object]) -> Sequence[object]:
-        """Returns the measures, of all samples at once; where that raises, the exception says which sample it was."""
+        """Measures all samples together. If that raises, measures them one by one to find and name the sample."""
         try:
             return self._measure(samples)
         except Exception:
@@ -198,15 +197,16 @@ class SeededDataset(Dataset[Chunk]):
             raise
 
     def _read_chunk(self, chunk: KeyChunk) -> list[object]:
-        """Returns the samples, each as it is read alone with its own seed.
+        """Returns the samples, each as if it were read alone with its own seed.
 
-        To seed takes longer than to read a small sample. While nothing is drawn one seed serves for all; what is read when
-        something was drawn is read again, one by one, and from then on every sample is seeded. Spec: R12.3. Preserves: REPLAY.
+        Seeding takes longer than reading a small sample. So while nothing is drawn, one seed serves all samples. Once something
+        is drawn, the samples just read are read again, one by one, and from then on each sample is seeded. Spec: R12.3.
+        Preserves: REPLAY.
         """
         names, seed = [name for _, name in chunk.keys], compute_seed(Use.UNDRAWN, chunk.seed)
         samples: list[object] = []
         if self._is_drawing is None:
-            # What draws does so for the first sample, in most cases: no other is read twice then.
+            # Data sets that draw usually do so for the first sample. Trying it alone saves reading the others twice.
             first = self._read_undrawn(names[:1], seed)
             samples, self._is_drawing = first or [], first is None
         if not self._is_drawing:
@@ -220,7 +220,7 @@ class SeededDataset(Dataset[Chunk]):
         return samples
 
     def _read_undrawn(self, names: list[object], seed: int) -> list[object] | None:
-        """Returns the samples; None when something was drawn."""
+        """Returns the samples, or None if reading them drew random numbers."""
         detector = self._detector
         if detector is None or detector.seed != seed:
             detector = self._detector = DrawDetector(seed)
@@ -230,17 +230,17 @@ class SeededDataset(Dataset[Chunk]):
         except Exception:
             if not detector.has_drawn():
                 raise
-            return None  # it may have raised for what was drawn
+            return None  # the error may depend on the random numbers
         return None if detector.has_drawn() else samples
 
     def _read_names(self, names: list[object]) -> list[object]:
-        """Returns the samples, read at once where the data set offers that."""
+        """Returns the samples, read together if the data set supports that."""
         if self._has_all and names:
             try:
                 return _read_at_once(self._wrapped, names)
             except Exception:
                 if not self._is_guarded:
-                    raise  # else one by one finds which it is
+                    raise  # if guarded, reading one by one finds the bad sample
         return list(map(self._read, names))
 
     def _read(self, name: object) -> object:
@@ -258,7 +258,7 @@ class SeededDataset(Dataset[Chunk]):
 
 
 def has_many(dataset: Dataset[object]) -> bool:
-    """Returns whether a data set offers to read many samples at once."""
+    """Returns whether a data set can read many samples at once."""
     return callable(getattr(dataset, "__getitems__", None))
 
 
@@ -273,7 +273,7 @@ def _read_at_once(dataset: Dataset[object], names: list[object]) -> list[object]
 
 
 class SeededStream(IterableDataset[object]):
-    """An iterable data set: what a worker draws for its n-th sample follows from the epoch, the worker's number and n."""
+    """An iterable data set. Random numbers for a worker's n-th sample depend only on the epoch, the worker's number and n."""
 
     def __init__(self, dataset: Dataset[object], epoch_seed: torch.Tensor) -> None:
         self._wrapped = dataset

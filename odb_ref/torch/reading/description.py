@@ -1,4 +1,4 @@
-"""An exception in words."""
+"""Describes exceptions in one line."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ _SAMPLE: Final = "the sample is "
 
 
 def note_sample(error: Exception, name: object) -> None:
-    """Notes at an exception which sample was read when it came, for `describe` and for who reads the traceback."""
-    with contextlib.suppress(Exception):  # the user's own classes, perhaps: the exception is what matters
+    """Adds a note to an exception that names the sample being read, for `describe` and for readers of the traceback."""
+    with contextlib.suppress(Exception):  # the repr or add_note of user classes may fail: the exception matters more
         error.add_note(f"{_SAMPLE}{' '.join(repr(name).split())[:100]}")
 
 
 def describe(error: BaseException) -> str:
-    """Returns an exception in one line, with the sample that is noted at it, if one is, and without the traceback that a
-    worker process adds to its text.
-    """
+    """Returns an exception in one line, with its note on the sample, if any. Leaves out a worker's traceback in its text."""
     name = type(error).__name__
     try:
         text = str(error)
-    except BaseException as second:  # the user's own class, perhaps: nothing may come of describing it
+    except BaseException as second:  # perhaps a user's class: describing it must not fail
         return f"{name}, whose text raises {type(second).__name__}"
     lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str) and note.startswith(_SAMPLE)]
-    if "Original Traceback" in text:  # the last line is what a worker raised, or the note at it
+    if "Original Traceback" in text:  # the last line is the worker's exception, or the note on it
         *lines, last = lines
         found = lines.pop() if last.startswith(_SAMPLE) else last
         notes = [last] if last is not found else []

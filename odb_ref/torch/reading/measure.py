@@ -1,4 +1,4 @@
-"""What a sample costs: its length in tokens, and how many of them carry loss. Runs where samples are read."""
+"""Measures samples: their length in tokens, and how many tokens carry loss. Runs where samples are read."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from odb_ref.torch.reading.tasks import (
 LengthFn = Callable[[object], int]
 
 make_tuple: Final = tuple.__new__
-"""A named tuple's constructor, in half its time: it is called for every sample."""
+"""The constructor of a named tuple in half the time. It is called for every sample."""
 
 MOST: Final = 2**42
-"""The greatest measure of a sample: what a million of them have together, over all ranks, is a number that can be exchanged."""
+"""The greatest measure of a sample. A million of these, over all ranks, add up to a number that can be exchanged."""
 
 _MASKS: Final = ("loss_mask", "response_mask", "target", "targets", "target_ids", "target_mask")
-"""Names of fields that say what carries loss, each in a way of its own."""
+"""Fields that mark the tokens with loss, each in its own way."""
 
 _ZERO_ONE: Final = ("loss_mask", "response_mask", "target_mask")
-"""Those that say it by 0 and 1 for each token."""
+"""The fields that mark each token by 0 or 1."""
 
 _UNUSUAL: Final = frozenset((*LABELS, *_MASKS)) - {"labels"}
 
 
 class Measured(NamedTuple):
-    """A sample and its measures, in tokens. A tuple: it is made, and sent, for every sample."""
+    """A sample and its measures, in tokens. It is a tuple because one is made and sent for every sample."""
 
     length: int
     supervised: int
     sample: object
     nbytes: int = 0
-    """About how many bytes it takes, where that is asked for."""
+    """The sample's approximate size in bytes, or 0 if it does not matter."""
     costs: tuple[int, ...] = ()
-    """What it uses of each further resource."""
+    """The amounts of further resources that the sample uses."""
 
 
 def _count_labels(labels: object, is_shifted: bool) -> int:
@@ -71,8 +71,8 @@ def _count_labels(labels: object, is_shifted: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SupervisedCounter:
-    """What of a sample a loss is a mean over: its tokens with a label other than -100, or the sample itself where it has one
-    label, or is a pair (`odb_ref.torch.reading.tasks`).
+    """Counts the units of a sample that a loss averages over: tokens with a label other than -100, or 1 for a sample with one
+    label or a pair (`odb_ref.torch.reading.tasks`).
 
     A causal language model predicts token i+1 at token i, so with ``is_shifted`` the first label carries no loss. Without
     labels every token counts. Spec: R1.1.
@@ -81,13 +81,13 @@ class SupervisedCounter:
     length_fn: LengthFn
     is_shifted: bool = True
     is_checked: bool = False
-    """True when weights depend on the count."""
+    """True if weights depend on the count."""
 
     def __call__(self, sample: object) -> int:
         """Returns the count.
 
-        Raises: SampleError when labels are of no known kind, or not those of a model that predicts the next token; and where
-        weights depend on it, without labels, a sample of several fields of which no name says what they are, or with a mask.
+        Raises: SampleError when labels have an unknown format, or do not fit a model that predicts the next token. If weights
+        depend on the count, also for samples without labels that have a mask, or several fields but no ``input_ids``.
         """
         labels = get_labels(sample)
         if labels is None:
@@ -96,7 +96,7 @@ class SupervisedCounter:
             has_ids = get_field(sample, "input_ids") is not None
             if self.is_checked:
                 _check_fields(sample, has_ids=has_ids)
-            # A length_fn may say what a collator pads a sample to.
+            # A length_fn may return the length that a collator pads the sample to.
             length = get_length(sample) if has_ids else self.length_fn(sample)
             return max(0, length - int(self.is_shifted))
         if is_one_label(labels):
@@ -111,14 +111,14 @@ class SupervisedCounter:
         count, width = _count_labels(labels, self.is_shifted), get_width(labels)
         if self.is_checked:
             _check_masks(sample, labels)
-        elif count > width > 0:  # those of an image, say
+        elif count > width > 0:  # the labels of an image, for example
             return min(count, self.length_fn(sample))
         if self.is_shifted and width:
             self._check_shift(sample, width)
         return count
 
     def _check_shift(self, sample: object, width: int) -> None:
-        """Refuses labels that are not those of a model which predicts the next token: these have one for each token."""
+        """Refuses labels that do not fit a model predicting the next token, which needs one label per token."""
         ids = get_field(sample, "input_ids")
         if ids is None and not self.is_checked:
             return
@@ -138,7 +138,7 @@ class SupervisedCounter:
 
 
 def _check_fields(sample: object, *, has_ids: bool) -> None:
-    """Refuses a sample without labels of which not all tokens may carry loss."""
+    """Refuses a sample without labels if perhaps only some of its tokens carry loss."""
     mask = next((name for name in _MASKS if not isinstance(get_field(sample, name), str | None)), None)
     if mask is None and (has_ids or _count_fields(sample) < 2):
         return
@@ -150,7 +150,7 @@ def _check_fields(sample: object, *, has_ids: bool) -> None:
 
 
 def _check_masks(sample: object, labels: object) -> None:
-    """Refuses a sample whose mask leaves out tokens that have labels: a loss may go by either."""
+    """Refuses a sample whose mask leaves out tokens with labels, because the loss may use either."""
     for name in _ZERO_ONE:
         mask = get_field(sample, name)
         if mask is None or isinstance(mask, str):
@@ -164,7 +164,7 @@ def _check_masks(sample: object, labels: object) -> None:
 
 
 def _count_fields(sample: object) -> int:
-    """Returns of how many parts a sample is: ids and a mask are two, a text or a row of numbers is one."""
+    """Returns how many parts a sample has. Ids and a mask are two; a text or a row of numbers is one."""
     match sample:
         case str() | bytes():
             return 1
@@ -183,11 +183,11 @@ def _count_fields(sample: object) -> int:
             names = {name for own in slots for name in ((own,) if isinstance(own, str) else own)}
             found = {name: getattr(sample, name, None) for name in names.union(getattr(sample, "__dict__", ()))}
     inner = next(iter(found.values())) if len(found) == 1 else None
-    return _count_fields(inner) if isinstance(inner, Mapping) else len(found)  # a wrapper's field may hold all others
+    return _count_fields(inner) if isinstance(inner, Mapping) else len(found)  # a wrapper may hold the others
 
 
 def check_measure(value: object, name: str, low: int, high: int = MOST) -> int:
-    """Returns a measure of a sample, an integer of any library's, as one of Python's.
+    """Returns a measure of a sample as a Python int; accepts integers of other libraries.
 
     Raises: SampleError when it is not an integer from ``low`` to ``high``.
     """
@@ -200,9 +200,9 @@ def check_measure(value: object, name: str, low: int, high: int = MOST) -> int:
 
 
 def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
-    """Returns length and supervised tokens of the most usual sample, with one row of tokens by name; None of any other.
+    """Returns length and supervised tokens of the most common kind of sample, which has one row of tokens. None for any other.
 
-    It is what `get_length` and `SupervisedCounter` say, which ask about each field in turn, in a tenth of the time.
+    The results are those of `get_length` and `SupervisedCounter`, which look up each field in turn, in a tenth of their time.
     """
     if not (type(sample) is dict or isinstance(sample, Mapping)):
         return None
@@ -221,7 +221,7 @@ def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
 
 
 def count_row(value: object) -> int:
-    """Returns the length of a tensor, an array or a list that is one row of integers; else 0."""
+    """Returns the length of a tensor, array or list that is a single row of integers, otherwise 0."""
     if type(value) is torch.Tensor:
         return value.numel() if value.ndim == 1 else 0
     if type(value) is list:
@@ -231,19 +231,19 @@ def count_row(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The ``collate_fn`` of the inner DataLoader: samples in, samples with their measures out, unbatched."""
+    """Runs in the inner DataLoader as its ``collate_fn``: turns samples into `Measured` ones, unbatched."""
 
     length_fn: LengthFn
     supervised_fn: LengthFn
     is_packing: bool = False
-    """True when the samples go on to another process."""
+    """True if the samples go on to another process."""
     is_weighing: bool = False
-    """True when it matters how many bytes they take."""
+    """True if their size in bytes matters."""
 
     def __call__(self, samples: Sequence[object]) -> list[Measured]:
-        """Returns one for each of ``samples``.
+        """Returns one `Measured` for each of ``samples``.
 
-        Raises: SampleError when a measure makes no sense.
+        Raises: SampleError when a measure is invalid.
         """
         supervised_fn = self.supervised_fn
         if self.length_fn is get_length and isinstance(supervised_fn, SupervisedCounter):
@@ -276,7 +276,7 @@ def _pack(sample: object) -> Packed:
         return pack(sample)
     except MemoryError:
         raise
-    except Exception as error:  # whatever a sample's parts raise: an open file, a lock
+    except Exception as error:  # parts of a sample may raise anything: an open file, a lock
         raise SampleError(
             f"a sample cannot be sent to the process that collates ({describe(error)}): with num_workers above 0 it must be "
             "possible to pickle it; leave out what cannot be pickled, or use num_workers=0"

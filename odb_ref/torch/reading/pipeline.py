@@ -1,4 +1,4 @@
-"""Reading and collating: in threads of the process that holds the samples, or in the thread that asks for a step."""
+"""Reads and collates, in threads of the process that holds the samples, or in the thread that asks for a step."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from odb_ref.torch.reading.service import END_S, BatchRequest, ReadPlan, SampleL
 from odb_ref.torch.reading.source import DrawReader, LoaderOptions, Reader, Room, Source
 
 IDLE_TRIES: Final = 100
-"""Among so many samples a good one is looked for, where a rank has none of its own to replay."""
+"""How many samples to search for a good one, if a rank has none of its own to replay."""
 QUICK_S: Final = 0.004
-"""What takes less is done at once, not in shares: to put the generators back takes a fifth of a millisecond each time."""
+"""Work up to this long is done at once, not in shares: restoring the generators takes a fifth of a millisecond each time."""
 _UNKNOWN: Final = 255
-"""The exit code, in multiprocessing, of a fork server's child whose real one another thread is reading: torch joins a worker
-that has done its part while the workers are being looked at here.
+"""The exit code that multiprocessing reports for a fork server's child while another thread reads the real one. This happens
+when torch joins a finished worker while this module looks at the workers.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSpec:
-    """All a pipeline needs, in whichever process it runs."""
+    """Everything a pipeline needs, in any process."""
 
     dataset: Dataset[object]
     measure: MeasureFn
@@ -45,17 +45,17 @@ class PipelineSpec:
     on_bad_sample: OnBadSample
     on_idle: OnIdle
     idle_sample: object
-    """What to replay in idle steps when no sample has been read; None: the first of a map-style data set."""
+    """The sample to replay in idle steps if none has been read. None means the first of a map-style data set."""
     window_bytes: int | None = None
-    """How many bytes of samples a window may hold; None: any."""
+    """How many bytes of samples a window may hold. None means no limit."""
     label_check: LabelCheck | None = None
-    """None where no weight depends on it, or only the user knows what carries loss."""
+    """None if no weight depends on labels, or if a user's function counts them."""
     is_packed: bool = False
-    """True where the tokens of a batch are counted without padding."""
+    """True if a batch's tokens are counted without padding."""
 
 
 class ReadPipeline:
-    """Reads and collates, for one epoch at a time: in two threads of its own, or with `work`, in the caller's."""
+    """Reads and collates for one epoch at a time, either in two threads of its own or in the thread that calls `work`."""
 
     def __init__(self, spec: PipelineSpec, *, is_inline: bool) -> None:
         self._spec = spec
@@ -68,12 +68,12 @@ class ReadPipeline:
         self._epoch: _Epoch | None = None
         self._feed: KeyFeed | None = None
         self._left: tuple[threading.Thread, ...] = ()
-        """Threads of earlier epochs that were in the user's code when theirs ended."""
+        """Threads of earlier epochs that were still in the user's code when their epoch ended."""
 
     def begin(self, plan: ReadPlan, listener: SampleListener, read_ahead: int) -> None:
-        """Starts an epoch; nothing is reported before the first `read`."""
+        """Starts an epoch. Reports nothing before the first `read`."""
         self.end()
-        # What outlives an epoch may have died since.
+        # Processes that outlive an epoch may have died in the meantime.
         if self.find_dead_worker() is not None:
             self._kill_workers()
             self._source = _make_source(self._spec)
@@ -81,7 +81,7 @@ class ReadPipeline:
             self._workers.close()
         self._collator = self._collator.renew(plan.seed)
         most = self._spec.window_bytes
-        first = 2 * read_ahead + 1  # what is asked for first, and one: see `Reader.count_work`
+        first = 2 * read_ahead + 1  # what is requested first, plus one: see `Reader.count_work`
         self._feed = KeyFeed(plan, self._source.readers, first)
         reader = (DrawReader if plan.is_drawn else Reader)(
             self._source,
@@ -98,7 +98,7 @@ class ReadPipeline:
             self._epoch.start(is_forking=self._workers.is_forking)
 
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
-        """Asks for samples: see `SampleService.read`."""
+        """Requests samples: see `SampleService.read`."""
         if self._epoch is not None:
             room = None
             if held is not None and self._spec.window_bytes is not None:
@@ -106,7 +106,7 @@ class ReadPipeline:
             self._epoch.read(count, room, end)
 
     def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
-        """Asks for samples of an order that is drawn as an epoch goes: see `SampleService.draw`."""
+        """Adds and requests samples of an order that is drawn during an epoch: see `SampleService.draw`."""
         if self._epoch is not None and self._feed is not None:
             self._feed.add(items, count)
             if is_last:
@@ -114,38 +114,38 @@ class ReadPipeline:
             self._epoch.read(count)
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
-        """Asks for batches; does not wait."""
+        """Requests batches without waiting."""
         if self._epoch is not None:
             self._epoch.collate(requests)
 
     def describe(self) -> str:
-        """Returns what is asked for and under way: in words, empty when nothing is."""
+        """Describes the pending requests in words. Empty if there are none."""
         return "" if self._epoch is None else self._epoch.describe()
 
     @property
     def has_work(self) -> bool:
-        """True when something waits for `work`."""
+        """True if there is something for `work` to do."""
         return self.is_inline and self._epoch is not None and self._epoch.has_work
 
     def work(self, steps: int, is_enough: Callable[[], bool] | None = None) -> None:
-        """Does a part of what waits, so that ``steps`` calls do it all; begins nothing more when that ``is_enough``.
+        """Does a share of the pending work, so that ``steps`` calls do it all. Stops early once ``is_enough`` returns True.
 
-        What user code draws here leaves the process's generators as they were. Spec: R12.2.
+        Restores the process's generators afterwards, whatever user code draws in it. Spec: R12.2.
 
-        Raises: what user code raises that is not an Exception: the caller's thread is to end.
+        Raises: exceptions of user code that do not derive from Exception, because they should end the caller's thread.
         """
         if self._epoch is not None:
             self._epoch.work(steps, is_enough)
 
     def stop(self) -> None:
-        """Asks for no more to be read or collated. Does not wait."""
+        """Stops reading and collating. Does not wait."""
         if self._epoch is not None:
             self._epoch.stop()
 
     def end(self) -> None:
-        """Ends the epoch and drops what is read.
+        """Ends the epoch and drops the samples read.
 
-        A thread that does not come back from the user's code is left to itself: the next epoch's wait for it, nobody else does.
+        A thread stuck in the user's code is abandoned; only the next epoch's threads wait for it.
         """
         epoch, self._epoch = self._epoch, None
         if epoch is None:
@@ -153,10 +153,10 @@ class ReadPipeline:
         epoch.end()
         self._left = tuple(thread for thread in (*self._left, *epoch.threads) if thread.is_alive())
         if self._left and not self.is_inline:
-            self._kill_workers()  # one of them does not answer
+            self._kill_workers()  # one of them may be what the thread is waiting for
         self._collator = self._collator.renew(0)
         if self._workers is not None and self._workers.pending:
-            self._workers.close()  # they would answer into the next epoch
+            self._workers.close()  # otherwise their batches would arrive in the next epoch
 
     def _kill_workers(self) -> None:
         for worker in self._source.workers:  # this process's children
@@ -170,18 +170,18 @@ class ReadPipeline:
 
     @property
     def processes(self) -> tuple[BaseProcess, ...]:
-        """Those that read and those that collate."""
+        """The processes that read and those that collate."""
         return self._source.workers + (() if self._workers is None else self._workers.processes)
 
     def find_dead_worker(self) -> BaseProcess | None:
-        """Returns a worker that has ended by itself, and with an error. For a process that has no other children."""
+        """Returns a worker that has failed by itself. For a process without other children."""
         return find_failed(self._source.workers)
 
 
 def find_failed(workers: Sequence[BaseProcess]) -> BaseProcess | None:
-    """Returns the first that has ended with an error.
+    """Returns the first process that ended with an error.
 
-    Those without one may have read their part. One that has not is found by torch, after some seconds.
+    A worker that ended without one may have finished its part. If it has not, torch finds out after some seconds.
     """
     return next((worker for worker in workers if worker.exitcode not in (None, 0, _UNKNOWN)), None)
 
@@ -214,7 +214,7 @@ def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:
 
 
 class _Maker:
-    """Makes batches, here or where there are any in ``workers``. `work` belongs to one thread at a time."""
+    """Makes batches, in this process or in ``workers``. One thread at a time may call `work`."""
 
     def __init__(
         self,
@@ -229,15 +229,15 @@ class _Maker:
         self._workers = workers
         self.listener = listener
         self._own = own
-        """Sees to it that a batch made here is not written into by the next."""
+        """Keeps later batches from overwriting a batch made in this process."""
         self._requests: deque[BatchRequest] = deque()
         self._collating: int | None = None
 
     def prepare(self) -> None:
-        """Starts a process, where there is to be one."""
+        """Starts a process, if batches are made in processes."""
         if self._workers is not None:
             if self._workers.pending:
-                self._workers.close()  # a thread of an earlier epoch that was slow to end has begun them
+                self._workers.close()  # a slow thread of an earlier epoch has begun these batches
             self._workers.prepare()
 
     def describe(self) -> str:
@@ -247,13 +247,13 @@ class _Maker:
         self._requests.extend(requests)
 
     def count_work(self) -> int:
-        """Returns how many times `work` finds something to do."""
+        """Returns how many calls of `work` will find something to do."""
         if self._workers is None:
             return len(self._requests)
         return 2 * len(self._requests) + self._workers.pending
 
     def work(self) -> int:
-        """Begins one batch, or hands one out, and returns 1: for how many times of `count_work` that counts."""
+        """Begins one batch or hands one out. Returns 1, the amount by which this reduces `count_work`."""
         workers = self._workers
         if workers is None or (self._requests and workers.make_room(len(self._requests))):
             self._begin(self._requests.popleft(), workers)
@@ -279,7 +279,7 @@ class _Maker:
 
 
 class _Epoch:
-    """What is asked for in one epoch, and who does it: two threads of its own once started, or the caller of `work`."""
+    """The requests of one epoch, carried out by two threads of its own, or by the caller of `work`."""
 
     def __init__(self, reader: Reader, maker: _Maker, after: tuple[threading.Thread, ...], *, is_inline: bool) -> None:
         self._after = after
@@ -292,10 +292,10 @@ class _Epoch:
         self.threads: tuple[threading.Thread, ...] = ()
 
     def start(self, *, is_forking: bool) -> None:
-        """Starts the threads; before them the processes that are forked, if no thread is left that may be in the way.
+        """Starts the threads. If processes are forked, starts these first, unless a thread of an earlier epoch could interfere.
 
-        What a data set has opened may belong to the user's thread, as a connection of SQLite does: workers forked by the thread
-        that was itself forked from that one can use it.
+        Things that a data set has opened, such as an SQLite connection, may belong to the user's thread. Only workers forked
+        from that thread, or from its own fork, can use them.
         """
         parts = (self._reader, self._maker)
         if is_forking and not any(thread.is_alive() for thread in self._after):
@@ -336,7 +336,7 @@ class _Epoch:
         for thread in self.threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        if self._working.acquire(timeout=END_S):  # then the one that works has noticed
+        if self._working.acquire(timeout=END_S):  # the thread in `work` has then noticed the end
             self._working.release()
 
     def work(self, steps: int, is_enough: Callable[[], bool] | None) -> None:
@@ -352,9 +352,9 @@ class _Epoch:
     def _do(self, part: Reader | _Maker, work: Callable[[], int | None]) -> int:
         try:
             return work() or 0
-        except BaseException as error:  # whatever user code raises
+        except BaseException as error:  # user code may raise anything
             if not self.is_inline:
-                # Its traceback would keep the DataLoader's iterator, and with it the workers, until some later collection.
+                # The traceback would keep the DataLoader's iterator, and its workers, alive until some later collection.
                 traceback.clear_frames(error.__traceback__)
             self.stop()
             self._maker.collator.forget_idle_sample()
@@ -364,7 +364,7 @@ class _Epoch:
             return 1
 
     def _run(self, part: Reader | _Maker) -> None:
-        for thread in self._after:  # what it has under way is the user's code, perhaps not made for two threads
+        for thread in self._after:  # it is still in the user's code, which may not be made for two threads
             thread.join()
         if self._is_open:
             self._do(part, part.prepare)  # workers start before they are needed

@@ -1,7 +1,7 @@
-"""Bad samples set aside: not trained on, counted and reported, never in silence.
+"""Sets bad samples aside: they are not trained on, but counted and reported.
 
-The core numbers a rank's samples without a gap (R1.1) and never sees a bad one. What it calls a *position* counts the good
-samples; a *place* counts what the sampler names, good or bad. `Quarantine` knows how the two correspond. Spec: R11.
+The core numbers a rank's samples without gaps (R1.1) and never sees a bad one. Its *positions* count only good samples. A
+*place* counts everything the sampler lists, good or bad. `Quarantine` maps one to the other. Spec: R11.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.measure import Measured
 
 SAVED_CAUSE: Final = "before the state was saved"
-"""The cause of a bad sample that a saved epoch knew of."""
+"""The cause recorded for bad samples that come from a saved state."""
 
 KEPT_RECORDS: Final = 100
-"""So many bad samples are kept with their causes; all are counted."""
+"""How many bad samples are recorded with their causes. All are counted."""
 
 SHARE_FLOOR: Final = 10
-"""A limit that is a share, and not 0, allows so many bad samples however few there are."""
+"""A limit given as a share above 0 always allows this many bad samples."""
 
 
 class OnBadSample(StrEnum):
-    """What a sample that cannot be read or measured does."""
+    """What to do with a sample that cannot be read or measured."""
 
     FAIL = "fail"
-    """Ends the epoch on every rank."""
+    """End the epoch on every rank."""
     QUARANTINE = "quarantine"
-    """Is set aside."""
+    """Set the sample aside."""
 
 
 class BadSampleWarning(UserWarning):
-    """A sample was set aside: warned of once on each rank in each epoch."""
+    """A sample was set aside. Issued once per epoch on each rank."""
 
 
 class QuarantineError(OdbError, ValueError):
-    """Too many bad samples, or one that a saved epoch needs."""
+    """Too many bad samples, or a sample that a saved epoch needs is bad."""
 
 
 # Where samples are read --------------------------------------------------------------------------------------------------
@@ -53,25 +53,25 @@ class QuarantineError(OdbError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """Stands where a sample would."""
+    """Takes the place of a sample."""
 
     cause: str
 
 
 MeasureFn = Callable[[Sequence[object]], Sequence[object]]
-"""Samples in, `Measured` ones out, or `BadSample` where a guard found one."""
+"""Maps samples to `Measured` ones, or to `BadSample` if a guard caught an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardedMeasure:
-    """Measures samples, and answers a `BadSample` for one that has no measure."""
+    """Measures samples, and returns a `BadSample` for one that cannot be measured."""
 
     measure: MeasureFn
 
     def __call__(self, samples: Sequence[object]) -> Sequence[object]:
-        """Returns one for each of ``samples``."""
+        """Returns one item for each of ``samples``."""
         if not any(isinstance(sample, BadSample) for sample in samples):
-            with contextlib.suppress(Exception):  # one by one finds which it is
+            with contextlib.suppress(Exception):  # measuring one by one finds the bad sample
                 return self.measure(samples)
         return [self._measure(sample) for sample in samples]
 
@@ -86,12 +86,12 @@ class GuardedMeasure:
 
 
 def find_good(dataset: Dataset[object], measure: MeasureFn, tries: int) -> object:
-    """Returns the first good sample among so many of a data set, as it is measured.
+    """Returns the first good sample among the first ``tries`` of a data set, as measured.
 
-    Raises: QuarantineError when there is none.
+    Raises: QuarantineError when none is good.
     """
     for index in range(tries):
-        with contextlib.suppress(Exception):  # whatever makes a sample a bad one
+        with contextlib.suppress(Exception):  # any error marks a bad sample
             (item,) = measure([dataset[index]])
             if isinstance(item, Measured):
                 return item.sample
@@ -105,17 +105,17 @@ def find_good(dataset: Dataset[object], measure: MeasureFn, tries: int) -> objec
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A sample that was set aside: what the sampler calls it (of an iterable data set its place), and why."""
+    """A sample that was set aside: its key (for an iterable data set its place), and the cause."""
 
     index: object
     cause: str
 
 
 class Places:
-    """Where a rank's good samples stand: each *position*, which counts these without a gap, has a *place*. Known as runs.
+    """Maps *positions*, which count a rank's good samples without gaps, to *places*, and back. Stored as runs.
 
-    With a shard of its own the first sample stands at ``place``, and all places follow that are not ``left_out``. With shared
-    shards (``is_drawn``) the rank draws runs of places, behind those at which what was ``carried`` stands, by position.
+    With a shard of its own, the rank's first sample is at ``place``, and all later places follow except those ``left_out``.
+    With shared shards (``is_drawn``) the rank draws runs of places. They follow ``carried`` (position, place) pairs.
     """
 
     def __init__(
@@ -131,24 +131,24 @@ class Places:
         pairs = list(carried)
         self._positions, self._places = [one for one, _ in pairs], [other for _, other in pairs]
         self._next = position
-        """The position of what is drawn next."""
+        """The position of the next sample drawn."""
         self.end = place if is_drawn else None
-        """What a rank has drawn stands before this, all of it; None with a shard of its own."""
+        """All samples that a rank has drawn are before this place. None with a shard of its own."""
         if not is_drawn:
             self._add_runs(place, sys.maxsize)
 
     @classmethod
     def resume(cls, start: RoundStart, carried: Sequence[int], left_out: Iterable[int]) -> Places:
-        """Returns those of shared shards where a round began, with those drawn for it. Spec: R14.6."""
+        """Returns the places at the start of a round with shared shards, including those drawn for it. Spec: R14.6."""
         pairs = zip(start.carried, carried, strict=True)
         drawn = range(start.draw.first, start.draw.first + start.draw.count)
-        begin = drawn.stop if start.is_ended else drawn.start  # an order that has ended was drawn for a round before
+        begin = drawn.stop if start.is_ended else drawn.start  # an order that has ended was drawn for an earlier round
         found = cls(start.read_samples, begin, left_out=left_out, is_drawn=True, carried=pairs)
         found.draw(drawn)
         return found
 
     def draw(self, places: range) -> None:
-        """Appends what was drawn; again, it is what it was."""
+        """Appends places that were drawn. Ignores a draw that is already known."""
         if self.end is not None and len(places) and places.start >= self.end:
             self._add_runs(places.start, places.stop)
             self.end = places.stop
@@ -162,7 +162,7 @@ class Places:
             begin = left + 1
 
     def skip(self, place: int) -> None:
-        """Leaves out a place that is not left out yet."""
+        """Leaves out a further place."""
         run = bisect_right(self._places, place) - 1
         position = self._positions[run] + place - self._places[run]
         self._positions[run + 1 :] = [other - 1 for other in self._positions[run + 1 :]]
@@ -175,18 +175,18 @@ class Places:
                 del self._positions[empty], self._places[empty]
 
     def get_place(self, position: int) -> int:
-        """Returns where the good sample number ``position`` stands, as far as is known."""
+        """Returns the place of the good sample at ``position``, as far as is known."""
         run = bisect_right(self._positions, position) - 1
         return self._places[run] + position - self._positions[run]
 
     def get_position(self, place: int) -> int:
-        """Returns the number of the good sample at ``place``."""
+        """Returns the position of the good sample at ``place``."""
         run = bisect_right(self._places, place) - 1
         return self._positions[run] + place - self._places[run]
 
 
 class Quarantine:
-    """What one rank has set aside in one epoch. Not safe to change from two threads."""
+    """The samples that one rank has set aside in one epoch. Only one thread may change it at a time."""
 
     def __init__(
         self,
@@ -210,20 +210,20 @@ class Quarantine:
 
     @property
     def count(self) -> int:
-        """How many samples were set aside."""
+        """Number of samples set aside."""
         return len(self._bad)
 
     @property
     def records(self) -> tuple[Quarantined, ...]:
-        """The first of them, at most `KEPT_RECORDS`."""
+        """The first samples set aside, at most `KEPT_RECORDS`."""
         return tuple(self._records)
 
     def get_bad_places(self, begin: int = 0, end: int = sys.maxsize) -> tuple[int, ...]:
-        """Returns those set aside among the places from ``begin`` up to ``end``."""
+        """Returns the places set aside from ``begin`` up to, but not including, ``end``."""
         return tuple(self._bad[bisect_left(self._bad, begin) : bisect_left(self._bad, end)])
 
     def take_warning(self) -> str:
-        """Returns what to warn of: once, as soon as a sample was set aside; otherwise empty."""
+        """Returns a warning, once, as soon as a sample was set aside. Otherwise returns an empty string."""
         if self._is_told or not self._records:
             return ""
         self._is_told = True
@@ -233,7 +233,7 @@ class Quarantine:
         )
 
     def find_contradiction(self, place: int, cause: str) -> str:
-        """Returns what is wrong with setting the sample at ``place`` aside in an epoch that was saved; or an empty string.
+        """Returns an error message if the sample at ``place`` was good when the epoch was saved, otherwise an empty string.
 
         Spec: R11.3. Preserves: RESUME.
         """
@@ -244,7 +244,7 @@ class Quarantine:
         )
 
     def add(self, place: int, cause: str) -> str:
-        """Sets the sample at ``place`` aside, which lies behind those set aside before. What is wrong with that; or empty.
+        """Sets the sample at ``place`` aside, which must follow those set aside before. Returns an error message or "".
 
         Spec: R11.1, R11.2. Preserves: REPLAY.
         """
@@ -270,18 +270,18 @@ class Quarantine:
         return max(SHARE_FLOOR, int(self._max_bad * known))
 
     def describe_last(self) -> str:
-        """Returns the last sample that was set aside, and why."""
+        """Returns the key and cause of the last sample set aside."""
         return "" if self._last is None else f"{self._last.index!r}: {self._last.cause}"
 
     def find_emptiness(self) -> str:
-        """Returns what is wrong when the data end here without one good sample; or empty. Spec: R11.2."""
+        """Returns an error message if the data end without one good sample, or an empty string. Spec: R11.2."""
         if self._last is None or len(self._bad) < 2:
             return ""
         return f"each of the {len(self._bad)} samples of this rank is bad; {self._last.index!r}: {self._last.cause}"
 
     def get_known(self, good_samples: int, is_all: bool) -> int:
-        """Returns how many places hold the first so many good samples; those behind the last included if these are all
-        there are. With shared shards: that hold all that was drawn, which is read to its end.
+        """Returns how many places hold the first ``good_samples`` good samples. If these are all (``is_all``), bad samples
+        after the last one count too. With shared shards, returns the end of all draws, which are always read completely.
 
         Spec: R11.3. Preserves: RESUME.
         """

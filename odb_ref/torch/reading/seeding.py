@@ -1,7 +1,7 @@
-"""What user code draws at random while it reads a sample or makes a batch: it follows from the epoch and the number of either.
+"""Seeds the random numbers that user code draws while reading a sample or making a batch, from the epoch and its number.
 
-The generators are those of `random`, of NumPy (the old, global one) and of torch on the CPU. Each belongs to the whole process,
-so the one that seeds them sees to it that nobody else draws meanwhile: see `isolate`. Spec: R12.
+The generators are those of `random`, NumPy (the old global one) and torch on the CPU. They belong to the whole process, so code
+that seeds them must make sure that nothing else draws at the same time: see `isolate`. Spec: R12.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 
 class Use(IntEnum):
-    """What a seed is for."""
+    """The purpose of a seed."""
 
     EPOCH = 0
     SAMPLE = 1
@@ -29,21 +29,21 @@ class Use(IntEnum):
 
 
 def compute_seed(use: Use, *numbers: int) -> int:
-    """Returns a seed of 63 bits, a hash of what it is for and of some numbers."""
+    """Returns a seed of 63 bits: a hash of its purpose and some numbers."""
     text = ",".join(map(str, (int(use), *numbers)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def seed_generators(seed: int) -> None:
-    """Sets what this process draws from now on, by ``seed``. Spec: R12.1. Preserves: REPLAY."""
+    """Seeds the generators of this process. Spec: R12.1. Preserves: REPLAY."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)
-    # Not torch.manual_seed, which seeds the generators of every device too: they are the model's.
+    # torch.manual_seed would also seed the generators of every device, which belong to the model.
     torch.default_generator.manual_seed(seed)
 
 
 class DrawDetector:
-    """A state of the generators that shows whether somebody has drawn from them, or has seeded them: what they give next."""
+    """Detects whether anything has drawn from the generators or seeded them, by what they yield next."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -55,18 +55,18 @@ class DrawDetector:
         seed_generators(self.seed)
 
     def has_drawn(self) -> bool:
-        """Returns True when they are not as they were left; then, in any case, they are not."""
+        """Returns True if the generators were used or seeded since `arm`. The check itself uses them."""
         return _draw() != self._next
 
 
 def _draw() -> tuple[int, bytes, bytes]:
-    """Returns 64 bits each of Python's generator and NumPy's, which take their time to tell their state, and torch's state."""
+    """Draws 64 bits from Python's generator and from NumPy's, because reading their states is slow, and reads torch's state."""
     return random.getrandbits(64), np.random.bytes(8), torch.default_generator.get_state().numpy().tobytes()
 
 
 @contextmanager
 def isolate() -> Iterator[None]:
-    """Keeps what is seeded and drawn inside from what is drawn after. Spec: R12.2."""
+    """Restores the generators on exit, so that nothing done inside affects later draws. Spec: R12.2."""
     state, numpy_state, torch_state = (
         random.getstate(),
         np.random.get_state(legacy=False),

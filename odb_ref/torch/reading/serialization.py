@@ -1,9 +1,9 @@
-"""Samples and batches on their way from process to process: as bytes, what is large in an anonymous file.
+"""Packs samples and batches for transfer between processes: as bytes, with large parts in an anonymous file.
 
-Sent as it is, each tensor would cost a shared-memory file and a descriptor for as long as it is held: thousands, for a
-window of images, where a process may have 1,024 descriptors and a container 64 MB of shared memory. So small tensors travel as
-bytes, and the large ones of a sample or batch in one file of memory, which is mapped on arrival. Such a file is no
-part of ``/dev/shm``: it takes what memory there is. Some stay open, so that what goes on to a third process need not be copied.
+By default, each tensor would take a shared-memory file and a descriptor for as long as it is held. A window of images would
+need thousands, where a process may have 1,024 descriptors and a container 64 MB of shared memory. So small tensors travel as
+bytes, and all large ones of a sample or batch in one memory file, which the receiver maps. Such a file is not in ``/dev/shm``
+and may use all free memory. Some files stay open, so that they can be passed on to a third process without a copy.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ import torch
 from odb_ref.core.errors import OdbError
 
 LARGE_BYTES: Final = 1 << 18
-"""Tensors and arrays from this size on go through a file of memory, where the system has such files."""
+"""Tensors and arrays of at least this size go through a memory file, if the system supports these."""
 
 _ALIGNED: Final = 64
-"""Bytes of which a part of such a file begins at a multiple."""
+"""Each part of such a file begins at a multiple of this many bytes."""
 
 OPEN_SHARE: Final = 4
-"""One in so many of the descriptors that a process may have is for files that stay open."""
+"""Files that stay open may use one in this many of the descriptors that a process may have."""
 
 _NUMBER_BYTES: Final = 8
 
 _DESCRIPTORS: Final = Path("/proc/self/fd")
-"""Where Linux shows the files that a process has open, by name."""
+"""The directory in which Linux lists the open files of a process."""
 
 
 class TransferError(OdbError, MemoryError):
-    """There is no memory, or no descriptor, for what one process hands to another."""
+    """There is not enough memory, or no descriptor left, to hand something to another process."""
 
 
 def _make_tensor(data: bytearray | memoryview, dtype: str, shape: tuple[int, ...] | None) -> torch.Tensor:
-    # Half the time of the way around by torch, which is for what NumPy does not know.
+    # Twice as fast as torch.frombuffer, which is only needed for types that NumPy lacks.
     array = np.frombuffer(data, dtype)
     return torch.from_numpy(array if shape is None else array.reshape(shape))
 
@@ -69,11 +69,11 @@ def _is_plain(value: torch.Tensor) -> bool:
 
 def _reduce(tensor: torch.Tensor) -> str | tuple[object, ...]:
     try:
-        array = tensor.numpy()  # fails where one of the questions of `_is_plain` does, and takes less than asking them
+        array = tensor.numpy()  # fails for all tensors that `_is_plain` rejects, and is faster than checking first
     except (TypeError, RuntimeError):
         if not _is_plain(tensor):
             return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call, no-any-return]
-        # bfloat16, and other types that NumPy does not know.
+        # bfloat16, and other types that NumPy lacks.
         raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
         return _make_other_tensor, (pickle.PickleBuffer(raw.data), tensor.dtype, tuple(tensor.shape))
     whole = pickle.PickleBuffer(np.ascontiguousarray(array).data)
@@ -81,7 +81,7 @@ def _reduce(tensor: torch.Tensor) -> str | tuple[object, ...]:
 
 
 class _Reducers(dict[type, Callable[[torch.Tensor], str | tuple[object, ...]]]):
-    """How to take apart tensors, and what is registered with `copyreg`: asked about what pickle does not know by itself."""
+    """How to reduce tensors, and types registered with `copyreg`. Looked up for types that pickle does not handle itself."""
 
     def __missing__(self, kind: type) -> Callable[[torch.Tensor], str | tuple[object, ...]]:
         return copyreg.dispatch_table[kind]
@@ -95,7 +95,7 @@ class Descriptor(Protocol):
     """A file descriptor on its way to another process."""
 
     def detach(self) -> int:
-        """Returns the descriptor, now of this process."""
+        """Returns the descriptor, which then belongs to this process."""
         ...
 
 
@@ -104,7 +104,7 @@ Open = Callable[[bytes, tuple[int, ...], Content], "Packed"]
 
 
 class _File:
-    """A file of memory that is open here; it is closed when nobody needs it any more."""
+    """An open memory file. It is closed when the last reference to this object goes."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -120,10 +120,10 @@ class Packed:
     data: bytes
     large: tuple[memoryview, ...]
     file: _File | None = None
-    """The one that the large ones came in, and lie in, where it is still open."""
+    """The file that holds the large parts, if it is still open."""
 
     def unpack(self) -> object:
-        """Returns the sample, made anew but for what is large."""
+        """Rebuilds the sample. Its large parts share the memory of this object."""
         sample: object = pickle.loads(self.data, buffers=self.large)
         return sample
 
@@ -141,8 +141,8 @@ def _lend(descriptor: int) -> Descriptor:
 
 
 def _make_content(large: Sequence[memoryview]) -> Content:
-    """Returns all parts one after another, each where a view of any type may begin: in a file of memory, or as bytes where
-    there are no such files or nothing to put in.
+    """Returns all parts in a row, each aligned for a view of any type. They are in a memory file, or in bytes if there are no
+    parts or no such files.
     """
     parts = [piece for part in large for piece in (part, memoryview(bytes(-len(part) % _ALIGNED)))]
     if not parts or not hasattr(os, "memfd_create") or not _DESCRIPTORS.exists():
@@ -171,21 +171,21 @@ def _open(data: bytes, sizes: tuple[int, ...], content: Content) -> Packed:
 
 
 def _read_content(content: Content, nbytes: int) -> tuple[memoryview, _File | None]:
-    """Returns the content in memory, which holds no descriptor, and the file that it lies in, if that stays open."""
+    """Returns the content as memory, which holds no descriptor, and its file, if that stays open."""
     if isinstance(content, bytes):
         return memoryview(bytearray(content)), None
     try:
         descriptor = content.detach()
     except OSError as error:
         raise _explain(error, nbytes) from error
-    except EOFError as error:  # all that is heard of what fails in the process that sends
+    except EOFError as error:  # the only sign of a failure in the sending process
         raise TransferError(
             "no file descriptor left in the process that hands over a tensor, or it is gone: "
             "close files that the data set keeps open, or raise the limit (ulimit -n)"
         ) from error
     file = _File(descriptor)
     try:
-        # Maps the file, and closes what it has opened: a map of Python's own would keep a descriptor.
+        # This maps the file and closes its own descriptor. Python's mmap would keep one.
         path = str(_DESCRIPTORS / str(descriptor))
         whole = torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
     except RuntimeError as error:
@@ -194,13 +194,13 @@ def _read_content(content: Content, nbytes: int) -> tuple[memoryview, _File | No
 
 
 def _may_stay_open(descriptor: int) -> bool:
-    """Returns True while few files are open: the lowest number that is free is given out. Most are left to the user."""
+    """Returns True while few files are open, judging by the lowest free descriptor. Most descriptors are left to the user."""
     limit = os.sysconf("SC_OPEN_MAX")
     return limit < 0 or descriptor < limit // OPEN_SHARE
 
 
 def _explain(error: OSError, nbytes: int) -> OSError | TransferError:
-    """Returns what to do about a full machine; the error itself where it is of another kind."""
+    """Returns an error with advice if memory or descriptors ran out; otherwise the error itself."""
     if error.errno in (errno.ENOMEM, errno.ENOSPC):
         return TransferError(
             f"no memory left to hand over {nbytes / 2**20:.1f} MiB of tensors ({os.strerror(error.errno)}): "
@@ -216,16 +216,16 @@ def _explain(error: OSError, nbytes: int) -> OSError | TransferError:
 
 
 def pack(sample: object) -> Packed:
-    """Returns the sample as bytes; as it is where it is packed.
+    """Packs a sample, unless it is packed already.
 
-    Raises: what pickling raises.
+    Raises: errors from pickling.
     """
     if isinstance(sample, Packed):
         return sample
     file, large = io.BytesIO(), list[memoryview]()
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
-        """Returns True for what is small: it becomes a part of the bytes."""
+        """Returns True for a small buffer, which is then stored in the bytes."""
         memory = buffer.raw()
         if memory.nbytes >= LARGE_BYTES:
             large.append(memory)
@@ -236,9 +236,9 @@ def pack(sample: object) -> Packed:
 
 
 def count_bytes(sample: object) -> int:
-    """Returns about how many bytes a sample takes: a function of it alone, in whichever process, packed or not. Spec: R2.3.
+    """Returns about how many bytes a sample takes. Depends on the sample only, not on the process. Spec: R2.3.
 
-    Raises: what pickling raises, where it has parts of another kind than these.
+    Raises: errors from pickling parts of other types than these.
     """
     match sample:
         case torch.Tensor() | np.ndarray() | np.generic():
@@ -256,5 +256,5 @@ def count_bytes(sample: object) -> int:
 
 
 def unpack(sample: object) -> object:
-    """Returns a sample as the data set gave it, whether it was packed or not."""
+    """Returns a sample as the data set yielded it, whether it is packed or not."""
     return sample.unpack() if isinstance(sample, Packed) else sample

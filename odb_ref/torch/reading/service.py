@@ -1,8 +1,8 @@
-"""The sample service: it reads samples, tells their measures, holds them, and makes batches of them; nothing else.
+"""The interface of a sample service, which reads, measures and holds samples, and makes batches of them; nothing else.
 
-It knows no round, no offer and no outcome. Two requests (`SampleService.read`, or `draw` of an order shared with other ranks,
-and `collate`) with two answers (`SampleListener.on_read`, `on_batch`), a failure, an end. `ReadPipeline` is one in this
-process, `LoaderProcess` one in a process of its own.
+A service knows nothing about rounds, offers or outcomes. It takes two kinds of requests: `SampleService.read` (or `draw`, for
+an order shared with other ranks) and `collate`. It answers with `SampleListener.on_read` and `on_batch`, and may report a
+failure. `ReadPipeline` runs in this process, `LoaderProcess` in one of its own.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 END_S: Final = 0.5
-"""How long the end of an epoch waits for a thread in the user's code, which may never come back: a mount is gone, say."""
+"""How long the end of an epoch waits for a thread in the user's code, which may never return, for example from a lost mount."""
 
 ReadItem = tuple[int, int, int, tuple[int, ...]]
-"""A sample as the machine sees it: its place in the sampler's order, length, supervised tokens and further costs."""
+"""A sample as the machine sees it: place in the sampler's order, length, supervised tokens, further costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
     """What to read in an epoch: the keys of a map-style data set in order, and their ``places`` in the sampler's order.
 
-    An iterable data set (``keys`` is None) is read from its beginning: all from place ``first`` on and the ``kept`` places
-    before it, but for the ``dropped`` ones. ``seed`` is that of the epoch on this rank.
+    If ``keys`` is None, the data set is iterable and read from its beginning. The plan keeps all places from ``first`` on
+    except the ``dropped`` ones, and the ``kept`` places before it. ``seed`` is the epoch's seed on this rank.
     """
 
     keys: Sequence[object] | None
@@ -33,16 +33,16 @@ class ReadPlan:
     dropped: frozenset[int] = frozenset()
     seed: int = 0
     is_drawn: bool = False
-    """True with shared shards: behind that, what is drawn as the epoch goes is read."""
+    """True with shared shards: after these keys, samples are read as they are drawn during the epoch."""
 
     def has(self, place: int) -> bool:
-        """Returns True when the sample of an iterable data set at ``place`` is to be read."""
+        """Returns True if the plan keeps the sample of an iterable data set at ``place``."""
         return place in self.kept or (place >= self.first and place not in self.dropped)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A batch to make for a step: the samples at ``places``, or an idle one. An unwanted one is only cleared away."""
+    """A batch to make for a step, from the samples at ``places``, or an idle one. If unwanted, its samples are only dropped."""
 
     number: int
     places: tuple[int, ...]
@@ -50,86 +50,86 @@ class BatchRequest:
 
 
 class SampleListener(Protocol):
-    """Who is answered; called from threads of the service, perhaps after the epoch's end: a thread may still be in the user's
-    code then, and what it reports is to be ignored.
+    """Receives a service's answers, on threads of the service. Answers may arrive after the epoch's end, from a thread that was
+    still in the user's code, and must then be ignored.
     """
 
     def on_read(self, items: Sequence[ReadItem], *, is_ended: bool, is_full: bool) -> None:
-        """Answers one `read` or `draw`: the items asked for, fewer only at the end, or when the window is full."""
+        """Answers one `read` or `draw` with the requested items; with fewer only at the end, or if the window is full."""
         ...
 
     def on_warning(self, text: str) -> None:
-        """Something about the data or a function is probably not what the user means: to be warned of."""
+        """Warns that something about the data or a function is probably not what the user intended."""
         ...
 
     def on_bad(self, place: int, cause: str) -> None:
-        """A sample was set aside; comes before the samples that lie behind it."""
+        """Reports a sample that was set aside, before any sample that follows it."""
         ...
 
     def on_batch(self, number: int, batch: object) -> None:
-        """Answers one of the requests of a `collate`, in any order; the batch may be `Packed`."""
+        """Answers one request of a `collate`. Batches arrive in any order, and may be `Packed`."""
         ...
 
     def on_error(self, cause: str, error: BaseException) -> None:
-        """Reading or collating failed, as ``cause`` says in a line, or the process that does it; nothing more comes."""
+        """Reports that reading, collating or the process doing it failed, with a one-line ``cause``. No more answers follow."""
         ...
 
 
 class SampleService(Protocol):
-    """What reads and collates for one rank, for one epoch at a time."""
+    """Reads and collates for one rank, one epoch at a time."""
 
     def begin(self, plan: ReadPlan, listener: SampleListener, read_ahead: int) -> None:
-        """Starts an epoch; so many samples may be read before they are asked for.
+        """Starts an epoch. The service may read up to ``read_ahead`` samples before they are requested.
 
-        Raises: what starting a process raises.
+        Raises: errors from starting a process.
         """
         ...
 
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
-        """Asks for so many samples; does not wait. They are to join those ``held``, by place, in a window whose bytes are
-        bounded; None: in none. With ``end`` all those that stand before this place: so many, if none is set aside.
+        """Requests ``count`` samples without waiting. If the window's bytes are bounded, ``held`` lists the places of the
+        samples that it already holds. With ``end`` requests all samples before this place, which are ``count`` if none is bad.
         """
         ...
 
     def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
-        """Asks for samples of an order shared with other ranks, by places and keys, perhaps the last; and asks for the first so
-        many of those that are read so and were not asked for yet. The others are read ahead.
+        """Adds samples that were drawn from an order shared with other ranks, as places and keys; ``is_last`` if no more
+        follow. Requests the first ``count`` of all added samples that were not requested before. The others are read ahead.
         """
         ...
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
-        """Asks for batches; does not wait."""
+        """Requests batches without waiting."""
         ...
 
     def describe(self) -> str:
-        """Returns what is asked for and under way, in words; empty when nothing is."""
+        """Describes the pending requests in words. Empty if there are none."""
         ...
 
     @property
     def is_inline(self) -> bool:
-        """True when the consumer's thread reads and collates, by `work`."""
+        """True if reading and collating happen on the consumer's thread, in `work`."""
         ...
 
     @property
     def has_work(self) -> bool:
-        """True when something waits for `work`."""
+        """True if there is something for `work` to do."""
         ...
 
     def work(self, steps: int, is_enough: Callable[[], bool] | None = None) -> None:
-        """Does a part of what waits, so that ``steps`` calls do it all; begins nothing more when that ``is_enough``.
+        """Does a share of the pending work, so that ``steps`` calls do it all. Stops early once ``is_enough`` returns True.
 
-        Raises: what user code raises that is not an Exception.
+        Raises: exceptions of user code that do not derive from Exception.
         """
         ...
 
     def stop(self) -> None:
-        """Asks for no more to be read or collated. Does not wait."""
+        """Stops reading and collating. Does not wait."""
         ...
 
     def end(self) -> None:
-        """Ends the epoch and drops what is held."""
+        """Ends the epoch and drops all samples and batches."""
         ...
 
     def close(self) -> None:
-        """Ends the epoch, and the processes that outlive one."""
+        """Ends the epoch, and all processes that outlive one."""
         ...

@@ -1,4 +1,4 @@
-"""The inner DataLoader, a standard one that reads and measures, and who asks it for samples."""
+"""The inner DataLoader, a standard one that reads and measures, and the readers that request samples from it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ from odb_ref.torch.reading.serialization import Packed
 from odb_ref.torch.reading.service import ReadItem, ReadPlan, SampleListener
 
 CHUNK_SAMPLES: Final = 16
-"""How many samples a worker reads at a time, at least: one message for each chunk. And how many a data set reads at once."""
+"""The minimum number of samples a worker reads at a time, with one message per chunk. Also the size of chunks from data sets
+that read many samples at once, and from iterable ones."""
 
 LARGEST_CHUNK_HERE: Final = 256
-"""And at most, without workers. What is read quickly comes in chunks that take a moment (`Source._pace`): for small samples,
-messages are what takes the time, or without workers, where nobody reads ahead, what is done once for each chunk.
+"""The maximum without workers. Chunks of quickly read samples are sized to take about the same time (`Source._pace`). For small
+samples the cost is mostly per chunk: messages or, without workers and reading ahead, the fixed work.
 """
 
 _REPEATED: Final = (
@@ -54,32 +55,31 @@ _REPEATED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """What the inner DataLoader is made with; the fields mean what they mean there."""
+    """Options of the inner DataLoader, with the same meaning as there."""
 
     num_workers: int = 0
     prefetch_factor: int | None = None
     persistent_workers: bool | None = None
-    """None: where starting a process takes seconds, workers stay as long as what they were sent stays the same."""
+    """If None, workers that are not forked stay until the data set or functions they were sent change."""
     multiprocessing_context: BaseContext | str | None = None
     worker_init_fn: object = None
     process_init_fn: Callable[[], None] | None = None
-    """What workers and collators do first; ``worker_init_fn`` is for workers alone."""
+    """Runs first in workers and collators. ``worker_init_fn`` runs in workers only."""
     timeout: float = 0
     is_pinned: bool = False
     silence_s: float = 60.0
-    """How long a loader process may be silent and idle before it is taken for lost."""
+    """How long a loader process may be silent and idle before it counts as lost."""
 
 
 class KeySampler(Sampler[KeyChunk]):
     """The sampler of the inner DataLoader.
 
-    A DataLoader asks for chunks ahead of time, and cannot be told to wait. Where nothing is drawn yet it is given chunks of
-    nothing, which come back at once.
+    A DataLoader requests chunks ahead of time, and cannot be told to wait. While nothing is drawn it gets empty chunks.
     """
 
     def __init__(self) -> None:
         self.feed = KeyFeed(ReadPlan(keys=()))
-        """That of the epoch that is being read."""
+        """The key feed of the epoch being read."""
         self.chunk_samples = CHUNK_SAMPLES
         """At least 1."""
 
@@ -94,7 +94,7 @@ def _keep(chunk: Chunk) -> Chunk:
 
 
 class Source:
-    """Hands out measured samples in sampler order, for one epoch after another.
+    """Yields measured samples in sampler order, for one epoch after another.
 
     Raises: UsageError for a data pipe, with workers, on several ranks.
     """
@@ -103,17 +103,17 @@ class Source:
         self, dataset: Dataset[object], measure: MeasureFn, options: LoaderOptions, *, is_guarded: bool
     ) -> None:
         self.workers: tuple[BaseProcess, ...] = ()
-        """This process's children when reading began, but for those that collate: in a process of its own, the workers."""
+        """The children of this process when reading began, except collators. In a process of its own, these are the workers."""
         self._sampler = KeySampler()
-        # A data set that reads a chunk at once may take as long for one sample.
+        # With `__getitems__`, reading a whole chunk may take as long as reading one sample.
         self._may_grow = not has_many(dataset)
         if self._may_grow and not options.num_workers:
             self._sampler.chunk_samples = 1
         self._generator = torch.Generator()
-        # Workers that outlive an epoch learn of the next one's seed by shared memory.
-        with torch.inference_mode(False):  # else it could not be set outside of it later
+        # Workers that outlive an epoch get the next epoch's seed through shared memory.
+        with torch.inference_mode(False):  # otherwise the tensor could not be changed outside inference mode
             self._epoch_seed = torch.zeros((), dtype=torch.int64, device="cpu")
-        # A DataLoader has ways of its own with data pipes: with workers it makes a process group, here in another process.
+        # A DataLoader treats data pipes specially: with workers it makes a process group, which fails in another process.
         is_pipe = isinstance(dataset, IterDataPipe)
         is_group = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if is_pipe and options.num_workers and is_group:
@@ -142,20 +142,18 @@ class Source:
 
     @property
     def readers(self) -> int | None:
-        """How many read at the same time; None where what is read at once must not follow from that."""
+        """The number of concurrent readers, or None if the data set reads whole chunks: their size must not depend on it."""
         return max(1, self._loader.num_workers) if self._may_grow else None
 
     def open(self, plan: ReadPlan, feed: KeyFeed, warn: Callable[[str], None]) -> Iterator[Chunk]:
-        """Returns the samples of an epoch with their places, as the measure answers them, so many at a time as were read at
-        once; worker processes start at once.
-        """
+        """Starts the workers. Iterates over the measured samples of an epoch with their places, in chunks as they were read."""
         self._sampler.feed = feed
         self._generator.manual_seed(plan.seed)
         self._epoch_seed.fill_(plan.seed)
-        with torch.device("cpu"):  # whatever the user's default device: it draws a seed from our generator
+        with torch.device("cpu"):  # the DataLoader draws a seed from our generator, whatever the user's default device
             chunks = iter(self._loader)
         if self._loader.num_workers and threading.current_thread() is threading.main_thread():
-            # What torch sets there raises in that thread, wherever it is, when a worker dies.
+            # If a worker dies, torch's handler would raise in the main thread, whatever code is running there.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.workers = tuple(
             child for child in multiprocessing.active_children() if not child.name.startswith(collate_workers.NAME)
@@ -171,10 +169,10 @@ class Source:
             for chunk in _compare(lists, warn) if self._loader.num_workers > 1 else lists:
                 yield [(place, item) for item, place in zip(chunk, places, strict=False) if plan.has(place)]
         if not self._loader.persistent_workers:
-            self.workers = ()  # all is read: one that crashes while it ends takes nothing with it
+            self.workers = ()  # everything is read: a worker that crashes on its way out loses nothing
 
     def _pace(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """Yields the chunks, and sizes the next ones to what is read in a moment."""
+        """Yields the chunks, and sizes the following ones so that each takes about ``moment_s`` to read."""
         workers = self._loader.num_workers
         least, most, moment_s = (CHUNK_SAMPLES, 64, 0.025) if workers else (1, LARGEST_CHUNK_HERE, 0.004)
         samples, began_s = 0, time.monotonic()
@@ -186,7 +184,7 @@ class Source:
             handed_s = time.monotonic()
             yield chunk
             if not workers:
-                began_s += time.monotonic() - handed_s  # what becomes of a chunk is not reading
+                began_s += time.monotonic() - handed_s  # the time spent on processing a chunk is not reading time
 
 
 def _check_list(answer: object) -> list[object]:
@@ -197,14 +195,14 @@ def _check_list(answer: object) -> list[object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """For how many bytes a window has room; one that is empty has room for any one sample. Spec: R2.3."""
+    """The bytes that still fit into a window. An empty window accepts any one sample. Spec: R2.3."""
 
     nbytes: int
     is_empty: bool
 
 
 class Reader:
-    """Reads samples as they are asked for, and so many ahead. `work` belongs to one thread at a time."""
+    """Reads the requested samples, and up to ``read_ahead`` more. One thread at a time may call `work`."""
 
     def __init__(
         self,
@@ -226,40 +224,40 @@ class Reader:
         self._read_ahead_bytes = read_ahead_bytes
         self._chunks: Iterator[Chunk] | None = None
         self._buffer: deque[tuple[int, object]] = deque()
-        """What is read and not asked for yet, by place."""
+        """Samples read but not requested yet, with their places."""
         self._good_samples = 0
         self._buffer_bytes = 0
         self._wanted: deque[tuple[int, Room | None, int | None]] = deque()
-        """How many samples, for how many bytes there is room, and before which place."""
+        """Pending requests: the number of samples, the room for their bytes, and the place that they must precede."""
         self._seen_end = 0
-        """All before this place is seen."""
+        """All samples before this place have been read."""
         self._is_ended = False
         self._read_samples = 0
 
     def describe(self) -> str:
-        """Returns what it is asked for, in words; empty when nothing."""
+        """Describes the pending requests in words. Empty if there are none."""
         return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
 
     def ask(self, count: int, room: Room | None = None, end: int | None = None) -> None:
-        """Asks for so many samples, or what there is room for; or for all that stand before a place."""
+        """Requests ``count`` samples, or those that fit into ``room``, or all before the place ``end``."""
         self._wanted.append((count, room, end))
 
     def count_work(self) -> int:
-        """Returns how many samples `work` finds to read, at most, and answers to give."""
+        """Returns an upper bound on the samples `work` has to read, plus pending answers."""
         buffered = self._good_samples
         if self._wanted:
-            # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
+            # Reads one sample more than requested, so that "ended" never depends on timing (REPLAY).
             return 1 if self._is_ended else max(1, self._wanted[0][0] + 2 - buffered)
         is_full = self._read_ahead_bytes is not None and self._buffer_bytes >= self._read_ahead_bytes
         return 0 if self._is_ended or is_full else max(0, self._read_ahead - buffered)
 
     def prepare(self) -> None:
-        """Starts the workers, unless they are there."""
+        """Starts the workers if they are not running."""
         if self._chunks is None:
             self._chunks = self._source.open(self._plan, self._feed, self.listener.on_warning)
 
     def work(self) -> int:
-        """Answers what was asked for, or reads a chunk, and returns for how many times of `count_work` that counts."""
+        """Answers a request or reads a chunk. Returns by how much this reduces `count_work`."""
         if self._wanted and self._has_enough(*self._wanted[0]):
             self._answer(*self._wanted.popleft())
             return 1
@@ -273,7 +271,7 @@ class Reader:
         return len(chunk)
 
     def _has_enough(self, count: int, room: Room | None, end: int | None) -> bool:
-        """Returns True when it is known which samples are the answer, and whether the source has ended with them."""
+        """Returns True if it is known which samples are the answer, and whether the source ends with them."""
         buffered = self._good_samples
         if self._is_ended:
             return True
@@ -297,14 +295,14 @@ class Reader:
         self.listener.on_read(items, is_ended=is_ended, is_full=not is_ended and len(items) < count)
 
     def _count_entries(self, good_samples: int) -> int:
-        """Returns how many entries of the buffer hold so many good samples, with the bad ones that follow these."""
+        """Returns the number of buffer entries that hold this many good samples, including bad ones directly after them."""
         if self._good_samples == len(self._buffer):
             return good_samples
         kinds = accumulate(isinstance(item, Measured) for _, item in self._buffer)
         return sum(1 for good in kinds if good <= good_samples)
 
     def _take(self, entries: int) -> list[ReadItem]:
-        """Takes so many from the buffer, reports those that are bad, and returns the others."""
+        """Takes entries from the buffer, reports the bad samples and returns the good ones."""
         pop = self._buffer.popleft
         entered = [pop() for _ in range(entries)]
         taken = [(place, item) for place, item in entered if isinstance(item, Measured)]
@@ -332,12 +330,12 @@ def _sum_bytes(samples: Sequence[tuple[int, Measured]]) -> int:
 
 
 class DrawReader(Reader):
-    """Reads what was drawn, and what will be as far as is known; answers when it has seen all of a draw, good or set aside."""
+    """Reads samples that were drawn, and known draws ahead. Answers a draw once all its samples are read, good or bad."""
 
     _answered_samples = 0
 
     def count_work(self) -> int:
-        """Returns how many samples `work` finds to read, and answers to give."""
+        """Returns how many samples `work` has to read, plus pending answers."""
         if self._wanted:
             return max(1, self._wanted[0][0] - self._seen + 1)
         return self._feed.added - self._read_samples if self._read_ahead else 0
@@ -357,7 +355,7 @@ class DrawReader(Reader):
 
 
 def _compare(chunks: Iterator[list[object]], warn: Callable[[str], None]) -> Iterator[list[object]]:
-    """Yields the chunks; warns when the second worker begins as the first does."""
+    """Yields the chunks. Warns if the second worker begins with the same samples as the first."""
     first: object = None
     for number, chunk in enumerate(chunks):
         if number < 2:

@@ -1,4 +1,4 @@
-"""What samples of the usual tasks are, by the names of their fields: how many tokens they take, and what a loss is a mean over.
+"""Interprets samples of common tasks by their field names: how many tokens they take, and what a loss averages over.
 
 ===========================  =================================================  ======================================
 task                         tokens                                             a loss is a mean over
@@ -12,7 +12,7 @@ several codebooks            all rows of ``input_ids``                          
 preference pairs             twice the longer of chosen and rejected            samples
 ===========================  =================================================  ======================================
 
-Whether a model predicts each label from the token before it, no field says: ``causal_shift``. Spec: R1.1.
+No field tells whether a model predicts each label from the token before it: that is ``causal_shift``. Spec: R1.1.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ IGNORE_INDEX: Final = -100
 """The label of a token that carries no loss."""
 
 LABELS: Final = ("labels", "label", "label_ids", "start_positions")
-"""Under what names samples carry labels, the last where an answer is a span of the text."""
+"""Fields that may hold labels. The last one is for answers that are spans of the text."""
 
 CHOOSING: Final = ("completion_mask", "assistant_masks")
-"""Fields of which a collate_fn or a loop makes labels."""
+"""Fields from which a collate_fn or a training loop makes labels."""
 
 _PAIRS: Final = (
     ("prompt_ids", "chosen_ids", "rejected_ids"),
     ("prompt_input_ids", "chosen_input_ids", "rejected_input_ids"),
     ("prompt_input_ids", "input_ids_chosen", "input_ids_rejected"),
 )
-"""Prompt (which may be missing, or part of both), chosen and rejected, as TRL and LLaMA-Factory call them."""
+"""Prompt (which may be missing, or part of the other two), chosen and rejected, as TRL and LLaMA-Factory name them."""
 
 
 class SampleError(OdbError, ValueError):
-    """A sample cannot be batched: it has no length, or one that makes no sense."""
+    """A sample cannot be batched: it has no length, or an invalid one."""
 
 
 def get_field(item: object, name: str) -> object:
-    """Returns a field of a sample or a batch, None when it has none of that name."""
-    # Asking for the type first: it is one in most cases, and asked for many fields of each sample.
+    """Returns a field of a sample or a batch, or None if there is none of that name."""
+    # Checks for a dict first: most samples are one, and many fields of each are looked up.
     return item.get(name) if type(item) is dict or isinstance(item, Mapping) else getattr(item, name, None)
 
 
 def to_array(values: object) -> NDArray[np.bool_ | np.int64 | np.float64]:
-    """Returns the values of a field, on whatever device a tensor of them is."""
+    """Returns the values of a field as an array, from a tensor on any device too."""
     return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
 
 
 def get_labels(sample: object) -> object:
-    """Returns what a sample is labelled with, None when with nothing."""
+    """Returns the labels of a sample, or None if it has none."""
     for name in LABELS:
         labels = get_field(sample, name)
         if labels is not None and not isinstance(labels, str):
@@ -69,18 +69,18 @@ def get_labels(sample: object) -> object:
 
 
 def is_pair(sample: object) -> bool:
-    """Returns True for a preference pair: two texts, one loss."""
+    """Returns True for a preference pair: two texts with one loss."""
     return get_field(sample, "input_ids") is None and _find_pair(sample) is not None
 
 
 def is_whole(sample: object) -> bool:
-    """Returns True where a loss is a mean over samples: they have one label each, or are pairs."""
+    """Returns True if the loss averages over samples, because each is a pair or has one label."""
     labels = get_labels(sample)
     return is_pair(sample) if labels is None else is_one_label(labels)
 
 
 def is_one_label(labels: object) -> bool:
-    """Returns True for the class of a sample, its value, or several values at once."""
+    """Returns True for the class of a sample, its value, or several values together."""
     match labels:
         case torch.Tensor():
             return labels.ndim == 0 or labels.is_floating_point()
@@ -96,16 +96,16 @@ def is_one_label(labels: object) -> bool:
 def get_length(sample: object) -> int:
     """Returns the tokens a sample takes in a batch: see the table.
 
-    Raises: SampleError when nothing says.
+    Raises: SampleError when it is unknown.
     """
     rows, longest = measure_rows(sample)
     return rows * longest
 
 
 def measure_rows(sample: object) -> tuple[int, int]:
-    """Returns how many rows of a batch a sample takes, and the tokens of the longest.
+    """Returns how many rows of a batch a sample takes, and the tokens of the longest row.
 
-    Raises: SampleError when nothing says.
+    Raises: SampleError when it is unknown.
     """
     value = get_field(sample, "input_ids")
     if value is None:
@@ -114,12 +114,12 @@ def measure_rows(sample: object) -> tuple[int, int]:
             raise SampleError(f"a sample ({type(sample).__name__}) has no input_ids; pass Batching(length_fn=)")
         return 2, longer
     rows, longest = _measure(value, "input_ids")
-    # An empty input is nothing to train on, whatever its labels.
+    # There is nothing to train on in an empty input, whatever its labels.
     return rows, max(longest, get_width(get_field(sample, "labels"))) if longest else 0
 
 
 def get_width(value: object) -> int:
-    """Returns how many values a row of a field has, the longest of several; 0 of what has no rows."""
+    """Returns the number of values in a field's longest row, or 0 for a value without rows."""
     has_rows = bool(getattr(value, "shape", ())) or (isinstance(value, Sequence) and not isinstance(value, str))
     return _measure(value, "a row")[1] if has_rows else 0
 
@@ -129,7 +129,7 @@ def _measure(value: object, name: str) -> tuple[int, int]:
     if isinstance(shape, Sequence) and shape:
         return math.prod(shape[:-1]), int(shape[-1])
     if isinstance(value, Sequence) and not isinstance(value, str):
-        # A tensor of a single number says that it has a length, and has none.
+        # A tensor with a single number has a `__len__` that raises.
         if value and hasattr(value[0], "__len__") and getattr(value[0], "ndim", None) != 0:
             return len(value), max(len(row) for row in value)
         return 1, len(value)

@@ -1,8 +1,8 @@
-"""The sample service in a process of its own, as the training process sees it.
+"""The sample service in a process of its own, as seen from the training process.
 
-So reading and collating never hold the interpreter lock of the process that trains. Samples never enter it: it learns how long
-they are, and receives finished batches. Their large tensors lie in shared memory, small ones come as bytes: handing over a
-shared-memory file takes several times as long, most of it with the interpreter lock.
+Reading and collating then never hold the interpreter lock of the training process. Samples never enter that process: it only
+gets their lengths, and finished batches. Large tensors of a batch are in shared memory, while small ones come as bytes, because
+handing over a shared-memory file takes several times as long, mostly with the interpreter lock held.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ P = ParamSpec("P")
 Pipe: TypeAlias = "Connection[methodcaller | None, Message]"
 
 JOIN_S: Final = 1.5
-"""How long a loader process may take to end its workers, before it is killed with them."""
+"""How long a loader process may take to end its workers before it is killed together with them."""
 
 _UNHEARD: Final = (
     " before it began: one that is not forked runs the main script, whose work belongs below if __name__ == '__main__'"
 )
 
 QUIET_S: Final = 2.0
-"""A loader process that has done nothing for so long is said to be silent."""
+"""A loader process that has done nothing for this long counts as silent in messages."""
 
 
 class LoaderProcess:
-    """A process, which outlives the epoch if its workers do. See `odb_ref.torch.reading.service.SampleService`."""
+    """A loader process. It outlives the epoch if its workers do. See `odb_ref.torch.reading.service.SampleService`."""
 
     is_inline = False
     has_work = False
@@ -69,10 +69,10 @@ class LoaderProcess:
         wanted = spec.options.persistent_workers
         self._is_persistent = start_method != "fork" if wanted is None else wanted
         self._is_watching_changes = self._is_persistent and wanted is None
-        """True when the process stays only as long as another one would read the same."""
+        """True if the process is replaced when the data set or functions it was sent change."""
         self._sent = b""
-        """A digest of what the process was started with, where that is watched."""
-        # The process is already of the kind asked for.
+        """A digest of what the process was started with, if changes are watched."""
+        # The loader process itself was already started with this method; its workers should be too.
         options = replace(spec.options, multiprocessing_context=start_method, persistent_workers=self._is_persistent)
         self._spec = replace(spec, options=options)
         self._silence_s = spec.options.silence_s
@@ -81,14 +81,14 @@ class LoaderProcess:
         self._receiver: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_spoilt = False
-        """True when the process is gone, or has lost a worker or anything else: the next epoch needs another."""
+        """True if the process is gone or has lost a worker or anything else, so that the next epoch needs a new one."""
         self._epoch = 0
         self._doing = "starting its loader process"
         self._silence: Silence | None = None
         self._listener: SampleListener | None = None
 
     def begin(self, plan: ReadPlan, listener: SampleListener, read_ahead: int) -> None:
-        """Starts the process, unless it is there, and an epoch.
+        """Starts an epoch, and the process if it is not running.
 
         Raises: UsageError when the data set or a function cannot be sent to a process.
         """
@@ -102,7 +102,7 @@ class LoaderProcess:
         if is_alive:
             self._call(LoaderServer.begin_epoch, self._epoch, plan, read_ahead, handled)
             return
-        self.close()  # what is left of one that was lost in an epoch, or died between two
+        self.close()  # cleans up after a process that was lost in an epoch, or died between two
         self._listener = listener
         self._sent = digest
         self._is_spoilt = False
@@ -119,7 +119,7 @@ class LoaderProcess:
             read_ahead=read_ahead,
             handled_signals=handled,
         )
-        # Not a daemon: daemons may have no children. It ends with the training process all the same.
+        # It is not a daemon, because daemons may have no children. It ends with the training process all the same.
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
             target=serve, args=(task,), name="odb-loader", daemon=False
         )
@@ -136,25 +136,25 @@ class LoaderProcess:
         self._receiver.start()
 
     def _call(self, method: Callable[Concatenate[LoaderServer, P], None], *args: P.args, **options: P.kwargs) -> None:
-        """Asks the process to call a method of its own; does not wait."""
+        """Asks the process to call a method of its `LoaderServer`. Does not wait."""
         pipe = self._pipe
         if pipe is not None:
             send(pipe, methodcaller(method.__name__, *args, **options))
 
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
-        """Asks for samples."""
+        """Requests samples: see `SampleService.read`."""
         self._call(LoaderServer.read, count, held if self._spec.window_bytes is not None else None, end)
 
     def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
-        """Asks for samples that were drawn."""
+        """Adds and requests samples that were drawn: see `SampleService.draw`."""
         self._call(LoaderServer.draw, items, count, is_last=is_last)
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
-        """Asks for batches."""
+        """Requests batches."""
         self._call(LoaderServer.collate, requests)
 
     def describe(self) -> str:
-        """Returns what the loader process is doing, by the last it has said."""
+        """Returns what the loader process last reported to be doing."""
         silence = self._silence
         if silence is not None and silence.seconds > QUIET_S:
             return f"waiting for its loader process, which {silence.describe()}"
@@ -164,7 +164,7 @@ class LoaderProcess:
         """Does nothing: the process does the work."""
 
     def stop(self) -> None:
-        """Asks for no more."""
+        """Stops reading and collating."""
         self._call(LoaderServer.stop)
 
     def end(self) -> None:
@@ -182,25 +182,25 @@ class LoaderProcess:
         if pipe is not None:
             send(pipe, None)
         self._process = self._pipe = self._receiver = None
-        # Two threads that wait for one process may both miss that it has ended: first the receiver, then this one.
+        # If two threads wait for one process, both may miss its end. So the receiver waits first, and then this thread.
         if process is not None and not wait([process.sentinel], JOIN_S):
             _kill(process)
         if receiver is not None:
             receiver.join(JOIN_S)
         if process is not None:
             process.join(JOIN_S)
-            if process.exitcode is None:  # on a busy machine; one that waits for a dead device may take for ever
+            if process.exitcode is None:  # a busy machine, or a process that waits for a dead device, perhaps for ever
                 threading.Thread(target=_reap, args=(process,), name="odb-reap", daemon=True).start()
-            else:  # the first may have waited for a worker that holds a copy of the sentinel: now it is off the list
+            else:  # the join above may have waited for a worker with a copy of the sentinel: remove the process from the list
                 process.join()
         if pipe is not None:
             pipe.close()
 
     def _receive(self, pipe: Pipe, process: BaseProcess) -> None:
-        # What `Connection.poll` does, at less than half the price: every step pays it.
+        # Does the same as `Connection.poll` at less than half the cost, which every step pays.
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
-            # A forked one speaks at once, another must first load what it is to do, which may take any time.
+            # A forked process reports at once. Any other must first import modules, which may take any time.
             self._silence = silence = Silence(process, is_heard=self._context.get_start_method() == "fork")
             while not pipe.closed:
                 try:
@@ -209,7 +209,7 @@ class LoaderProcess:
                         silence.end()
                         self._dispatch(message, pipe)
                         continue
-                    # A killed process does not end the connection before its workers end too: they hold copies of its end.
+                    # If the process is killed, its connection stays open until its workers end, because they have copies.
                     if not process.is_alive() and not pipe.poll():
                         raise EOFError
                     silence.count(WATCH_S)
@@ -221,16 +221,16 @@ class LoaderProcess:
                     if self._listener is not None:
                         process.join(1.0)
                     cause = f"the loader process exited unexpectedly (exit code {process.exitcode})"
-                    is_script = process.exitcode == 1 and not silence.is_heard  # an exception before anything else
+                    is_script = process.exitcode == 1 and not silence.is_heard  # an exception before it sent anything
                     self._lose(cause + _UNHEARD * is_script, error, pipe)
                     return
-                except BaseException as error:  # a batch that cannot be rebuilt here
+                except BaseException as error:  # a batch that cannot be rebuilt in this process
                     self._lose(describe(error), error, pipe)
 
     def _lose(self, cause: str, error: BaseException, pipe: Pipe) -> None:
         with self._lock:
             if pipe is not self._pipe:
-                return  # it was given up, and the next may be at work: on a busy machine, who receives learns of it late
+                return  # this process was given up, and the next may be running: on a busy machine this thread learns it late
             self._is_spoilt = True
             listener, self._listener = self._listener, None
         if listener is not None:
@@ -242,7 +242,7 @@ class LoaderProcess:
             case str():
                 self._doing = message
             case Notice(epoch) | Failure(epoch) if listener is None or epoch != self._epoch:
-                pass  # that one is over
+                pass  # that epoch is over
             case Notice(_, call):
                 call(listener)
             case Failure(_, cause, text):
@@ -250,38 +250,38 @@ class LoaderProcess:
 
 
 def send(pipe: Pipe, request: methodcaller | None) -> None:
-    """Sends a request, unless the process is gone, as the receiver says, or another thread closes the pipe meanwhile."""
+    """Sends a request. Ignores a process that is gone, which the receiver reports, and a pipe closed by another thread."""
     with contextlib.suppress(OSError):
         try:
             pipe.send(request)
         except TypeError:
-            # `Connection.send` looks whether it is closed, then pickles, then writes to a descriptor that may be None by now.
+            # `Connection.send` checks that it is open, then pickles, then writes to a descriptor that may be None by then.
             if not pipe.closed:
                 raise
 
 
 def _list_handled_signals() -> tuple[int, ...]:
-    """Returns the signals that have a handler of Python's in this process."""
+    """Returns the signals that have a Python handler in this process."""
     return tuple(number for number in signal.valid_signals() if callable(signal.getsignal(number)))
 
 
 def _digest(spec: PipelineSpec) -> bytes:
-    """Returns a digest of all that a new process would be sent: the data set and the functions, as they are now.
+    """Returns a digest of everything that a new process would be sent: the data set and the functions, as they are now.
 
-    Never the same twice where it cannot be told: what holds a lock or a shared value can be sent to a new process only.
+    If the content cannot be pickled here, for example because it holds a lock, the digest is different each time.
     """
     try:
         content = pickle.dumps(spec, protocol=5)
-    except Exception:  # whatever pickling raises
+    except Exception:  # pickling may raise anything
         content = os.urandom(16)
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _reap(process: BaseProcess) -> None:
-    """Waits until a process has ended, and takes it off the list of children, which holds two descriptors for each.
+    """Waits until a process has ended, and removes it from the list of children, which holds two descriptors for each.
 
-    Where the receiver was told of the end first, the operating system has nothing more to say to a thread that waits for it;
-    where the user ignores SIGCHLD, to none.
+    If the receiver learned of the end first, the operating system never reports it to another waiting thread. If the user
+    ignores SIGCHLD, it reports it to none.
     """
     while process.exitcode is None:
         process.join(WATCH_S)

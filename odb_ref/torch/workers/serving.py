@@ -1,6 +1,6 @@
-"""The loader process: a `ReadPipeline` that is told over a pipe what to do, and the workers of the inner DataLoader under it.
+"""The loader process: a `ReadPipeline` controlled over a pipe, above the workers of the inner DataLoader.
 
-It ends when it is told to, or with the process that has started it.
+It ends on request, or when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from odb_ref.torch.workers.watching import Stops
 P = ParamSpec("P")
 
 WATCH_S: Final = 0.5
-"""How often a loader process looks whether the training process and its own workers are still there, and says that it is."""
+"""How often a loader process checks the training process and its own workers, and reports that it is alive."""
 
 ORPHAN_CODE: Final = 83
-"""The exit code of a process that ends because the one that started it is gone: no other code of ours or of Python's."""
+"""The exit code of a process that ends because the one that started it is gone. Nothing else in Python or here uses it."""
 
 
 _FATAL: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
-"""No process can go on after these."""
+"""Signals after which no process can continue."""
 
 
 class LoaderProcessError(OdbError, RuntimeError):
-    """Something failed in the loader process; the text is its traceback."""
+    """Something failed in the loader process. The text is its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What has happened in an epoch: a call of a method of its `SampleListener`."""
+    """An event in an epoch: a call to a method of its `SampleListener`."""
 
     epoch: int
     call: methodcaller
@@ -59,7 +59,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Reading or collating has failed in an epoch: why in a line, and the traceback."""
+    """Reading or collating failed in an epoch: the cause in one line, and the traceback."""
 
     epoch: int
     cause: str
@@ -68,15 +68,13 @@ class Failure:
 
 Message: TypeAlias = Notice | Failure | str
 Pipe: TypeAlias = "Connection[Message, methodcaller | None]"
-"""What the loader process sends: what has happened, and as a text what it is doing. What it is sent: calls of methods of
-`LoaderServer`, and None to end.
-"""
+"""The loader process sends events and, as text, what it is doing. It gets calls of `LoaderServer` methods, and None to end."""
 
 
 class _Sender:
-    """Sends messages in order from a thread of its own, so that no other thread waits for the pipe.
+    """Sends messages in order from its own thread, so that no other thread waits for the pipe.
 
-    The training process may wait until its own message is read before it reads ours.
+    The training process may not read a message of this process before its own message has been read.
     """
 
     def __init__(self, pipe: Pipe) -> None:
@@ -97,7 +95,7 @@ class _Sender:
         while (message := self._messages.get()) is not None:
             try:
                 self._pipe.send(message)
-            except BaseException as error:  # no shared memory left for a batch, or one that cannot be pickled
+            except BaseException as error:  # no shared memory left for the batch, or a batch that cannot be pickled
                 if isinstance(message, Notice):
                     self._send_failure(_make_failure(message.epoch, describe(error), error))
 
@@ -113,7 +111,7 @@ def _make_failure(epoch: int, cause: str, error: BaseException) -> Failure:
 
 
 class _Reporter:
-    """Sends what a `SampleListener` is told in one epoch."""
+    """Forwards calls of `SampleListener` methods in one epoch to the training process."""
 
     def __init__(self, sender: _Sender, epoch: int) -> None:
         self._sender = sender
@@ -139,10 +137,10 @@ class _Reporter:
 
 
 def _is_orphaned(forked_from: int | None) -> bool:
-    """Returns True when the process that started this one is gone: a fork server, which may have forked it, is not asked.
+    """Returns True if the process that started this one is gone. A fork server in between does not count.
 
-    What multiprocessing keeps to tell by is a pipe, whose end may be closed by mistake or with the object that stands for this
-    process: so where that says that it is gone, the operating system has to say the same.
+    Multiprocessing detects this by a pipe, whose end may be closed by mistake, or together with the object that represents this
+    process. So if the pipe reports the process as gone, the operating system must agree.
     """
     if forked_from is not None:
         return os.getppid() != forked_from
@@ -153,13 +151,13 @@ def _is_orphaned(forked_from: int | None) -> bool:
 def _is_there(pid: int) -> bool:
     try:
         status = read_status(pid)
-    except OSError:  # it cannot be told
+    except OSError:  # the status is unknown
         return True
     return status is not None and not status.is_ended
 
 
 def _watch(forked_from: int | None, look: Callable[[], object]) -> None:
-    """Ends this process when the one that started it is gone; has a look now and then."""
+    """Ends this process when the one that started it is gone. Calls ``look`` regularly."""
     while not _is_orphaned(forked_from):
         look()
         time.sleep(WATCH_S)
@@ -172,35 +170,35 @@ def _start_watch(forked_from: int | None, look: Callable[[], object] = lambda: N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderTask:
-    """What a loader process starts with: its first epoch is not sent, so that starting one never waits for it."""
+    """The arguments of a loader process. They include its first epoch, so that its start never waits for a message."""
 
     spec: PipelineSpec
     pipe: Pipe
     other_end: Connection[methodcaller | None, Message] | None
-    """A forked copy, which would hide that the training process is gone."""
+    """A forked copy of the other end, which would hide the end of the training process."""
     forked_from: int | None
     epoch: int
     plan: ReadPlan
     read_ahead: int
     handled_signals: tuple[int, ...]
-    """Those that the user handles, in the training process."""
+    """The signals that the user handles in the training process."""
 
 
 def serve(task: LoaderTask) -> None:
-    """Runs the loader process: does what it is told until it is told to end, or the training process is gone."""
+    """Runs the loader process: carries out requests until it is asked to end, or the training process is gone."""
     if task.other_end is not None:
         task.other_end.close()
     _shield(task.handled_signals)
     torch.set_num_threads(1)
     if task.spec.options.multiprocessing_context == "forkserver":
-        # This process has a fork server of its own, and all that it forks would import torch anew.
+        # This process gets its own fork server, whose children would each import torch again without this.
         multiprocessing.set_forkserver_preload(["__main__", __name__])
     spec, sender = task.spec, _Sender(task.pipe)
-    # Torch's own watch does not end a worker that has more to send than the pipe holds: it waits for a reader that is gone.
+    # Torch's own check does not end a worker that is blocked sending to a reader that is gone, because the pipe is full.
     watch = partial(_start_watch, None if task.forked_from is None else os.getpid())
     try:
         server = LoaderServer(replace(spec, options=replace(spec.options, process_init_fn=watch)), sender)
-    except BaseException as error:  # whatever a DataLoader refuses, or the data set's length raises
+    except BaseException as error:  # a DataLoader may refuse its arguments, and len() of the data set may raise
         _Reporter(sender, task.epoch).on_error(describe(error), error)
         sender.close()
         return
@@ -214,7 +212,7 @@ def serve(task: LoaderTask) -> None:
     with contextlib.suppress(EOFError, ConnectionResetError):  # the training process is gone
         while (call := task.pipe.recv()) is not None:
             call(server)
-    # A reader waits for a dead worker for seconds, for one that never answers for ever: the process ends without it.
+    # A thread may wait for a dead worker for seconds, and for a hanging one for ever: then the process ends without it.
     if server.check_workers():
         server.close()
     sender.close()
@@ -223,40 +221,40 @@ def serve(task: LoaderTask) -> None:
 
 
 def _shield(handled: Iterable[int]) -> None:
-    """Ignores signals that the user handles here: the handlers are for the training process to run, and what is sent to
-    all processes of a job must not end this one if it does not end that one.
+    """Disarms signals that the user handles. Only the training process should run the handlers, and a signal sent to all
+    processes of a job must not end this one if it does not end that one.
 
-    Not by ignoring them: that would pass on to programs that a data set starts.
+    The signals are not ignored, because programs that a data set starts would inherit that.
     """
     for number in handled:
         signal.signal(number, signal.SIG_DFL if number in _FATAL else _do_nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, or a DataLoader's own: then no worker's end is seen here
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise, ignored or a DataLoader's, workers' ends go unseen
 
 
 def _do_nothing(number: int, frame: object) -> None:
-    """Answers a signal."""
+    """Handles a signal by doing nothing."""
 
 
 class LoaderServer(ReadPipeline):
-    """Does what the training process asks for, and looks after its workers."""
+    """Carries out the requests of the training process, and watches over the workers."""
 
     def __init__(self, spec: PipelineSpec, sender: _Sender) -> None:
         super().__init__(spec, is_inline=False)
         self._sender = sender
         self._stops = Stops(spec.options.silence_s)
         self._reporter: _Reporter | None = None
-        """Who is told that a worker is gone; None between two epochs."""
+        """Receives reports of lost workers; None between epochs."""
 
     def begin_epoch(self, epoch: int, plan: ReadPlan, read_ahead: int, handled_signals: tuple[int, ...]) -> None:
-        """Begins an epoch, as a process does whose user handles these signals; the one before has ended."""
+        """Begins an epoch, with the signals that the training process handles now. The previous epoch has ended."""
         _shield(handled_signals)
         self._reporter, reporter = None, _Reporter(self._sender, epoch)
         try:
             self.begin(plan, reporter, read_ahead)
-        except BaseException as error:  # whatever a sampler or a data set raises
+        except BaseException as error:  # a sampler or a data set may raise anything
             reporter.on_error(describe(error), error)
-        # Not before: workers that have died since the last epoch, and are replaced now, do not concern this one.
+        # Set this only now: workers that died since the last epoch were replaced and do not concern this one.
         self._reporter = reporter
 
     def end(self) -> None:
@@ -265,17 +263,17 @@ class LoaderServer(ReadPipeline):
         super().end()
 
     def check_workers(self, seconds: float = 0.0) -> bool:
-        """Looks at the workers, ``seconds`` after the last time. Returns False when one has died, or was stopped for too long;
-        the epoch has then failed. Torch itself looks every five seconds, and only for the dead.
+        """Checks the workers, ``seconds`` after the last time. Returns False, and fails the epoch, if one has died or was
+        stopped for too long. Torch itself checks only every five seconds, and only for dead workers.
         """
-        reporter = self._reporter  # first: a worker of an epoch that ends meanwhile does not concern the next
+        reporter = self._reporter  # read this first: a worker of an epoch that is just ending does not concern the next
         if (worker := self.find_dead_worker()) is not None:
             _tell(reporter, f"{_describe(worker)} exited unexpectedly (exit code {worker.exitcode})")
             return False
         if (stopped := self._stops.look(self.processes, seconds)) is not None:
             worker, how = stopped
             _tell(reporter, f"{_describe(worker)} {how}")
-            worker.kill()  # then nobody waits for it any longer, and the next epoch begins without it
+            worker.kill()  # so that no thread waits for it, and the next epoch begins without it
             return False
         return True
 

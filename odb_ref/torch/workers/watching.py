@@ -1,6 +1,6 @@
-"""How long a process has done nothing, by what the operating system says of it at one look after another.
+"""Measures how long a process has done nothing, by looking at its status in the operating system again and again.
 
-Never by the clock: if the whole job is stopped for a while, nobody is lost.
+It never relies on the clock: if the whole job is stopped for a while, no process is lost.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ def _describe_stop(seconds: float) -> str:
 
 
 class Silence:
-    """How long a loader process has not been heard of while it did nothing either.
+    """Measures how long a loader process has sent nothing while it was not working either.
 
-    One that uses its processor is not silent, however long it holds its interpreter lock.
+    A process that uses its processor is not silent, however long it holds its interpreter lock.
     """
 
     def __init__(self, process: BaseProcess, *, is_heard: bool) -> None:
         self._pid = process.pid or 0
         self.is_heard = is_heard
-        """True once the process has said something, or should have."""
+        """True once the process has sent something, or should have."""
         self._status: ProcessStatus | None = None
         self.seconds = 0.0
 
@@ -33,11 +33,11 @@ class Silence:
         self.seconds, self.is_heard = 0.0, True
 
     def count(self, seconds: float) -> None:
-        """Notes that the process has sent nothing for so long."""
+        """Notes that the process has sent nothing for another ``seconds``."""
         before = self._status
         try:
             self._status = read_status(self._pid)
-        except OSError:  # that it cannot be seen says nothing about it
+        except OSError:  # an unreadable status does not mean that the process is gone
             return
         if self._status is not None and self._status.is_busy_since(before):
             self.seconds = 0.0
@@ -45,7 +45,7 @@ class Silence:
             self.seconds += seconds
 
     def describe(self) -> str:
-        """Returns what it has done instead."""
+        """Returns what the process is doing while it is silent."""
         if self._status is not None and self._status.is_stopped:
             return _describe_stop(self.seconds)
         return (
@@ -55,19 +55,19 @@ class Silence:
 
 
 class Stops:
-    """How long the processes that read and collate for a loader process have been stopped.
+    """Measures how long the processes that read and collate for a loader process have been stopped.
 
-    One that only takes its time is waited for, whatever it waits for itself. Where the operating system does not say which of
-    the two it is, ``timeout=`` of the loader is there.
+    A process that is only slow is waited for, whatever it is waiting for. If the operating system cannot tell a slow process
+    from a stopped one, use ``timeout=`` of the loader.
     """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._stopped_s: dict[int, float] = {}
-        """By process, of those that were stopped at the last look."""
+        """The time for each process that was stopped at the last look."""
 
     def look(self, processes: Iterable[BaseProcess], seconds: float) -> tuple[BaseProcess, str] | None:
-        """Looks at them, ``seconds`` after the last time; returns one that was stopped for too long, and how long in words."""
+        """Checks the processes, ``seconds`` after the last time. Returns one stopped for too long, and how long in words."""
         stopped = {process.pid: process for process in processes if _is_stopped(process.pid)}
         self._stopped_s = {pid: self._stopped_s.get(pid, 0.0) + seconds for pid in stopped if pid is not None}
         for pid, stopped_s in self._stopped_s.items():
@@ -79,6 +79,6 @@ class Stops:
 def _is_stopped(pid: int | None) -> bool:
     try:
         status = None if pid is None else read_status(pid)
-    except OSError:  # that it cannot be seen says nothing about it
+    except OSError:  # an unreadable status does not mean that the process is gone
         return False
     return status is not None and status.is_stopped
