@@ -147,11 +147,11 @@ PEERS = (
 
 UNASKED = (
     "Not asked: megatron-core 0.16.1, whose `BalancedCPScheduler` puts a sample on several ranks and bounds a sample, not",
-    "a micro-batch, so claims nothing of R13; slime, miles, NeMo-RL and ROLL, which are on no package index.",
+    "a micro-batch, and so claims nothing of R13; slime, miles, NeMo-RL and ROLL, which are on no package index.",
 )
-THREADS = """Cases of public threads, on the versions that package indexes still have. verl 0.7.1 repaired its Megatron actor
-before it was released (#5451), so that case breaks where the same cause was left, in its FSDP actor. slime is on no index:
-its cases say what its planner was to do."""
+THREADS = """Cases from public threads, run on the versions that package indexes still have. verl repaired its Megatron actor
+before releasing 0.7.1 (#5451), so that case breaks in its FSDP actor, where the same cause was left. slime is on no index:
+its cases state what its planner should do."""
 
 
 def install(peer: Peer) -> Path | None:
@@ -227,10 +227,10 @@ def render(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         "# Scoreboard",
         "",
         "Planners of samples of known lengths, judged by [the kit](../howto/conformance.md): `make conformance` installs",
-        "them and writes this page. In a cell: in how many cases the property is broken, of those that judge it; 0 is",
-        "good, and an empty cell says that the planner does not claim it. A planner is judged by what it claims alone,",
-        "in cases too where ranks have fewer samples than micro-batches. Two scores of the plans that break nothing: count",
-        "over the least, wait over the floor.",
+        "them and writes this page. A cell counts the cases that break the property, of those that judge it; an empty cell",
+        "means that the planner does not claim the property. A planner is judged only by what it claims, including cases",
+        "in which ranks have fewer samples than micro-batches. Plans that break nothing get two scores: *count* over the",
+        "least, and *wait* over its lower bound.",
         "",
         "| planner | " + " | ".join(names) + " | count | wait |",
         "|---|" + "--:|" * (len(names) + 2),
@@ -239,7 +239,7 @@ def render(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         cells = [_count(found[peer.name], name) for name in names]
         lines.append(f"| {peer.name} | " + " | ".join([*cells, *_score(found[peer.name])]) + " |")
     lines += ["", *(f"- *{peer.name}*: {peer.note}." for peer in PEERS), "", *UNASKED, "", "## What is broken", ""]
-    lines += ["A command for each cell that is not 0, and what it shows first. Cases of a thread have its name.", ""]
+    lines += ["A command for each cell that is not 0, and its first message. Cases from a thread have its name.", ""]
     lines += ["| planner | property | command | says |", "|---|---|---|---|"]
     for peer in PEERS:
         for name in names:
