@@ -269,7 +269,7 @@ def render_readme(sources: Sources) -> str:
         names = row[1].split(", ")
         named.extend(names)
         cells = {
-            compute_rung(sources, name).replace("in part", f"(but for {sources.unproved.get(name)})") for name in names
+            compute_rung(sources, name).replace("in part", f"(except {sources.unproved.get(name)})") for name in names
         }
         if len(cells) > 1:
             raise ValueError(f"README.md: {row[1]} are not established alike")
