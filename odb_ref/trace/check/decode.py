@@ -217,7 +217,7 @@ def iterate_steps(data: JsonObject, width: int = 3) -> Iterator[TracedStep]:
     if not isinstance(steps, list):
         raise TraceError("expected steps, a list")
     for step in steps:
-        if not isinstance(step, dict) or len(step) > 3:  # number, positions and counts, each of which is asked for
+        if not isinstance(step, dict) or len(step) > 3:  # number, positions and counts, each of them required
             raise TraceError(f"expected a step, got {shorten(step)}")
         positions, counts = step.get("positions"), step.get("counts")
         if not _is_integers(positions) or not _is_integers(counts) or len(counts) != width:
@@ -348,7 +348,7 @@ def _get_attention(cost: str) -> int | None:
 def decode_settings(header: Header) -> Settings:
     """Returns the settings of a header.
 
-    Raises: TraceError when one is missing or makes no sense.
+    Raises: TraceError when one is missing or not valid.
     """
     config = header.config
     for key, value in config.items():
