@@ -52,7 +52,7 @@ class TimedRun:
     warm_up_steps: int
 
     def list_steps(self) -> range:
-        """Returns the steps that can be timed: all but the first and the last."""
+        """Returns the steps that can be timed: all but the last and those of the warm-up, which has at least one."""
         return range(max(1, self.warm_up_steps), self.run.steps - 1)
 
     def stack_sizes(self) -> NDArray[np.int64]:
@@ -113,7 +113,7 @@ def fit_step_table(timed: Sequence[TimedRun], meeting: Meeting) -> tuple[StepTab
 
 
 def fit_collective(timed: Sequence[TimedRun], gpu: GpuCost, meeting: Meeting) -> CollectiveCost:
-    """Returns by how much the end of an update takes longer than the last rank to reach it by ``gpu``.
+    """Returns the time of the end of an update beyond what ``gpu`` predicts for the rank that reaches it last.
 
     If updates of one step are fitted, this is part of their time.
     """
