@@ -1,6 +1,7 @@
 """odb-ref: online dynamic batching you can check. `odb_ref.core` is the protocol, `odb_ref.torch` the DataLoader.
 
-What a training script needs stands here too, and is imported when it is asked for: the core and the simulator need no torch.
+The names a training script needs are here too. Each is imported on first access, because the core and the simulator need no
+torch.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ __all__ = [
 _CORE: Final = dict.fromkeys(("JobError", "OdbError", "UsageError"), "odb_ref.core.errors") | dict.fromkeys(
     ("plan_all", "plan_rank", "plan_ranks"), "odb_ref.plan"
 )
-"""What needs no torch, and where it stands."""
+"""The names that need no torch, and their modules."""
 
 
 def __getattr__(name: str) -> object:
@@ -63,7 +64,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_CORE.get(name, "odb_ref.torch")), name)
-    globals()[name] = value  # the next time it is found at once
+    globals()[name] = value  # so that the next access finds it directly
     return value
 
 

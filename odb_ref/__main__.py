@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 
 def main() -> int:
-    """Runs the command that the distribution installs: nothing here knows where it lives."""
+    """Runs the command that the distribution installs, found by its entry point."""
     (command,) = entry_points(group="console_scripts", name="odb-ref")
     status: int = command.load()()
     return status

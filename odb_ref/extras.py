@@ -1,4 +1,4 @@
-"""What an extra brings, and how its absence is said: by the command that installs it."""
+"""Imports of optional packages. If one is missing, the error names the command that installs it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from importlib import import_module
 
 
 def require(what: str, *packages: str, extra: str) -> None:
-    """Imports packages, for a module that has no use without them.
+    """Imports ``packages``, for a module that cannot work without them.
 
-    Raises: ModuleNotFoundError that names the first that is not installed, and the command that installs it.
+    Raises: ModuleNotFoundError that names the first missing package and the command that installs it.
     """
     for package in packages:
         try:
@@ -20,5 +20,5 @@ def require(what: str, *packages: str, extra: str) -> None:
 
 
 def describe(what: str, package: str, extra: str) -> str:
-    """Returns one line. The command is right for a wheel, and in an environment that has a clone installed."""
+    """Returns a one-line message. Its command works for a wheel and in an environment with a clone installed."""
     return f"{what} needs {package}, which is not installed: pip install 'odb-ref[{extra}]'"

@@ -1,1 +1,1 @@
-"""Rules of the core for the windows of many ranks at once, as arrays: what a simulation of thousands of ranks is made of."""
+"""The core's rules applied to arrays that hold the windows of many ranks at once, for simulations of thousands of ranks."""

@@ -1,11 +1,11 @@
 """The rules of padded groups, groups of neighbours and alignment, for the windows of many ranks at once.
 
-Called on these arrays rank by rank, the core's own functions take four to ten times as long (`python -m tests.arrays.speed`),
-so these are written anew; where they are as fast (packed groups) they are called. A function here
-decides nothing of its own: it names the one whose answer it gives (*twin of*) and the rules, and a test compares the two.
-`odb_ref.core` stays the authority.
+Called rank by rank on these windows, the core's own functions take four to ten times as long (`python -m tests.arrays.speed`).
+So these functions repeat their rules for arrays, except for packed groups, where the core is as fast and is called. Each names
+the core function whose result it returns (*twin of*) and the rules, and a test compares the two. `odb_ref.core` remains the
+authority.
 
-Windows are rows of arrays (`windows`), and groups runs of a row; the longest sample of a run is the last.
+Windows are rows of arrays (`windows`), and groups are runs of a row; the longest sample of a run comes last.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ from odb_ref.core.types import Group, make_sample
 Booleans = NDArray[np.bool_]
 
 HUGE: Final = 1 << 61
-"""More tokens and samples than there are: a setting beyond it is as good."""
+"""More tokens or samples than can occur. Greater settings have the same effect, so they are cut to this."""
 
 
 def compute_group_bounds(
     windows: Windows, budget_tokens: int, limits: tuple[int, ...] = (), *, sizes: Sizes = Sizes.ANY
 ) -> Integers:
-    """Returns where groups begin and end, of shape (ranks, most groups + 1): group g of a row lies between columns g and g
-    + 1.
+    """Returns the bounds of the groups, of shape (ranks, most groups + 1). Group g of a row lies between columns g and g + 1.
 
-    The last end is repeated in rows with fewer groups. Twin of
+    Rows with fewer groups repeat their last end. Twin of
     `odb_ref.core.batching.grouping.compute_groups` and of `odb_ref.core.batching.layouts.Layout.compute_groups`.
     Spec: R2.1, R2.2, R2.8.
     """
@@ -58,25 +57,25 @@ def compute_group_bounds(
 
 @lru_cache(maxsize=8)
 def _list_friendly(sizes: Sizes, most: int) -> Integers:
-    """Returns what `Sizes.round_down` makes of each number of samples up to ``most``; of none, 0."""
+    """Returns `Sizes.round_down` of each number of samples up to ``most``, and 0 for no samples."""
     return np.array([0, *map(sizes.round_down, range(1, most + 1))])
 
 
 @lru_cache(maxsize=8)
 def _list_middles(sizes: Sizes, most: int) -> Integers:
-    """Returns where `Sizes.find_middle` splits a group of each number of samples up to ``most``; 0 where there is none."""
+    """Returns `Sizes.find_middle` of each number of samples up to ``most``, and 0 for unfriendly numbers."""
     return np.array([sizes.find_middle(size) if sizes.is_friendly(size) else 0 for size in range(most + 1)])
 
 
 def _find_ends(windows: Windows, begins: Integers, budget_tokens: int, limits: tuple[int, ...]) -> Integers:
-    """Returns where the sweep that begins a group in each row ends it: the first sample that does not fit, by bisection.
+    """Returns the end of the group that begins in each row: the first sample that does not fit, found by bisection.
 
-    Along a sorted row both the padded tokens and what is used of a resource only grow, so what follows fits neither.
+    Along a sorted row both the padded tokens and the use of a resource only grow, so no later sample fits either.
     """
     rows = np.arange(len(begins))
     first_lengths = windows.lengths[rows, np.minimum(begins, windows.lengths.shape[1] - 1)]
-    low = np.minimum(begins + 1, windows.counts)  # the first sample joins, whether it fits or not
-    # The first sample is the shortest: no more fit than would if all were as short.
+    low = np.minimum(begins + 1, windows.counts)  # the first sample joins even if it does not fit
+    # The first sample is the shortest, so no more samples fit than if all were this short.
     high = np.maximum(low, np.minimum(windows.counts, begins + budget_tokens // first_lengths))
     while True:
         rows = np.flatnonzero(low < high)
@@ -91,9 +90,9 @@ def _find_ends(windows: Windows, begins: Integers, budget_tokens: int, limits: t
 
 
 def pack_windows(windows: Windows, budget_tokens: int, limits: tuple[int, ...] = ()) -> tuple[Windows, Integers]:
-    """Returns the windows in an order in which packed groups are runs, and where these begin and end.
+    """Returns the windows in an order in which packed groups are runs, and the bounds of these as in `compute_group_bounds`.
 
-    The core's own function forms them, row by row; the bounds are as `compute_group_bounds` has them.
+    The core's own function forms the groups, row by row.
     """
     samples = windows.samples.copy()
     bounds: list[list[int]] = []
@@ -109,7 +108,7 @@ def pack_windows(windows: Windows, budget_tokens: int, limits: tuple[int, ...] =
 
 
 def _make_samples(windows: Windows, row: int, count: int, positions: Sequence[int]) -> Group:
-    """Returns the samples of a row as the core has them; their ids are their places in it."""
+    """Returns the samples of a row as core samples, whose ids are their places in the row."""
     lengths = windows.lengths[row, :count].tolist()
     costs = zip(*(np.diff(used[row, : count + 1]).tolist() for used in windows.used), strict=True)
     return tuple(map(make_sample, range(count), positions, lengths, repeat(0), costs if windows.used else repeat(())))
@@ -118,9 +117,9 @@ def _make_samples(windows: Windows, row: int, count: int, positions: Sequence[in
 def line_up_windows(
     windows: Windows, layout: Layout, budget_tokens: int, limits: tuple[int, ...] = ()
 ) -> tuple[Windows, Integers]:
-    """Returns the windows by position, and where groups of neighbours begin and end.
+    """Returns the windows in order of position, and the bounds of groups of neighbours as in `compute_group_bounds`.
 
-    Twin of `odb_ref.core.batching.order.StepOrder.compute_groups`; the bounds are as `compute_group_bounds` has them.
+    Twin of `odb_ref.core.batching.order.StepOrder.compute_groups`.
     Spec: R2.6.
     """
     ranks, width = windows.samples.shape
@@ -154,7 +153,7 @@ def line_up_windows(
 
 
 def count_groups(bounds: Integers) -> Integers:
-    """Returns how many groups each row has."""
+    """Returns the number of groups in each row."""
     counts: Integers = (bounds[:, 1:] > bounds[:, :-1]).sum(axis=1)
     return counts
 
@@ -194,9 +193,9 @@ def compute_block_offer(
     due: Booleans,
     is_ended: Booleans,
 ) -> Offer:
-    """Returns the offers of some ranks, reduced.
+    """Returns the reduced offer of some ranks.
 
-    Twin of `odb_ref.core.rounds.post_when_ready`, of what it posts where nothing fails.
+    Twin of `odb_ref.core.rounds.post_when_ready`, for what it posts if nothing fails.
     Spec: R3.1.
     """
     return Offer(
@@ -227,9 +226,9 @@ def compute_wanted(config: Config, round_: int, carried: Integers, is_ended: Boo
 def compute_shared_wants(
     config: Config, round_: int, windows: Windows, carried_tokens: Integers, drawn: int
 ) -> Integers:
-    """Returns what ranks want of a common order, of which all have ``drawn`` so many.
+    """Returns what each rank wants from a common order of which all ranks together have ``drawn`` places.
 
-    Twin of `odb_ref.core.rounds.ask_for_samples`, but for updates (R16.4), which only events simulate.
+    Twin of `odb_ref.core.rounds.ask_for_samples`, except for updates (R16.4), which only events simulate.
     Spec: R2.3, R14.2, R16.4.
     """
     held = -(-windows.counts * carried_tokens // np.maximum(1, windows.tokens))
@@ -239,14 +238,14 @@ def compute_shared_wants(
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The steps of some ranks, of shape (ranks, steps), as runs of their windows; an idle one begins where it ends."""
+    """The steps of some ranks, of shape (ranks, steps), as runs of their windows. An idle step begins where it ends."""
 
     begins: Integers
     ends: Integers
 
     @property
     def sizes(self) -> Integers:
-        """Samples of each step."""
+        """The number of samples in each step."""
         return self.ends - self.begins
 
     def compute_tokens(self, windows: Windows, layout: Layout) -> Integers:
@@ -271,23 +270,23 @@ class Runs:
         return self.sizes * price(self.compute_longest(windows), cost)
 
     def compute_sums(self, sums: Integers) -> Integers:
-        """Returns the sum over each step of what ``sums`` accumulates."""
+        """Returns the sum over each step of the values accumulated in ``sums``."""
         return np.take_along_axis(sums, self.ends, axis=1) - np.take_along_axis(sums, self.begins, axis=1)
 
     def compute_squares(self, windows: Windows) -> NDArray[np.float64]:
-        """Returns the sum of the squared lengths of each step, which may be more than 64 bits hold."""
+        """Returns the sum of the squared lengths of each step, as floats because it may exceed 64 bits."""
         squares = np.append(windows.lengths.astype(np.float64) ** 2, 0.0)
         return np.where(
             self.sizes > 0, np.add.reduceat(squares, self._list_places(windows))[::2].reshape(self.begins.shape), 0
         )
 
     def _list_places(self, windows: Windows) -> Integers:
-        """Returns where each step begins and ends in all rows, laid end to end."""
+        """Returns where each step begins and ends if all rows are laid end to end."""
         firsts = np.arange(len(self.begins))[:, None] * windows.lengths.shape[1]
         return np.stack([self.begins + firsts, self.ends + firsts], axis=2).reshape(-1)
 
     def compute_longest(self, windows: Windows) -> Integers:
-        """Returns the longest sample of each step, 0 where it is idle."""
+        """Returns the length of the longest sample of each step, or 0 if it is idle."""
         if windows.is_sorted:
             longest = np.take_along_axis(windows.lengths, np.maximum(0, self.ends - 1), axis=1)
         else:
@@ -297,7 +296,7 @@ class Runs:
 
 
 def price(lengths: Integers, cost: Cost) -> Integers:
-    """Returns the cost of each length, 0 where that is 0: the function is asked once for each different one."""
+    """Returns the cost of each length, and 0 for length 0. The cost function is called once per distinct length."""
     different, places = np.unique(lengths, return_inverse=True)
     costs = np.array([cost.of_tokens(tokens) if tokens else 0 for tokens in different.tolist()], dtype=np.int64)
     return costs[places].reshape(lengths.shape)
@@ -314,7 +313,7 @@ def align_windows(
     cost: Cost = TOKENS,
     sizes: Sizes = Sizes.ANY,
 ) -> Runs:
-    """Returns exactly ``target`` steps for each rank; what lies in none of them is carried.
+    """Returns exactly ``target`` steps for each rank; samples outside them are carried.
 
     Twin of `odb_ref.core.batching.alignment.align`.
     Spec: R4.1, R4.2, R4.3.
@@ -322,11 +321,11 @@ def align_windows(
     groups = Runs(bounds[:, :-1], bounds[:, 1:])
     count = count_groups(bounds)
     is_by_position = step_order is StepOrder.SAMPLER
-    # What leaves first has the least rank; where there is no group, the greatest.
+    # The group that leaves first has the least rank. Columns without a group have the greatest.
     ranks = groups.begins if is_by_position else -groups.compute_costs(windows, layout, cost)
     fills = ranks if is_by_position else -groups.compute_tokens(windows, layout)
     ranks, fills = (np.where(groups.sizes > 0, values, HUGE) for values in (ranks, fills))
-    # A sort of many columns at once keeps the order of what is equal, as the core's sorts do.
+    # Like the core's sorts, `lexsort` is stable.
     chosen = np.lexsort((fills, ~due), axis=-1)[:, :target]
     chosen_ranks = np.take_along_axis(ranks, chosen, axis=1)
     order = np.argsort(chosen_ranks, axis=1, kind="stable")
@@ -336,7 +335,7 @@ def align_windows(
     runs = Runs(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
     runs.begins[:, : chosen.shape[1]] = np.take_along_axis(groups.begins, chosen, axis=1)
     runs.ends[:, : chosen.shape[1]] = np.take_along_axis(groups.ends, chosen, axis=1)
-    # Where nothing is carried, groups stand in the order of a heap: it shows where some are equally full.
+    # If nothing is carried, the core's groups come from a heap, whose order shows when some are equally full.
     is_tied = (count <= target) & _has_ties(chosen_ranks)
     is_split = (count < target) & (count < windows.counts)
     if windows.is_sorted and layout is Layout.PADDED:
@@ -349,7 +348,7 @@ def align_windows(
     for row in np.flatnonzero(is_tied).tolist():
         held = _make_samples(windows, row, int(windows.counts[row]), range(int(windows.counts[row])))
         own = [held[begin:end] for begin, end in pairwise(bounds[row, : count[row] + 1].tolist())]
-        # But in sampler order a group lies in its row the other way round.
+        # Except in sampler order, a group lies reversed in its row.
         formed = tuple(own if is_by_position else [group[::-1] for group in own])
         steps, _ = align(formed, target, 0, layout, step_order, cost=cost, sizes=sizes)
         places = [sorted(sample.id for sample in step) for step in steps if step]
@@ -359,7 +358,7 @@ def align_windows(
 
 
 def _has_ties(ranks: Integers) -> Booleans:
-    """Returns which rows, in rising order, hold two equal values of groups."""
+    """Returns which rows, each sorted, hold two groups of equal rank."""
     is_tied: Booleans = ((ranks[:, 1:] == ranks[:, :-1]) & (ranks[:, 1:] < HUGE)).any(axis=1)
     return is_tied
 
@@ -367,10 +366,10 @@ def _has_ties(ranks: Integers) -> Booleans:
 def _halve(
     windows: Windows, rows: Integers, groups: Runs, target: int, *, cost: Cost, sizes: Sizes
 ) -> tuple[Integers, Integers, Booleans]:
-    """Returns where the steps of some rows begin and end, once padded groups are halved until there are ``target``, or only
-    singles; and in which rows steps are equally full, so that their order is still open.
+    """Returns the begins and ends of the steps of some rows after halving padded groups until there are ``target``, or only
+    single samples. The third result marks rows with equally full steps, whose order is still open.
 
-    Columns are groups in the order of making, empty once they are split. Spec: R4.2.
+    Columns are groups in the order they are made, empty once they are split. Spec: R4.2.
     """
     lengths = windows.lengths[rows]
     prices = lengths if cost == TOKENS else price(lengths, cost)
@@ -389,7 +388,9 @@ def _halve(
         if not is_open.any():
             break
         begin, end = begins[every, largest], ends[every, largest]
-        middle = end - np.where(is_open, middles[end - begin], 0)  # the longer ones are the first half, and lie behind
+        middle = end - np.where(
+            is_open, middles[end - begin], 0
+        )  # the first half has the longer samples, which come last
         ends[every[is_open], largest[is_open]] = begin[is_open]
         begins = np.column_stack([begins, middle, begin])
         ends = np.column_stack([ends, end, np.where(is_open, middle, begin)])
@@ -401,7 +402,7 @@ def _halve(
 
 
 def arrange_runs(runs: Runs, seed: int, round_: int) -> Runs:
-    """Returns the steps in the order in which they leave when they are shuffled.
+    """Returns the steps in the order they leave when shuffled.
 
     Twin of `odb_ref.core.batching.order.StepOrder.arrange`.
     Spec: R4.8, R4.9.

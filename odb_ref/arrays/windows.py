@@ -1,8 +1,8 @@
 """The windows of many ranks at once, as arrays.
 
-A window is a row of integers, a sample each: its length in the high bits, its position in the low ones. Sorting a row sorts
-by length, then position (R2.1), and a padded group is a run of the sorted row. For packed groups the row is put in another
-order, in which they are runs too. Either way the longest sample of a run is the last.
+A window is a row of integers, one per sample, with the length in the high bits and the position in the low ones. Sorting a row
+sorts by length, then position (R2.1), and a padded group is a run of the sorted row. For packed groups the row is put into an
+order in which they are runs too. Either way the longest sample of a run comes last.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _FILLER: Final = np.iinfo(np.int64).max
 
 
 def fits_twins(lengths: Integers) -> bool:
-    """Returns True when every length lies in 1..2^31 - 1, as those of a loaded trace do."""
+    """Returns True when every length lies in 1..2^31 - 1, as the lengths of a loaded trace do."""
     return bool(lengths.min() >= 1 and lengths.max() < 1 << (_POSITION_BITS - 1))
 
 
 def encode_samples(lengths: Integers, positions: Integers) -> Integers:
-    """Returns a number for each sample that sorts by length, then position; lengths and positions lie below 2^31."""
+    """Returns a number for each sample that sorts by length, then position. Lengths and positions must be below 2^31."""
     return lengths << _POSITION_BITS | positions
 
 
 def decode_lengths(samples: Integers) -> Integers:
-    """Returns the lengths that `encode_samples` was given."""
+    """Returns the lengths of encoded samples."""
     return samples >> _POSITION_BITS
 
 
 def decode_positions(samples: Integers) -> Integers:
-    """Returns the positions that `encode_samples` was given."""
+    """Returns the positions of encoded samples."""
     return samples & _POSITION_MASK
 
 
 def compute_ragged(begins: Integers, counts: Integers) -> Integers:
-    """``begins[0], begins[0] + 1 ...``, so many as ``counts[0]``; then those of the next, and so on; flat."""
+    """Returns, one after another in a flat array, the ``counts[i]`` integers from ``begins[i]`` on, for each i."""
     steps = np.cumsum(counts)
     total = int(steps[-1]) if len(steps) else 0
     flat = np.repeat(begins - steps + counts, counts)
@@ -52,10 +52,10 @@ def compute_ragged(begins: Integers, counts: Integers) -> Integers:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of some ranks; of row r the first ``counts[r]`` places hold samples.
+    """Windows of some ranks. In row r the first ``counts[r]`` places hold samples.
 
-    ``sums`` holds, before each place of a row, the lengths so far; ``used`` likewise what is used of each further resource.
-    Where rows are not ``is_sorted``, they stand by position.
+    ``sums`` holds, for each place of a row, the sum of the lengths before it; ``used`` does the same for the use of each
+    further resource. Rows that are not ``is_sorted`` are in order of position.
     """
 
     samples: Integers
@@ -67,7 +67,7 @@ class Windows:
 
     @property
     def tokens(self) -> Integers:
-        """What each row holds, in tokens without padding."""
+        """The tokens in each row, without padding."""
         tokens: Integers = self.sums[np.arange(len(self.counts)), self.counts]
         return tokens
 
@@ -78,8 +78,8 @@ class Windows:
 
 
 def sort_windows(*parts: tuple[Integers, Integers]) -> Windows:
-    """Returns the windows of ranks that hold all ``parts``: each the samples of a part, rank by rank, and how many each
-    rank has.
+    """Returns the sorted windows of ranks that hold all ``parts``. A part is its samples, rank by rank, and their number on
+    each rank.
     """
     counts = np.sum([part_counts for _, part_counts in parts], axis=0)
     ranks, width = len(counts), max(1, int(counts.max(initial=0)))
@@ -94,7 +94,7 @@ def sort_windows(*parts: tuple[Integers, Integers]) -> Windows:
 
 
 def accumulate_rows(values: Integers) -> Integers:
-    """Sums of each row before each of its places, and of all of it: one column more."""
+    """Returns the sum of each row before each of its places, and of the whole row in one more column."""
     sums = np.zeros((values.shape[0], values.shape[1] + 1), dtype=np.int64)
     np.cumsum(values, axis=1, out=sums[:, 1:])
     return sums

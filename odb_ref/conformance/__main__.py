@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     serve.add_argument("--ranks", action="store_true")
     options = parser.parse_args(arguments)
     if options.action == "serve":
-        answers, sys.stdout = sys.stdout, sys.stderr  # what a planner prints is not an answer
+        answers, sys.stdout = sys.stdout, sys.stderr  # so that a planner's own output is not taken for an answer
         return _serve(_find(options.planner, has_ranks=options.ranks), answers)
     if (options.planner is None) == (not command):
         parser.error("one planner: --planner MODULE:FUNCTION, or -- COMMAND")
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Returns what stands before ``--``, and after it."""
+    """Returns the arguments before ``--`` and those after it."""
     if "--" not in arguments:
         return arguments, []
     place = arguments.index("--")
@@ -91,14 +91,14 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _find(name: str, *, has_ranks: bool) -> Ask:
-    """Returns how to ask the function of that name."""
+    """Returns the `Ask` for the function called ``MODULE:FUNCTION``."""
     module, _, function = name.partition(":")
     planner = getattr(import_module(module), function)
     return ask_ranks(lambda _: planner) if has_ranks else ask_here(planner)
 
 
 def _serve(ask: Ask, answers: TextIO) -> int:
-    """Answers a line of JSON for each question, until the input ends."""
+    """Answers each question with a line of JSON until the input ends."""
     for line in sys.stdin:
         answer = ask(make_case(json.loads(line)))
         found: object = {"refused": "; ".join((*answer.refusals, answer.problem))}

@@ -1,4 +1,4 @@
-"""What an implementation answers: a plan with what it says of it, a refusal, or neither."""
+"""The answers of an implementation: a plan with its weights and report, a refusal, or neither."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from odb_ref.conformance.vectors import Json
 from odb_ref.core.errors import UsageError
 
 Plans: TypeAlias = list[list[list[int]]]
-"""For each rank and micro-batch the indices: of the rank's samples, or of all where they are dealt out."""
+"""By rank and micro-batch, the indices of the rank's samples, or of all samples if they are dealt out."""
 Weight: TypeAlias = Fraction | float
 
 
 class AnswerError(UsageError):
-    """What came back is neither a plan nor a refusal."""
+    """The answer is neither a plan nor a refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedPlan:
-    """A plan, and what its planner says of it: what it leaves out is not judged."""
+    """A plan, and what its planner states about it. Parts left out are not judged."""
 
     plans: Plans
     weights: list[list[list[Weight]]] | None = None
-    """For each micro-batch, by sample: what the loss of each of its supervised tokens weighs."""
+    """For each micro-batch, by sample: the weight of the loss of each supervised token."""
     scales: list[list[Weight]] | None = None
-    """For each micro-batch what its tokens weigh in sum, times the number of ranks."""
+    """For each micro-batch: the sum of its tokens' weights, times the number of ranks."""
     restored: list[list[int]] | None = None
-    """For each rank its indices, put back as outputs of the micro-batches are."""
+    """For each rank: its indices, restored to sample order as the outputs of micro-batches are."""
     report: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of a question."""
+    """The result of a question."""
 
     said: Json = None
-    """What was answered, in one piece: the parts of all ranks put together, where they plan alone."""
+    """The answer in one piece. If ranks plan alone, the parts of all ranks are put together."""
     refusals: tuple[str, ...] = ()
-    """What it said, where it refused: of each rank that did."""
+    """The messages of those that refused."""
     is_stuck: bool = False
     """True when a rank was left in the exchange, or no answer came in time."""
     is_divided: bool = False
-    """True when some ranks planned and others refused, or refused in other words."""
+    """True when some ranks planned and others refused, or refusals differ in words."""
     problem: str = ""
-    """Why it is not an answer at all."""
+    """Why the result is not an answer at all."""
 
     @property
     def is_plan(self) -> bool:
-        """True when nobody refused, hung or ended."""
+        """True when no planner refused, hung or ended."""
         return not (self.refusals or self.is_stuck or self.problem)
 
 
 def read_plan(said: Json) -> JudgedPlan:
-    """Returns a plan for all ranks: alone, or as ``"plan"`` beside what is said of it.
+    """Returns the plan for all ranks. ``said`` is the plan itself, or an object with ``"plan"`` and more about it.
 
     Raises: AnswerError when it is something else.
     """

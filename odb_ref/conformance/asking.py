@@ -1,8 +1,8 @@
-"""Putting a case to a function or a program, in one place or on ranks in a virtual world; no question waits for ever.
+"""Puts a case to a function or a program, in one process or on ranks in a virtual world. No question waits for ever.
 
-A program reads a line of JSON for each question, and answers with one: ``{"plan": ...}``, ``{"refused": "why"}`` or, of the
-online protocol, ``{"answer": ...}``. A rank that plans alone may first answer ``{"exchange": [integers]}``; it then reads
-``{"gathered": [[integers], ...]}``, what all ranks gave. Spec: R13.11.
+A program reads each question as a line of JSON and answers with one: ``{"plan": ...}``, ``{"refused": "why"}`` or, for the
+online protocol, ``{"answer": ...}``. A rank that plans alone may first answer ``{"exchange": [integers]}``. It then reads
+``{"gathered": [[integers], ...]}`` with the messages of all ranks. Spec: R13.11.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from odb_ref.conformance.vectors import PLANNED, Case, Json, encode, encode_rank
 from odb_ref.core.errors import OdbError
 
 LIMIT_S: Final = 10.0
-"""How long an answer may take. A rank that waits for one that has ended is noticed at once."""
+"""The most seconds for an answer. A rank that waits for one that has ended is noticed at once."""
 START_S: Final = 120.0
-"""How long the first answer may take: programs have to start, and functions to import."""
+"""The most seconds for the first answer, because programs have to start and functions to import."""
 _LARGEST: Final = 2**63 - 1
 
 Ask: TypeAlias = Callable[[Case], Answer]
 Exchange: TypeAlias = Callable[[Sequence[int]], Sequence[Sequence[int]]]
 Planner: TypeAlias = Callable[[Mapping[str, Json]], Json]
-"""Answers a question, or raises: then it refuses."""
+"""Answers a question, or raises to refuse it."""
 RankPlanner: TypeAlias = Callable[[Mapping[str, Json], Exchange], Json]
-"""Answers for one rank, which has an all-gather; or raises."""
+"""Answers a question for one rank, given its all-gather, or raises to refuse it."""
 
 
 class StuckError(OdbError, RuntimeError):
@@ -42,7 +42,7 @@ class StuckError(OdbError, RuntimeError):
 
 
 class PlannerEndedError(OdbError, RuntimeError):
-    """A planner ended, or said what nobody can read."""
+    """A planner ended, or gave an unreadable answer."""
 
 
 class RefusedError(OdbError, RuntimeError):
@@ -50,12 +50,12 @@ class RefusedError(OdbError, RuntimeError):
 
 
 def make_question(case: Case) -> dict[str, Json]:
-    """Returns what is asked in one place, as JSON: a copy, which a planner may change."""
+    """Returns the question to one process, as JSON. It is a copy, which a planner may change."""
     return deepcopy(encode(case.problem) if case.kind in PLANNED else {"kind": case.kind, **case.record})
 
 
 def ask_here(planner: Planner, limit_s: float = LIMIT_S) -> Ask:
-    """Returns how to ask where one place knows all."""
+    """Returns the `Ask` for a planner in one process that knows everything."""
     limits = chain([max(limit_s, START_S)], repeat(limit_s))
 
     def ask(case: Case) -> Answer:
@@ -66,8 +66,8 @@ def ask_here(planner: Planner, limit_s: float = LIMIT_S) -> Ask:
 
 
 def _run_all(calls: Sequence[Callable[[], Json]], limit_s: float) -> list[Json | Exception]:
-    """Returns what each call gives or raises: StuckError of one that takes too long, PlannerEndedError of one that ends its
-    thread.
+    """Returns what each call returns or raises: StuckError for a call that takes too long, PlannerEndedError for one that ends
+    its thread.
     """
     found: list[Json | Exception] = [StuckError(f"no answer in {limit_s:g} s")] * len(calls)
 
@@ -76,7 +76,7 @@ def _run_all(calls: Sequence[Callable[[], Json]], limit_s: float) -> list[Json |
             found[place] = calls[place]()
         except Exception as error:
             found[place] = error
-        except BaseException as error:  # such as SystemExit: the judge must not end with it
+        except BaseException as error:  # such as SystemExit, which must not end the judge
             found[place] = PlannerEndedError(f"the planner ended with {error!r}")
 
     threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(calls))]
@@ -88,7 +88,7 @@ def _run_all(calls: Sequence[Callable[[], Json]], limit_s: float) -> list[Json |
 
 
 class World:
-    """An all-gather between threads, which tells who is left in it."""
+    """An all-gather between threads, which notices a rank left waiting in it."""
 
     def __init__(self, ranks: int, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -99,8 +99,8 @@ class World:
     def make_exchange(self, rank: int) -> Exchange:
         """Returns the all-gather of one rank.
 
-        Raises, in it: StuckError when another has ended or never comes, or the messages are none of equally many integers of 64
-        bits, which no real one would carry.
+        The all-gather raises StuckError when another rank has ended or never comes, or when the messages are not equally long
+        lists of 64-bit integers, which no real all-gather would carry.
         """
 
         def exchange(message: Sequence[int]) -> Sequence[Sequence[int]]:
@@ -130,7 +130,7 @@ class World:
 
 
 def ask_ranks(planners: Callable[[int], RankPlanner], limit_s: float = LIMIT_S) -> Ask:
-    """Returns how to ask ranks that plan alone, each in a thread: ``planners`` has that of each rank."""
+    """Returns the `Ask` for ranks that plan alone, each in a thread. ``planners`` returns the planner of each rank."""
     limits = chain([max(limit_s, START_S)], repeat(limit_s))
 
     def ask(case: Case) -> Answer:
@@ -151,7 +151,7 @@ def ask_ranks(planners: Callable[[int], RankPlanner], limit_s: float = LIMIT_S) 
 
 
 def _join(found: Sequence[Json | Exception]) -> Answer:
-    """Returns the answer that those of all ranks make."""
+    """Returns the joint answer of all ranks."""
     stuck = [str(item) for item in found if isinstance(item, StuckError)]
     ended = [str(item) for item in found if isinstance(item, PlannerEndedError)]
     errors = [
@@ -173,7 +173,7 @@ def _join(found: Sequence[Json | Exception]) -> Answer:
 
 
 class Program:
-    """A planner in a process of its own, started when it is asked and again after it has hung or ended."""
+    """A planner in its own process, started on the first question, and again after it has hung or ended."""
 
     def __init__(
         self,
@@ -190,9 +190,9 @@ class Program:
         self._has_answered = False
 
     def answer(self, question: Mapping[str, Json], exchange: Exchange | None = None) -> Json:
-        """Returns what it answers; ``exchange`` is the all-gather of a rank.
+        """Returns the program's answer. ``exchange`` is the all-gather of a rank.
 
-        Raises: RefusedError, StuckError when it takes too long, PlannerEndedError when it ends or says what cannot be read.
+        Raises: RefusedError, StuckError when it takes too long, PlannerEndedError when it ends or its answer is unreadable.
         """
         try:
             return self._answer(question, exchange)
@@ -259,30 +259,30 @@ class Program:
         threading.Thread(target=receive, daemon=True).start()
 
     def close(self) -> None:
-        """Ends the program; asked again, it starts anew."""
+        """Ends the program. The next question starts it again."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
-                    with suppress(OSError):  # what it has not taken cannot be written now either
+                    with suppress(OSError):  # closing flushes input that the program can no longer take
                         pipe.close()
             self._process = None
 
 
 class Programs:
-    """A program for each rank, of one command."""
+    """One program per rank, all with the same command."""
 
     def __init__(self, command: Sequence[str], seed: str) -> None:
         self._make = partial(Program, command, seed)
         self._programs: dict[int, Program] = {}
 
     def get(self, rank: int) -> RankPlanner:
-        """Returns that of a rank."""
+        """Returns the planner of a rank."""
         return self._programs.setdefault(rank, self._make()).answer
 
     def close(self) -> None:
-        """Ends them all."""
+        """Ends all programs."""
         for program in self._programs.values():
             program.close()
 

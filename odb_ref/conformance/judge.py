@@ -1,4 +1,4 @@
-"""What is wrong with a plan, by the property it breaks: from the rules' words, not from any planner's code. Spec: R13."""
+"""Finds the properties that a plan breaks, following the text of the rules, not any planner's code. Spec: R13."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ RULES: Final = {
     "ANSWER": "an answer is a plan or a refusal, and nobody ends on the way",
     "EXACT": "the answer is the model's",
 }
-"""What an implementation is judged by, and where it stands."""
+"""The properties an implementation is judged by, each with its rule."""
 
 _NEAR: Final = 1e-9
-"""How far a float may be from the fraction that it stands for."""
+"""The relative error allowed between a float and the value it stands for."""
 
 
 def find_faults(problem: Problem, plans: Plans) -> set[str]:
@@ -52,7 +52,7 @@ def find_faults(problem: Problem, plans: Plans) -> set[str]:
 
 
 def find_false_words(problem: Problem, found: JudgedPlan, exact: Record) -> tuple[set[str], set[str]]:
-    """Returns which properties of what a planner says of its plan were judged, and those that it breaks."""
+    """Returns the properties judged in a planner's statements about its plan, and those broken."""
     judged, faults = set(), set()
     if problem.mean is not None and (found.weights is not None or found.scales is not None):
         judged.add("WEIGHT")
@@ -70,7 +70,7 @@ def find_false_words(problem: Problem, found: JudgedPlan, exact: Record) -> tupl
 
 
 def compute_least(problem: Problem) -> int:
-    """Returns a count that every plan has at least. Spec: R13.10."""
+    """Returns a lower bound of the count of any plan. Spec: R13.10."""
     terms, least = problem.terms, 0
     bounds = {"budget": terms["budget"], **terms.get("limits", {})}
     for rank in _list_homes(problem):
@@ -85,7 +85,7 @@ def compute_least(problem: Problem) -> int:
 
 
 def compute_costs(problem: Problem, plans: Plans) -> list[list[int]]:
-    """Returns what each micro-batch of each rank costs. Spec: R13.2."""
+    """Returns the cost of each micro-batch of each rank. Spec: R13.2."""
     cost = choose_cost(problem.terms.get("cost") or "tokens").of_tokens
     found = []
     for rank, own in enumerate(plans):
@@ -102,7 +102,7 @@ def compute_wait_of(problem: Problem, plans: Plans) -> float:
 
 
 def _list_homes(problem: Problem) -> Sequence[int | None]:
-    """Returns the ranks whose samples are their own; None stands for all of them together."""
+    """Returns the ranks with their own samples, or None alone if all ranks share them."""
     return [None] if problem.is_dealt else range(len(problem.lengths))
 
 
@@ -159,7 +159,7 @@ def _check_batches(problem: Problem, plans: Plans) -> set[str]:
 
 
 def _check_order(problem: Problem, plans: Plans) -> set[str]:
-    """Returns ORDER where the order is asked for, and micro-batches are in another."""
+    """Returns ORDER if an order is requested and micro-batches are in another."""
     for costs in compute_costs(problem, plans):
         falling = sorted(costs, reverse=True)
         match problem.terms.get("order"):
@@ -175,7 +175,7 @@ def _check_order(problem: Problem, plans: Plans) -> set[str]:
 
 
 def _check_empty(problem: Problem, plans: Plans) -> set[str]:
-    """Returns NONEMPTY where a rank is idle although it has units enough; where samples are dealt out, all ranks together."""
+    """Returns NONEMPTY if a rank is idle although it has enough units. If samples are dealt out, all ranks count as one."""
     groups = [[*plans]] if problem.is_dealt and not problem.has_homes() else [[own] for own in plans]
     for rank, group in enumerate(groups):
         held = set(_list_held(group))
@@ -188,8 +188,8 @@ def _check_empty(problem: Problem, plans: Plans) -> set[str]:
 
 
 def compute_weights(problem: Problem) -> list[list[Fraction]]:
-    """Returns what each supervised token of each sample weighs, by rank, or all in one where they are dealt out. Spec:
-    R13.9.
+    """Returns the weight of each supervised token of each sample, by rank, or in one list if samples are dealt out.
+    Spec: R13.9.
     """
     homes = _list_homes(problem)
     supervised = [pick(problem.supervised or problem.lengths, rank) for rank in homes]

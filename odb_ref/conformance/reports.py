@@ -1,4 +1,4 @@
-"""Verdicts, written down: for a person, as JUnit has them, and as a page."""
+"""Writes verdicts as text, JUnit XML, JSON or an HTML page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from odb_ref.conformance.running import CaseVerdict
 
 
 def describe(verdicts: Sequence[CaseVerdict]) -> str:
-    """Returns what a person reads: the cases that were broken, then a line for each property, and the scores."""
+    """Returns the text report: the broken cases, then a line for each property, and the scores."""
     lines = [
         f"{verdict.case.id}: {', '.join(verdict.faults)}: {verdict.case.comment} {verdict.says}".rstrip()
         for verdict in verdicts
@@ -30,13 +30,13 @@ def describe(verdicts: Sequence[CaseVerdict]) -> str:
 
 
 def count_verdicts(verdicts: Sequence[CaseVerdict], name: str) -> tuple[int, int]:
-    """Returns how many cases a property was judged in, and how many broke it."""
+    """Returns how many cases judged a property, and how many broke it."""
     broken = sum(name in verdict.faults for verdict in verdicts)
     return sum(name in verdict.judged or name in verdict.faults for verdict in verdicts), broken
 
 
 def compute_scores(verdicts: Sequence[CaseVerdict]) -> tuple[float, float, int]:
-    """Returns the mean count over the least, the mean wait over the floor, and of how many plans that broke nothing."""
+    """Returns the mean excess and the mean wait of the plans that broke nothing, and the number of those plans."""
     kept = [verdict for verdict in verdicts if verdict.excess is not None]
     number = max(1, len(kept))
     return (
@@ -47,7 +47,7 @@ def compute_scores(verdicts: Sequence[CaseVerdict]) -> tuple[float, float, int]:
 
 
 def describe_scores(verdicts: Sequence[CaseVerdict]) -> str:
-    """Returns both scores in words."""
+    """Returns both scores as a sentence."""
     excess, wait, number = compute_scores(verdicts)
     if not number:
         return "no scores: no plan that breaks nothing"
@@ -55,7 +55,7 @@ def describe_scores(verdicts: Sequence[CaseVerdict]) -> str:
 
 
 def write_junit(verdicts: Sequence[CaseVerdict]) -> str:
-    """Returns the verdicts as JUnit has them."""
+    """Returns the verdicts as JUnit XML."""
 
     def render(verdict: CaseVerdict) -> str:
         name = saxutils.quoteattr(verdict.case.id)
@@ -74,7 +74,7 @@ def write_junit(verdicts: Sequence[CaseVerdict]) -> str:
 
 
 def write_json(verdicts: Sequence[CaseVerdict]) -> str:
-    """Returns the verdicts as JSON, one of each case."""
+    """Returns the verdicts as a JSON list, one for each case."""
     return json.dumps(
         [
             {
@@ -92,7 +92,7 @@ def write_json(verdicts: Sequence[CaseVerdict]) -> str:
 
 
 def write_html(verdicts: Sequence[CaseVerdict], title: str) -> str:
-    """Returns the verdicts as a page: red what was broken, grey what says nothing of this planner."""
+    """Returns the verdicts as an HTML page: broken cases in red, cases not judged in grey."""
     rows = "\n".join(
         f'<tr style="background:{_choose_colour(verdict)}"><td>{html.escape(verdict.case.id)}</td>'
         f"<td>{', '.join(verdict.faults)}</td><td>{html.escape(verdict.case.comment)}</td>"

@@ -1,4 +1,4 @@
-"""Putting all cases to an implementation, and the verdicts: kept, broken, or not asked. Spec: R13."""
+"""Puts all cases to an implementation and makes the verdicts: kept, broken, or not asked. Spec: R13."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from odb_ref.plan.terms import Oversize
 _OF_PLANS = frozenset({"COVER", "ONCE", "HOME", "EQUAL", "BUDGET"})
 _OF_KNOWN_LENGTHS = frozenset({"MULTIPLE", "NONEMPTY", "TOGETHER"})
 FAILING = "failing"
-"""What a planner does not claim that does not refuse a sample which is too long."""
+"""Left unclaimed by a planner that does not refuse a sample that is too long."""
 _IS_NOT_THE_BEST = "not-the-best"
-"""A flag: the plan that the rules describe is not the best one, which is known."""
+"""Flags a case in which the plan by the rules is not the best one, which is known."""
 _PATIENCE = 3
-"""How many answers may fail to come in time: then no more is asked."""
+"""The number of answers that may come too late before no more cases are asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseVerdict:
-    """What became of a case."""
+    """The verdict on one case."""
 
     case: Case
     judged: frozenset[str] = frozenset()
-    """The properties that it was judged by; none, when it was not asked."""
+    """The properties judged; empty if the case was not asked."""
     faults: tuple[str, ...] = ()
-    """Those that were broken."""
+    """The properties broken."""
     says: str = ""
     excess: float | None = None
-    """Its count over the least that is known to do, or that any plan has."""
+    """The plan's count divided by the least one known to suffice, or else by a lower bound of all plans."""
     wait: float | None = None
-    """Its wait over the least that is known to do, or 1."""
+    """The plan's wait divided by the least one known, or else by 1."""
 
     @property
     def is_broken(self) -> bool:
@@ -44,27 +44,27 @@ class CaseVerdict:
 
     @property
     def is_asked(self) -> bool:
-        """True when the case was judged: not where a term of it is not claimed."""
+        """True when the case was judged."""
         return bool(self.judged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
-    """How an implementation is asked and judged."""
+    """How to ask and judge an implementation."""
 
     ask: Ask
     elsewhere: Sequence[Ask] = ()
-    """The same one in other processes, with other hash seeds."""
+    """The same implementation in other processes, with other hash seeds."""
     unclaimed: frozenset[str] = frozenset()
-    """Kinds, terms and cases that it does not know, and `FAILING`."""
+    """The kinds, terms and cases that the implementation does not claim, and perhaps `FAILING`."""
     has_ranks: bool = False
-    """True when ranks plan alone, and exchange."""
+    """True when ranks plan alone and exchange messages."""
     is_exact: bool = False
-    """True when an answer must be the model's, where that is known."""
+    """True when an answer must equal the model's, if that is known."""
 
 
 def run_cases(cases: Iterable[Case], judging: Judging) -> list[CaseVerdict]:
-    """Returns the verdict of each case; with ranks also of what becomes of it when one of them fails."""
+    """Returns the verdict on each case. With ranks, each case is also asked with one rank failing."""
     verdicts = []
     late = 0
     for case in cases:
@@ -87,7 +87,7 @@ def _can_be_asked(case: Case, judging: Judging) -> bool:
 
 
 def _list_failing(case: Case) -> list[Case]:
-    """Returns the case once for each rank, in which that rank has a sample that is too long. Spec: R13.11."""
+    """Returns variants of the case in which one rank (of the first four) has a sample that is too long. Spec: R13.11."""
     problem = case.problem
     if case.expect != "plan" or problem.terms.get("oversize") == Oversize.ALONE or len(problem.lengths) < 2:
         return []
@@ -116,7 +116,7 @@ def _extend(column: list[list[int]], culprit: int, value: int) -> list[list[int]
 
 
 def _doubt_who_always_refuses(verdicts: Sequence[CaseVerdict]) -> list[CaseVerdict]:
-    """Returns the verdicts, those apart which a planner gets right that refuses the same without the reason too."""
+    """Returns the verdicts. A right refusal counts as not judged if the planner also fails the twin, which it should plan."""
     broken = {verdict.case.id for verdict in verdicts if "EXPECT" in verdict.faults or "ANSWER" in verdict.faults}
     found = []
     for verdict in verdicts:
@@ -128,7 +128,7 @@ def _doubt_who_always_refuses(verdicts: Sequence[CaseVerdict]) -> list[CaseVerdi
 
 
 def judge(case: Case, judging: Judging) -> CaseVerdict:
-    """Returns the verdict of a case that is claimed."""
+    """Returns the verdict on a claimed case."""
     answer = judging.ask(case)
     judged = {"EXPECT", "ANSWER", "TERMINATION"} | ({"AGREE"} if judging.has_ranks else set())
     faults = set()
@@ -172,7 +172,7 @@ def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: set[str], 
         faults |= also_broken
         count, costs = len(found.plans[0]), compute_wait_of(problem, found.plans)
         known = {"plan": found.plans, "count": count, "wait": costs}
-        known["least_wait"] = found.report.get("least_wait", case.exact.get("least_wait"))  # where it is said at all
+        known["least_wait"] = found.report.get("least_wait", case.exact.get("least_wait"))  # judged only if reported
         differs = [name for name, value in case.exact.items() if not _is_same(value, known.get(name))]
         if is_exact and case.exact and _IS_NOT_THE_BEST not in case.flags:
             judged.add("EXACT")
@@ -198,7 +198,7 @@ def _freeze(answer: Answer) -> str:
     said = answer.said if answer.is_plan else [answer.refusals, answer.problem, answer.is_stuck]
     try:
         return json.dumps(said, sort_keys=True, default=str)
-    except (TypeError, ValueError, RecursionError):  # no answer at all: keys of several types, or one that holds itself
+    except (TypeError, ValueError, RecursionError):  # not JSON: keys of several types, or a value that contains itself
         return type(said).__name__
 
 

@@ -1,8 +1,8 @@
-"""The cases: read from JSON, one file a property. Spec: R13.
+"""The cases, read from JSON, one file per property. Spec: R13.
 
-A case is ``{"id", "comment", "from", "kind", "problem", "flags", "expect"}``, and where it is known ``"exact"``;
-``schema.json`` beside the cases says the rest. A problem of a plan is a `Problem`; of the online protocol it is JSON that
-the implementation reads.
+A case is ``{"id", "comment", "from", "kind", "problem", "flags", "expect"}``, with ``"exact"`` if the best answer is known;
+``schema.json`` beside the cases defines the rest. The problem of a plan is a `Problem`; that of the online protocol stays JSON,
+which the implementation reads.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from odb_ref.plan.terms import SAMPLES, Options, Within
 
 _CHECKOUT: Final = Path(__file__).parents[2] / "spec" / "vectors" / "v1"
 VECTORS: Final = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).parent / "cases"
-"""Where the cases are: in a checkout, or in what was installed."""
+"""The folder of the cases, in a checkout or in the installed package."""
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Record: TypeAlias = Mapping[str, Json]
 Expect: TypeAlias = Literal["plan", "refuse", "either"]
 Column: TypeAlias = list[list[int]]
-"""For each rank, for each of its samples."""
+"""A value for each sample, by rank."""
 
 PLANNED: Final = ("plan_all", "plan_ranks", "epoch")
-"""The kinds whose answer is a plan: of known lengths, or of an epoch in which lengths become known."""
+"""The kinds whose answer is a plan, either for known lengths or for an epoch whose lengths become known on the way."""
 COLUMNS: Final = ("supervised", "together")
 
 
 @dataclass(slots=True, kw_only=True)
 class Problem:
-    """What is to be planned: columns by rank. Where samples are dealt out, indices go on from rank to rank."""
+    """What to plan, as columns by rank. If samples are dealt out, indices continue from rank to rank."""
 
     lengths: Column
     is_dealt: bool = False
@@ -44,28 +44,28 @@ class Problem:
     together: Column | None = None
     uses: dict[str, Column] = field(default_factory=dict)
     mean: str | None = None
-    """What the weights are asked for."""
+    """The mean for which weights are requested."""
     settings: Record = field(default_factory=dict)
-    """The windows, rule, order and so on of an epoch."""
+    """The window, rule, order and so on of an epoch."""
     changes: list[Mapping[str, object]] | None = None
-    """By rank, in what its terms differ from the others', or what it is told of the groups of the step."""
+    """By rank, the terms in which it differs from the others, or what it is told of the groups of the step."""
     terms: Options
 
     def get_lengths(self, rank: int | None) -> list[int]:
-        """Returns the lengths of a rank's samples; with None of all."""
+        """Returns the lengths of a rank's samples, or with None of all samples."""
         return pick(self.lengths, rank)
 
     def list_tokens(self, rank: int | None, batch: Sequence[int]) -> list[int]:
-        """Returns the length of each of its samples, rounded up. Spec: R13.2."""
+        """Returns the rounded-up length of each sample of a micro-batch. Spec: R13.2."""
         lengths, whole = self.get_lengths(rank), self.terms.get("pad_to", 1)
         return [-(-lengths[index] // whole) * whole for index in batch]
 
     def is_padded(self) -> bool:
-        """Returns True when a micro-batch takes its samples times the longest."""
+        """Returns True in the padded layout, where a micro-batch has its number of samples times the longest in tokens."""
         return self.terms.get("layout", Layout.PACKED) == Layout.PADDED
 
     def measure(self, rank: int | None, batch: Sequence[int]) -> dict[str, int]:
-        """Returns what a micro-batch takes of all that is bounded, by name. Spec: R13.2."""
+        """Returns how much a micro-batch uses of the budget and of each limit, by name. Spec: R13.2."""
         rows = self.list_tokens(rank, batch)
         found = {"budget": len(rows) * max(rows, default=0) if self.is_padded() else sum(rows)}
         for name in self.terms.get("limits", {}):
@@ -76,7 +76,7 @@ class Problem:
         return found
 
     def list_units(self, rank: int | None) -> list[list[int]]:
-        """Returns the indices that share a micro-batch. Spec: R13.7."""
+        """Returns the groups of indices that must share a micro-batch. Spec: R13.7."""
         number = len(self.get_lengths(rank))
         if self.together is None or self.terms.get("within", Within.MICRO_BATCH) != Within.MICRO_BATCH:
             return [[index] for index in range(number)]
@@ -86,12 +86,12 @@ class Problem:
         return [*found.values()]
 
     def has_homes(self) -> bool:
-        """Returns True when samples are dealt out, and those of a key must share a rank."""
+        """Returns True when samples are dealt out and those of one key must share a rank."""
         return self.is_dealt and self.together is not None and self.terms.get("within") == Within.RANK
 
 
 def pick(column: Sequence[Sequence[int]], rank: int | None) -> list[int]:
-    """Returns the part of one rank, or with None all of it."""
+    """Returns the part of one rank, or with None the whole column."""
     return [*chain.from_iterable(column)] if rank is None else [*column[rank]]
 
 
@@ -104,13 +104,13 @@ class Case:
     origin: str
     kind: str
     record: Record
-    """What it is asked, as JSON."""
+    """The question, as JSON."""
     flags: tuple[str, ...]
     expect: Expect
     exact: Record
-    """What the model answers, or what is best by an exhaustive search, as far as it is known."""
+    """The answer of the model, or the best by an exhaustive search, as far as they are known."""
     twin: str | None
-    """The case that differs from a refused one in the reason alone, and is planned."""
+    """For a case to refuse: a case that can be planned, and otherwise differs only in the reason for the refusal."""
 
     @property
     def problem(self) -> Problem:
@@ -124,7 +124,7 @@ class Case:
 
     @property
     def terms(self) -> frozenset[str]:
-        """What must be claimed to be asked this."""
+        """The kinds and terms that an implementation must claim before it is asked this case."""
         if self.kind not in PLANNED:
             return frozenset({self.kind})
         problem = self.problem
@@ -133,13 +133,13 @@ class Case:
 
 
 def decode(record: Record, kind: str) -> Problem:
-    """Returns the problem of a record that keeps the schema."""
+    """Returns the problem of a record that matches the schema."""
     fields = {name: value for name, value in record.items() if name != "kind"}
     return Problem(is_dealt=kind == "plan_all", is_online=kind == "epoch", **fields)  # type: ignore[arg-type]
 
 
 def encode(problem: Problem) -> dict[str, Json]:
-    """Returns the problem as JSON, with its kind: what is asked where one place knows all."""
+    """Returns the problem as JSON, with its kind, as the question to one process that knows everything."""
     kind = "plan_all" if problem.is_dealt else "epoch" if problem.is_online else "plan_ranks"
     record: dict[str, Json] = {"kind": kind, "lengths": problem.lengths, "terms": _encode_terms(problem.terms)}
     for name in (*COLUMNS, "mean"):
@@ -154,7 +154,7 @@ def encode(problem: Problem) -> dict[str, Json]:
 
 
 def encode_rank(problem: Problem, rank: int) -> dict[str, Json]:
-    """Returns what one rank is asked, as JSON: what it has, and no more."""
+    """Returns the question to one rank as JSON, with that rank's data only."""
     changes = {} if problem.changes is None else _encode_terms(problem.changes[rank])
     groups = changes.pop("group_supervised", None)
     record: dict[str, Json] = {
@@ -192,7 +192,7 @@ def sum_groups(problem: Problem) -> dict[int, int]:
 
 
 def make_case(question: Record) -> Case:
-    """Returns a case of a question alone, as a program is asked it."""
+    """Returns a case made of a question alone, in the form a program reads."""
     record = {name: value for name, value in question.items() if name != "kind"}
     kind = str(question["kind"])
     return Case(
@@ -201,7 +201,7 @@ def make_case(question: Record) -> Case:
 
 
 def read_cases(folder: Path = VECTORS) -> Iterator[Case]:
-    """Reads the cases of all files of a folder, by name."""
+    """Reads the cases in all files of a folder, ordered by file name."""
     for path in sorted(folder.glob("*.json")):
         if path.name != "schema.json":
             for record in json.loads(path.read_text(encoding="utf-8")):

@@ -3,5 +3,5 @@
 It answers the Distributed Group Alignment Problem (DGAP): how ranks that form different numbers of batches agree on one
 number of steps, round after round.
 
-Read `machine` first: the table of phases and how a round goes are at its top.
+Read `machine` first. Its docstring explains a round and has the table of phases.
 """

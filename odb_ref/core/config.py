@@ -1,4 +1,4 @@
-"""The configuration of an epoch: shared by all ranks but for the rank's own number. Spec: R1.4."""
+"""The configuration of an epoch, which all ranks share except for a few fields of their own. Spec: R1.4."""
 
 from __future__ import annotations
 
@@ -22,33 +22,35 @@ from odb_ref.core.types import Mode, Sample
 DEPTH_STEPS: Final = 8
 MAX_AGE_ROUNDS: Final = 4
 RAMP_ROUNDS: Final = 3
-"""The defaults, where they are passed on."""
+"""Defaults that other modules use too."""
 
 
 def choose_ramp(window_samples: int, samples_per_rank: float | None) -> int:
-    """Returns how many of an epoch's first windows are smaller where nothing else is asked for; None: nobody knows the samples.
+    """Returns the default number of smaller windows at the start of an epoch. ``samples_per_rank`` is None if unknown.
 
-    The steps that these windows fill badly cost an epoch less than half a step in the mean. Where a rank has fewer samples
-    than two windows that would be more than one in a hundred. Spec: R2.3.
+    The poorly filled steps of these windows cost an epoch less than half a step on average. That would be more than one step
+    in a hundred if a rank has fewer samples than two windows. Spec: R2.3.
     """
     return 1 if samples_per_rank is not None and samples_per_rank < 2 * window_samples else RAMP_ROUNDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What an epoch's end, carrying and limits depend on, beside budget, window and rule: written once, here.
+    """The settings of an epoch beside budget, window and rule, defined in this one place.
 
-    The rest follows from the fields: the check, the fingerprint, the trace's header and the commands' options. A field's
-    metadata holds the ``least`` it may be, ``help`` if commands take it as an option, and as ``absent`` the value for which
-    the header leaves it out, as it must whatever came after the first trace format: what was done before there was a choice.
+    The checks, the fingerprint, the trace's header and the commands' options follow from the fields. A field's metadata holds
+    its minimum as ``least`` and, if commands take it as an option, its ``help``. The header omits a field whose value is
+    ``absent``. Every field added after the first trace format has one: the behaviour from before there was a choice.
 
-    ``layout`` says how samples share a batch, and so what its tokens are; ``order`` how batches follow each other; ``cost`` in
-    what those that meet in a step are alike; ``sizes`` what numbers of samples a batch may have. ``limits`` bounds, beside
-    tokens, what a batch may use of each further resource (``Sample.costs``).
-    With ``update_samples`` an optimizer update holds so many samples of all ranks, and nothing is carried from one to the next
-    (R16); what bounds windows and carrying then has no say. None: windows of ``window_samples``.
+    ``layout`` is how samples share a batch, and so decides how its tokens are counted. ``order`` is how batches follow each
+    other, ``cost`` is the quantity by which the batches of a step are matched over ranks, and ``sizes`` restricts the number
+    of samples in a batch. ``limits`` bounds the use of each further resource (``Sample.costs``) by a batch.
+    With ``update_samples``, an optimizer update holds that number of samples over all ranks, and no sample is carried from one
+    update to the next (R16). The settings for windows and carrying then have no effect. If it is None, windows hold
+    ``window_samples``.
     ``max_age_rounds`` bounds for how many rounds a sample may be carried. The first ``ramp_rounds`` windows are smaller
-    (halved once for each round still to go), so that the first step comes early; None: what `choose_ramp` says.
+    (halved once for each round of the ramp still to go), so that the first step comes early. None means `choose_ramp`'s
+    default.
     """
 
     layout: Layout = field(
@@ -117,9 +119,9 @@ class Terms:
     )
 
     def apply(self, what: _HasTerms) -> _HasTerms:
-        """Returns ``what`` on these terms.
+        """Returns a copy of ``what`` with these terms.
 
-        Raises: UsageError when they make no sense for it.
+        Raises: UsageError when the terms are not valid for ``what``.
         """
         return replace(what, **{item.name: getattr(self, item.name) for item in fields(Terms)})
 
@@ -129,16 +131,16 @@ _HasTerms = TypeVar("_HasTerms", bound=Terms)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Terms):
-    """What a rank must know before an epoch. All but what ``is_own`` enters the fingerprint that the ranks compare.
+    """What a rank must know before an epoch. All fields but those marked ``is_own`` enter the fingerprint that ranks compare.
 
-    ``window_samples`` is how many samples a rank holds when it forms groups. ``depth_steps`` bounds the queue between the
-    loader and its consumer. ``shared_samples`` is how many samples the common order has that all ranks draw from (R14); None:
-    each rank has a source of its own. ``peers`` is how many processes a rank is, and ``peer`` which of them this is (R17).
-    ``order_seed`` decides how steps are shuffled. ``tag`` holds whatever else must be equal
-    on all ranks (epoch, loss scaling ...).
+    ``window_samples`` is the number of samples a rank holds when it forms groups. ``depth_steps`` bounds the queue between
+    the loader and its consumer. ``shared_samples`` is the number of samples in the common order that all ranks draw from
+    (R14), or None if each rank has its own source. A rank consists of ``peers`` processes, and this one has the number
+    ``peer`` (R17). ``order_seed`` decides how steps are shuffled. ``tag`` holds anything else that must be equal on all ranks
+    (epoch, loss scaling ...).
 
     Spec: R1.4, R14.1, R16.
-    Raises: UsageError when a value makes no sense.
+    Raises: UsageError when a value is not valid.
     """
 
     rank: int = field(metadata={"is_own": True})
@@ -154,7 +156,7 @@ class Config(Terms):
     order_seed: int = field(default=0, metadata={"least": 0, "absent": 0})
     tag: str = ""
     shared_json: str = field(init=False, repr=False, compare=False)
-    """What must be equal on all ranks, as canonical JSON."""
+    """The settings that must be equal on all ranks, as canonical JSON."""
     fingerprint: int = field(init=False, repr=False, compare=False)
     """A 56-bit hash of ``shared_json``: equal on all ranks, or the epoch ends with MISMATCH. Spec: R7.3."""
 
@@ -179,7 +181,9 @@ class Config(Terms):
             for item, value in values
             if not item.metadata.get("is_own") and not ("absent" in item.metadata and value == item.metadata["absent"])
         }
-        shared_json = json.dumps(shared, sort_keys=True, default=attrgetter("name"))  # a cost and a rule have names
+        shared_json = json.dumps(
+            shared, sort_keys=True, default=attrgetter("name")
+        )  # costs and rules are written by name
         digest = hashlib.blake2b(shared_json.encode(), digest_size=7).digest()
         object.__setattr__(self, "shared_json", shared_json)
         object.__setattr__(self, "fingerprint", int.from_bytes(digest, "big"))
@@ -200,7 +204,7 @@ class Config(Terms):
     def check_samples(self, samples: Iterable[Sample]) -> None:
         """Checks that this configuration can group every sample.
 
-        Raises: UsageError when a length or a cost makes no sense, or there is not one cost for each limit. Spec: R1.1.
+        Raises: UsageError when a length or a cost is not valid, or a sample does not have one cost for each limit. Spec: R1.1.
         """
         costs = len(self.limits)
         is_priced = self.cost != TOKENS
@@ -213,11 +217,11 @@ class Config(Terms):
                 raise UsageError(f"sample {sample.id}: {self.cost.name} gives {sample.length} tokens a cost below 1")
 
     def compute_round_bounds(self, agreed_tokens: int) -> tuple[int, tuple[int, ...]]:
-        """Returns the token budget and the limits of a round for which so many tokens are agreed on. Spec: R15.1."""
+        """Returns the token budget and the limits of a round whose agreed budget is ``agreed_tokens``. Spec: R15.1."""
         return compute_bounds_in_force(self.budget_tokens, self.limits, agreed_tokens)
 
     def compute_window_samples(self, round_: int) -> int:
-        """Returns the size of the window of ``round_``, at least 1. Spec: R2.3, R16.2."""
+        """Returns the size of the window of ``round_``: at least 1, except in updates. Spec: R2.3, R16.2."""
         if self.update_samples is not None:
             update = round_ // self.update_rounds
             is_reading = self.has_steps(round_)
@@ -225,18 +229,18 @@ class Config(Terms):
         return max(1, self.window_samples >> max(0, self.ramp_rounds - round_))
 
     def compute_shared_window(self, round_: int, drawn: int) -> int:
-        """Returns the size of the window of ``round_`` when so many places of the common order are drawn. Spec: R14.2."""
+        """Returns the size of the window of ``round_`` once ``drawn`` places of the common order are drawn. Spec: R14.2."""
         left = -(-((self.shared_samples or 0) - drawn) // self.world_size)
         return self.layout.compute_shared_window(self.compute_window_samples(round_), left)
 
     def compute_update_place(self, update: int) -> int:
-        """Returns the place in the rank's own source at which ``update`` begins; 0 where there is none. Spec: R16.2."""
+        """Returns the place in the rank's own source at which ``update`` begins; 0 without updates. Spec: R16.2."""
         size = self.update_samples or 0
         return compute_first_place(update, update_samples=size, rank=self.rank, world_size=self.world_size)
 
     @property
     def update_rounds(self) -> int:
-        """How many rounds an update has: in the first nothing is read, and the last forms its steps. In the free mode 1.
+        """The number of rounds in an update, or 1 without ``update_samples``. Only the last round of an update forms steps.
         Spec: R16.3, R16.4.
         """
         if self.update_samples is None:
@@ -244,11 +248,11 @@ class Config(Terms):
         return count_rounds(self.update_samples, self.world_size, is_shared=self.shared_samples is not None)
 
     def has_steps(self, round_: int) -> bool:
-        """Returns True when ``round_`` forms steps: it is the last of an update, or any of the free mode. Spec: R16.3."""
+        """Returns True when ``round_`` forms steps: with updates only the last of each, otherwise every round. Spec: R16.3."""
         return (round_ + 1) % self.update_rounds == 0
 
     def compute_most_padding(self, budget_tokens: int) -> int:
-        """Returns how many tokens of padding a group may have under a budget. Spec: R16.3."""
+        """Returns how many tokens of padding a group may hold under a budget. Spec: R16.3."""
         return budget_tokens if self.update_samples is None else budget_tokens // self.padding_share
 
 

@@ -1,4 +1,4 @@
-"""What a rank asks of its driver. Effects are performed in order; those with an answer say which event it is. Spec: R6."""
+"""The effects a rank asks its driver to perform, in order. Each docstring names the event that answers it. Spec: R6."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from odb_ref.core.values import make_draft
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read ``count`` samples in sampler order, or to the end of the source. Answer: ``SamplesRead``. Spec: R6.1.
+    """Read ``count`` samples in sampler order, or up to the end of the source. Answer: ``SamplesRead``. Spec: R6.1.
 
-    With shared shards, what lies at ``count`` places of the common order from ``first`` on. Spec: R14.4.
+    With shared shards or updates, ``first`` is the first of the ``count`` places to read. Spec: R14.4, R16.2.
     """
 
     count: int
@@ -28,14 +28,16 @@ class PostOffer:
 
     offer: Offer
     digest: int | None = None
-    """The digest of what a rank's peers must have alike; None when there is none, or it no longer matters. Spec: R17.3."""
+    """A digest of the samples that all peers of the rank must hold; None if it has no other peers, or ends the epoch.
+    Spec: R17.3.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PostCounts:
-    """Take part in the sum of per-step counts; all ranks post equally many. Answer: ``Counted``. Spec: R6.3.
+    """Take part in the sum of per-step counts; all ranks post the same number of steps. Answer: ``Counted``. Spec: R6.3.
 
-    With shared shards also in the gathering of what the ranks want, a number each. Spec: R14.2.
+    With shared shards, ``wanted`` is gathered from all ranks in the same exchange. Spec: R14.2.
     """
 
     counts: tuple[StepCounts, ...]
@@ -51,7 +53,7 @@ class PostReport:
 
 @dataclass(frozen=True, slots=True)
 class Collate:
-    """Make the batches of ``steps``, all of one round, ready to train on. Answer: ``Collated``. Spec: R6.5."""
+    """Collate the batches of ``steps``, all of one round. Answer, once they are ready to train on: ``Collated``. Spec: R6.5."""
 
     round: int
     steps: tuple[Step, ...]
@@ -59,33 +61,35 @@ class Collate:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Put ``step`` into the consumer's queue, which has room. Answer, when the consumer takes it: ``StepTaken``. Spec: R6.6."""
+    """Put ``step`` into the consumer's queue, which has room. Answer, once the consumer takes it: ``StepTaken``. Spec: R6.6."""
 
     step: Step
 
 
 make_deliver = make_draft(Deliver)
-"""`Deliver`, for who makes many."""
+"""A faster constructor of `Deliver`."""
 
 
 class OutcomeKind(StrEnum):
     """How an epoch ended. Spec: R7.1."""
 
     COMPLETE = "complete"
-    """Join mode: everything is emitted. Quota mode: the quota is met or a rank has run dry."""
+    """Join mode: every sample was emitted. Quota mode: the quota was met, or a rank ran dry."""
     STOPPED = "stopped"
-    """A consumer left early; an error for every consumer that goes on."""
+    """A consumer left early, which is an error for every other consumer."""
     FAILED = "failed"
     """Reading or collating failed on a rank."""
     MISMATCH = "mismatch"
-    """The ranks do not run the same configuration or the same round."""
+    """The ranks differ in configuration or round, or the peers of a rank hold different samples."""
     LOST = "lost"
-    """The exchange broke: a process is gone."""
+    """The exchange broke: a process is gone or the deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the epoch ended, the same on every rank: the rank it began with (None when nobody's or unknown) and why."""
+    """How and why the epoch ended, the same on every rank (see R7.5 for LOST). ``rank`` is where it began, None if unknown
+    or if no rank caused the end.
+    """
 
     kind: OutcomeKind
     rank: int | None = None
@@ -96,8 +100,8 @@ class Outcome:
 class Finish:
     """The epoch is over for this rank. No answer. Spec: R6.7.
 
-    The driver hands out no step numbered ``step_limit`` or higher, not even one already delivered; then, asked for more,
-    it ends the iteration (COMPLETE) or raises what ``outcome`` says.
+    The driver hands out no step numbered ``step_limit`` or higher, not even one already delivered. When the consumer then
+    asks for another step, the driver ends the iteration (COMPLETE) or raises the error that ``outcome`` describes.
     """
 
     outcome: Outcome
@@ -105,6 +109,6 @@ class Finish:
 
 
 Post = PostOffer | PostCounts | PostReport
-"""What takes part in an exchange. Spec: R6.2 to R6.4."""
+"""An effect that takes part in an exchange. Spec: R6.2 to R6.4."""
 
 Effect = Read | Post | Collate | Deliver | Finish

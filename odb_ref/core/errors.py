@@ -1,13 +1,13 @@
 """Three kinds of error, never mixed (Spec: R8).
 
 =====================  ================================================================================================
-`UsageError`           the caller misused the API; the state is unchanged and the call may be made again, corrected
-`PeerError`            a message from the exchange is inconsistent; names round and field, and the rank where it is known
+`UsageError`           the caller misused the API; the state is unchanged, so a corrected call may follow
+`PeerError`            a message from the exchange is inconsistent; names round and field, and the rank if it is known
 `InvariantError`       our own invariant failed: a defect of this library or of a custom rule; names the invariant
 =====================  ================================================================================================
 
-What a *job* raises when a run ends early is a fourth thing, not an error of the protocol but its outcome: `JobError`,
-made on every rank from its `Outcome`, which is the same on all, except that after a loss ranks may name different ones (R7.5).
+A fourth, `JobError`, is not an error of the protocol but the outcome of a job that ended early. Every rank raises it from its
+`Outcome`, which is the same on all ranks, except that after a loss they may name different ranks (R7.5).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Final, SupportsIndex, TypeVar
 
 MOST: Final = 2**62 - 1
-"""The greatest number a caller may name: what ranks exchange are integers of 64 bits, of which those above are symbols."""
+"""The greatest number a caller may pass. Ranks exchange 64-bit integers, and greater ones have a special meaning."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -47,17 +47,17 @@ class InvariantError(OdbError, AssertionError):
 
 
 class RuleError(InvariantError):
-    """A target rule answered outside its bounds (Spec: R3.3), or a budget schedule no budget (R15.4)."""
+    """A target rule failed or answered outside its bounds (Spec: R3.3), or a budget schedule returned no budget (R15.4)."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("RULE-BOUNDS", detail)
-        self.args = (detail,)  # what pickle calls this class with
+        self.args = (detail,)  # pickle calls this class with them
 
 
 class JobError(OdbError, RuntimeError):
-    """The epoch ended early, on every rank. ``rank`` is where it began (None when unknown), ``cause`` says why.
+    """The epoch ended early, on every rank. ``rank`` is where the end began (None if unknown), and ``cause`` is the reason.
 
-    It is the rank among those of the loader; where these are not all of the job, the message names both.
+    ``rank`` counts among the loader's ranks. If the job has others, the message names the rank in both numberings.
     """
 
     def __init__(self, message: str, rank: int | None, cause: str) -> None:
@@ -70,19 +70,19 @@ class JobError(OdbError, RuntimeError):
 
 
 def read_integer(value: object) -> int | None:
-    """Returns the integer that a value of any library stands for, as one of Python's; None where there is none."""
+    """Returns the value of any library's integer type as a Python ``int``, or None if it is not an integer."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:
         return operator.index(value)
-    except TypeError:  # an array of several, or of fractions
+    except TypeError:  # an array of several numbers, or of fractions
         return None
 
 
 def check_integer(value: object, name: str, low: int, high: int = MOST) -> int:
-    """Returns the value, an integer of any library's, as one of Python's.
+    """Returns the value of any library's integer type as a Python ``int``.
 
-    Raises: UsageError when it is not an integer, below ``low`` or above ``high``.
+    Raises: UsageError when it is not an integer, or is below ``low`` or above ``high``.
     """
     number = read_integer(value)
     if number is None:
@@ -97,7 +97,7 @@ def check_integer(value: object, name: str, low: int, high: int = MOST) -> int:
 def choose(kind: type[Choice], value: str, name: str) -> Choice:
     """Returns the member of ``kind`` that ``value`` names.
 
-    Raises: UsageError when there is none.
+    Raises: UsageError when there is no such member.
     """
     try:
         return kind(value)

@@ -1,4 +1,4 @@
-"""What can happen to a rank. A driver turns reality into these and nothing else. Spec: R5."""
+"""The events of a rank. A driver reports everything that happens to the rank as one of these. Spec: R5."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from odb_ref.core.types import Sample, StepCounts
 class SamplesRead:
     """The answer to ``Read``: samples in sampler order, and whether the source has ended. Spec: R5.1.
 
-    May answer a read in parts; a part is short of the request only when more follow or ``is_ended`` or ``is_full`` is true,
-    and holds no sample only when one of these is true. With shared shards ``is_ended`` speaks of the places drawn: no more
-    comes of them, and what is drawn is read whatever its bytes. Spec: R14.4.
+    A read may be answered in parts. A part falls short of the request only if more parts follow, or ``is_ended`` or
+    ``is_full`` is true; an empty part needs one of these two to be true. With shared shards ``is_ended`` refers to the places
+    drawn: no more samples come from them. ``is_full`` is then illegal, because drawn samples are read whatever their size in
+    bytes. Spec: R14.4.
     """
 
     samples: tuple[Sample, ...]
     is_ended: bool = False
     is_full: bool = False
-    """The reader stops below what was asked for: it holds all the bytes it may. Depends on nothing but samples."""
+    """True if the reader stopped early because it holds all the bytes it may. This depends on the samples alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The answer to ``PostCounts``: per step of the round, the sum over all ranks. Spec: R5.4.
+    """The answer to ``PostCounts``: for each step of the round, the sum over all ranks. Spec: R5.4.
 
-    With shared shards also how many samples each rank wants next, by rank; else ``wants`` is empty. Spec: R14.2.
+    With shared shards, ``wants`` holds what each rank posted as ``wanted``, by rank; otherwise it is empty. Spec: R14.2.
     """
 
     counts: tuple[StepCounts, ...]
@@ -50,9 +51,9 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rank adds to a failure: its cause (empty when it did not fail), its round and its shared configuration.
+    """A rank's report on a failure: its cause (empty if the rank did not fail), its round and its shared configuration.
 
-    Where a rank is several processes, each says which of the peers it is, and what samples it holds. Spec: R17.4.
+    If a rank is several processes, each also reports its peer number and a description of the samples it holds. Spec: R17.4.
     """
 
     rank: int
@@ -65,7 +66,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The answer to ``PostReport``: all ranks' reports, by rank. Happens at most once, on failure only. Spec: R5.5."""
+    """The answer to ``PostReport``: all ranks' reports, by rank. It comes at most once, after a failure or mismatch.
+    Spec: R5.5.
+    """
 
     reports: tuple[Report, ...]
 
@@ -89,10 +92,10 @@ class LocalFailed:
 
 @dataclass(frozen=True, slots=True)
 class Urged:
-    """Another rank is known to have stopped: go on to the exchange that says so without waiting for this consumer.
+    """Another rank has stopped: proceed to the exchange that says so, without waiting for this rank's consumer.
 
-    Sent by a driver that watches its peers; needed where this rank's consumer may wait for ever for one that has left.
-    Harmless when it comes early or for nothing: the rank then runs further ahead of its consumer. Spec: R5.9.
+    A driver that watches its peers sends this event, because this rank's consumer may be waiting for one that has left. An
+    early or needless `Urged` is harmless: the rank only runs further ahead of its consumer. Spec: R5.9.
     """
 
 
@@ -106,7 +109,7 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class BudgetAccepted:
-    """From now on this rank accepts batches of so many tokens, of fewer or of more than before. Spec: R5.11, R15.2."""
+    """From now on this rank accepts a budget of ``tokens``, which may be lower or higher than before. Spec: R5.11, R15.2."""
 
     tokens: int
 

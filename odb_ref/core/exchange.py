@@ -1,7 +1,7 @@
-"""What an exchange answers: the one place where the posts of all ranks are combined; and what their reports say went wrong.
+"""The answer of an exchange, given the posts of all ranks, and the outcome that follows from their reports of a failure.
 
-A transport combines them piece by piece, by reductions; a driver that holds all posts at once (simulator, explorer, checker's
-worlds, tests) asks here. Spec: R3.2, R4.5, R6.2 to R6.4, R7.2, R7.3.
+A transport combines posts piece by piece, by reductions. A driver that holds all posts at once (simulator, explorer, checker's
+worlds, tests) combines them with this module. Spec: R3.2, R4.5, R6.2 to R6.4, R7.2, R7.3.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _NAMES: Final = {PostOffer: "offers", PostCounts: "counts", PostReport: "reports
 
 
 def combine_posts(posts: Sequence[Post], reduce: Callable[[Sequence[Offer]], Offer] = reduce_offers) -> Answer:
-    """Returns what every rank learns of an exchange, given the posts of all ranks, in their order.
+    """Returns the answer that every rank gets from an exchange; ``posts`` holds one post of each rank, by rank.
 
-    Raises: InvariantError when the ranks are not in the same exchange, or post the counts of different numbers of steps: in
-    a real job that is a hang or a crash. Spec: R6.2 to R6.4, R14.2. Preserves: ALIGN.
+    Raises: InvariantError when the ranks are not in the same exchange, or post counts of different numbers of steps. A real
+    job would hang or crash. Spec: R6.2 to R6.4, R14.2. Preserves: ALIGN.
     """
     offers = [post for post in posts if isinstance(post, PostOffer)]
     if len(offers) == len(posts):
@@ -45,7 +45,7 @@ def _sum_counts(counts: list[tuple[StepCounts, ...]]) -> tuple[StepCounts, ...]:
     sizes = {len(steps) for steps in counts}
     if len(sizes) > 1:
         raise InvariantError("ALIGN", f"the ranks post the counts of {sorted(sizes)} steps")
-    # A list is summed in two thirds of the time that adding up `StepCounts` takes: with 16,384 ranks that counts.
+    # Summing lists takes two thirds of the time of adding `StepCounts`, which matters with 16,384 ranks.
     return tuple(
         StepCounts(
             sum([count.samples for count in step]),
@@ -58,7 +58,7 @@ def _sum_counts(counts: list[tuple[StepCounts, ...]]) -> tuple[StepCounts, ...]:
 
 
 def compute_failure(reports: tuple[Report, ...]) -> Outcome:
-    """Returns what the reports of all ranks and peers say went wrong, the same on every rank. Spec: R7.2, R7.3, R17.4."""
+    """Returns the outcome that the reports of all ranks and peers lead to, the same on every rank. Spec: R7.2, R7.3, R17.4."""
     for report in reports:
         if report.cause:
             where = f" (on its {_name(report)})" if report.held else ""
@@ -99,7 +99,7 @@ def _describe_difference(theirs: str, reference: str) -> str:
 
 
 def _read_settings(shared_json: str) -> dict[str, object]:
-    """Returns the settings by name; those of a tag that is a JSON object count one by one."""
+    """Returns the settings by name. If the tag is a JSON object, its entries are settings too."""
     try:
         settings: object = json.loads(shared_json)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What is true of a rank after every transition. Each predicate carries the id of the property it keeps. Spec: I1 to I13."""
+"""The invariants of a rank, checked after every transition. Each names the property it keeps. Spec: I1 to I13."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from odb_ref.core.errors import InvariantError
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Mode, Step
 
-# Looking up a member of an enumeration takes as long as a whole judgement of a take.
+# Looked up once: the lookup takes as long as all checks of a transition in which the consumer takes a step.
 _OFFER, _COUNT = Phase.OFFER, Phase.COUNT
 _ENDING: Final = (Phase.DRAIN, Phase.DONE)
 Moved = tuple[tuple[Step, ...], tuple[Step, ...], tuple[int, ...]]
-"""Steps that have left, steps that have come, and the tokens of each group that was aligned."""
+"""The steps that left, the steps that came, and the tokens of each newly aligned group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """A predicate over a transition; ``judge`` is told, beside the states, what has moved between them."""
+    """A predicate over a transition. ``judge`` gets both states, and what has moved between them."""
 
     id: str
     property: str
@@ -36,17 +36,18 @@ class Invariant:
 
 
 def _compute_moved(config: Config, before: State, after: State) -> Moved:
-    """Returns the steps that are no longer queued, released or planned, and those that have come: what stays was judged when it
-    came. For new aligned steps, the tokens too, which several invariants speak of.
+    """Returns the steps that are no longer queued, released or planned, and the new ones. Steps that stay were checked when
+    they came. Newly aligned groups come with their tokens, which several invariants use.
 
-    Steps leave at the front, taken, and come at the back, planned. Where anything else has happened, all have left and come.
+    Steps leave at the front when they are taken, and come at the back when they are planned. If anything else has happened,
+    all old steps count as gone and all present ones as new.
     """
     is_aligned = after.aligned is not before.aligned
     tokens = tuple(map(config.layout.compute_tokens, after.aligned)) if is_aligned else ()
     taken = after.taken_steps - before.taken_steps
     delivered = len(before.released) - len(after.released)
-    # Most transitions: nothing is planned or released. Queue and released steps are compared one by one: to join them is to
-    # copy hundreds of steps where these hold few samples.
+    # Most transitions plan and release nothing. Queue and released steps are compared separately, because joining them would
+    # copy hundreds of steps when steps hold few samples.
     if (
         after.plan is before.plan
         and 0 <= taken <= len(before.queue)
@@ -64,7 +65,7 @@ def _compute_moved(config: Config, before: State, after: State) -> Moved:
 
 def _is_conserved(_config: Config, before: State, after: State, moved: Moved) -> bool:
     gone, come, _ = moved
-    # What lies in the same tuple as before need not be counted again: both sides of the sum have it.
+    # The samples of an unchanged tuple need no counting: they are on both sides of the sum.
     held = len(after.window) - len(before.window)
     for step in come:
         held += len(step.group)
@@ -79,7 +80,7 @@ def _is_same_samples(_config: Config, before: State, after: State, _moved: Moved
     if before.phase is not _OFFER or after.phase is not _COUNT:
         return True
     positions = [sample.position for group in (*after.aligned, after.window) for sample in group]
-    # None twice, and the same: the window has none twice (I3).
+    # The same positions, each once: the window holds none twice (I3).
     return len(positions) == len(before.window) and set(positions) == {sample.position for sample in before.window}
 
 
@@ -129,8 +130,10 @@ def _is_friendly(config: Config, before: State, after: State, _moved: Moved) -> 
 def _is_young(config: Config, before: State, after: State, _moved: Moved) -> bool:
     if before.phase is not _OFFER or after.phase is not _COUNT or not after.window:
         return True
-    # A quota round that a short rank cuts is the last: what it leaves is never emitted, so it cannot be late.
-    is_ageless = config.mode is Mode.QUOTA or config.update_samples is not None  # an update's samples wait for its end
+    # A quota round cut short by a rank with few samples is the last: what it carries is never emitted, so it cannot be late.
+    is_ageless = (
+        config.mode is Mode.QUOTA or config.update_samples is not None
+    )  # an update's samples wait for its last round
     if is_ageless or len(before.marks) < config.max_age_rounds:
         return True
     return after.window[0].position >= before.marks[0]
@@ -181,7 +184,7 @@ def _is_update_whole(config: Config, before: State, after: State, _moved: Moved)
         return True
     if before.phase is _OFFER and after.phase is _COUNT:
         return not (after.window if config.has_steps(before.round) else after.aligned)
-    # In COUNT the round is still the one that is counted, and the window no longer its own.
+    # In COUNT ``round`` is still the round being counted, but the window is already that of the next.
     size = config.compute_window_samples(after.round + (after.phase is _COUNT))
     return config.shared_samples is not None or len(after.window) + after.wanted_samples <= size
 
@@ -208,15 +211,15 @@ INVARIANTS: Final = (
 )
 
 _LASTING: Final = tuple(invariant for invariant in INVARIANTS if invariant.id in ("I1", "I4", "I8", "I9"))
-"""Those that a transition can break which changes neither phase, window, aligned steps nor plan: the consumer's takes, which
-are most. The others then hold by their first lines.
+"""The invariants to check when phase, window, aligned steps and plan are all unchanged, as in most of the consumer's takes. The
+others hold trivially then.
 """
 
 
 def check_transition(config: Config, before: State, after: State) -> None:
     """Checks every invariant.
 
-    Raises: InvariantError naming the first that does not.
+    Raises: InvariantError naming the first one that does not hold.
     """
     moved = _compute_moved(config, before, after)
     is_same = (

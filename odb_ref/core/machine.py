@@ -2,12 +2,12 @@
 
 How it works
 ------------
-An epoch is a sequence of rounds. In round k a rank fills a *window* (what round k-1 carried, then new samples), forms
-groups of it, and posts an *offer*. The offers of all ranks are reduced to one *agreement*, from which every rank computes
-the same target, the number of steps of the round. Each aligns its groups to exactly that many steps, posts what each
-step holds, and learns the sums over all ranks. The batches of round k are then collated while window k+1 fills; the offer
-of round k+1 says that they are ready, and only its agreement *releases* them (commit before release). Released steps are
-delivered as the consumer's queue has room.
+An epoch is a sequence of rounds. In round k a rank fills a *window* (the samples carried from round k-1, then new ones),
+divides it into groups, and posts an *offer*. The offers of all ranks are reduced to one *agreement*, from which every rank
+computes the same target: the number of steps of the round. Each rank aligns its groups to exactly that number of steps,
+posts the counts of each step, and learns their sums over all ranks. The batches of round k are then collated while window
+k+1 fills. The offer of round k+1 reports that they are ready, and only its agreement *releases* them (commit before
+release). Released steps are delivered as soon as the consumer's queue has room.
 
 ::
 
@@ -23,10 +23,10 @@ delivered as the consumer's queue has room.
     DRAIN    all released steps delivered      finishes                                                  -> DONE
     DONE     nothing
 
-A failure or a stop makes FILL post at once, and an urged rank does not wait for its consumer. Reading and collating run
-while the rank is in FILL or COUNT; the consumer takes steps in any phase. Same state and same event, same result: the
-machine has no clock, no I/O and no randomness, so every driver (simulator, torch adapter, explorer, tests) sees one
-protocol. An illegal event raises and leaves the state as it was.
+After a failure or a stop, FILL posts at once. An urged rank does not wait for its consumer. Reading and collating run
+while the rank is in FILL or COUNT; the consumer takes steps in any phase. The machine has no clock, no I/O and no
+randomness: the same state and event always give the same result, so every driver (simulator, torch adapter, explorer,
+tests) runs the same protocol. An illegal event raises an error and leaves the state unchanged.
 
 Spec: R5 to R7.
 """
@@ -89,7 +89,7 @@ _ENDING: Final = (_DRAIN, Phase.DONE)
 
 
 def start(config: Config) -> Transition:
-    """Returns the first state of an epoch, and its effects: the first read. Spec: R5.0."""
+    """Returns the first state of an epoch and its first effects. Spec: R5.0."""
     return resume(config, RoundStart(), ())
 
 
@@ -100,7 +100,7 @@ def transition(config: Config, state: State, event: Event) -> Transition:
     RuleError when the target rule leaves its bounds. The caller's state is unchanged in each case. Spec: R5.
     """
     match event:
-        case StepTaken():  # the first, since it is the most frequent
+        case StepTaken():  # first, because it is the most frequent
             return _take(config, state)
         case SamplesRead():
             return post_when_ready(config, _read(config, state, event))
@@ -139,13 +139,13 @@ def _read(config: Config, state: State, event: SamplesRead) -> State:
     is_ended = event.is_ended if config.shared_samples is None else state.is_ended
     if not state.wanted_samples:
         raise UsageError(f"SamplesRead in phase {state.phase}: no Read is open")
-    # A rank's part of an update may hold no good sample; another window has one, while the source goes on.
+    # A rank's part of an update may hold no good sample. Any other window holds one until the source ends.
     is_held = bool(samples or state.window or config.update_samples is not None)
     if not samples and not event.is_full and not (event.is_ended and (is_ended or is_held)):
         raise UsageError("SamplesRead holds no sample, and the source has not ended: an answer must say something")
     if len(samples) > state.wanted_samples:
         raise UsageError(f"SamplesRead holds {len(samples)} samples, only {state.wanted_samples} were asked for")
-    is_drawn = config.shared_samples is not None  # what was drawn is read, whatever its bytes: nobody else will
+    is_drawn = config.shared_samples is not None  # drawn samples are always read: no other rank will read them
     if event.is_full and (event.is_ended or len(samples) == state.wanted_samples or not is_held or is_drawn):
         raise UsageError("SamplesRead is full, but nothing is left out, or nothing is held: a round needs a sample")
     for position, sample in enumerate(samples, state.read_samples):
@@ -235,7 +235,7 @@ def _count(config: Config, state: State, event: Counted) -> Transition:
 
 
 def _return_samples(window: Group, groups: tuple[Group, ...]) -> Group:
-    """Returns the window with the samples of ``groups`` back in it, by position."""
+    """Returns the window with the samples of ``groups`` put back, ordered by position."""
     if not groups:
         return window
     return tuple(sorted(chain(window, *groups), key=lambda sample: sample.position))
@@ -254,12 +254,12 @@ def _deliver(config: Config, state: State) -> tuple[State, tuple[Effect, ...]]:
 
 
 def _list_deliverable(config: Config, state: State, *, taken: int = 0) -> tuple[Step, ...]:
-    """Returns the first released steps: those for which the queue has room when so many are ``taken`` from it."""
+    """Returns the released steps for which the queue has room once ``taken`` steps have left it."""
     if not state.released:
         return ()
     room = config.depth_steps - len(state.queue) + taken
     steps = state.released[:room]
-    if steps and steps[-1].number < state.step_limit:  # they are numbered upwards
+    if steps and steps[-1].number < state.step_limit:  # step numbers ascend
         return steps
     return tuple([step for step in steps if step.number < state.step_limit])
 
@@ -287,7 +287,7 @@ def _take(config: Config, state: State) -> Transition:
 
 
 def _drain(config: Config, state: State, outcome: Outcome, step_limit: int) -> Transition:
-    """Goes to DRAIN: the outcome is known, and only released steps below ``step_limit`` are still handed out. Spec: R7.1."""
+    """Enters DRAIN: the outcome is known, and only released steps below ``step_limit`` are still handed out. Spec: R7.1."""
     limit = min(step_limit, state.step_limit)
     draining, delivered = _deliver(config, replace(state, phase=Phase.DRAIN, outcome=outcome, step_limit=limit))
     draining, finish = _finish_when_drained(draining)
@@ -322,7 +322,7 @@ def _stop(config: Config, state: State) -> Transition:
 
 
 def _lose(state: State, event: PeerLost) -> Transition:
-    """Ends the rank: without its exchange no step that is not taken can be trained on. Spec: R5.10, R7.5."""
+    """Ends the rank: once the exchange is lost, no further step can be trained on. Spec: R5.10, R7.5."""
     if state.phase in _ENDING:
         return state, ()
     limit = min(state.step_limit, state.taken_steps)
@@ -340,16 +340,16 @@ def _lose(state: State, event: PeerLost) -> Transition:
 
 
 Observer = Callable[[int, Event | Resumed | None, tuple[Effect, ...]], None]
-"""Called with rank, event and effects after each transition, and with None or `Resumed` for the event at the start.
+"""Called with rank, event and effects after each transition. For the start of an epoch the event is None, or `Resumed`.
 
-`trace.TraceWriter.record` fits.
+`trace.TraceWriter.record` is one.
 """
 
 
 class Machine:
-    """A rank's state with the two calls a driver needs: ``begin`` once, then ``handle`` for each event.
+    """A rank's state and the two calls a driver needs: ``begin`` once, then ``handle`` for each event.
 
-    Checks the invariants after every transition; `transition` itself is what explorers and proofs talk about.
+    It checks the invariants after every transition. Explorers and proofs work on `transition` itself.
     """
 
     __slots__ = ("_observer", "config", "state")
@@ -360,9 +360,9 @@ class Machine:
         self._observer = observer
 
     def begin(self, round_start: RoundStart | None = None, carried: Group = ()) -> tuple[Effect, ...]:
-        """Returns the first effects of the epoch, or of its rest from ``round_start`` on, with the samples carried into it.
+        """Returns the first effects of the epoch. To resume one, pass its ``round_start`` and the samples carried into it.
 
-        Raises: UsageError when it has begun, or when ``carried`` does not match.
+        Raises: UsageError when the epoch has begun, or when ``carried`` does not match ``round_start``.
         """
         if self.state != State():
             raise UsageError("begin: the epoch has begun")
@@ -375,7 +375,8 @@ class Machine:
     def handle(self, event: Event) -> tuple[Effect, ...]:
         """Returns the effects of ``event``, to be performed in order.
 
-        Raises: as `transition`, and InvariantError when the new state breaks an invariant; the state is then unchanged.
+        Raises: the errors of `transition`, and InvariantError when the new state breaks an invariant. On any error the state
+        is unchanged.
         """
         state, effects = transition(self.config, self.state, event)
         check_transition(self.config, self.state, state)

@@ -1,9 +1,9 @@
-"""The offer: what a rank says in a round, and what all ranks learn of it.
+"""The offer that a rank posts in a round, and the agreement that all ranks make of their offers.
 
 An offer is an element of a join-semilattice: each field declares its reduction, and `combine` is associative,
 commutative and idempotent. So the reduced offer, the *agreement*, has the same type as an offer, depends on neither the
-order nor the shape of the reduction, and costs the same for 2 ranks and for 20,000. A target rule sees only the
-agreement, so no decision can depend on who said what. Spec: R3.1, R3.2.
+order nor the shape of the reduction, and has the same size for 2 ranks and for 20,000. A target rule sees only the
+agreement, so no decision can depend on which rank posted what. Spec: R3.1, R3.2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from odb_ref.core.errors import PeerError, UsageError
 
 NONE: Final = 2**62
-"""The neutral element of a MIN field: "nobody"."""
+"""The neutral element of a MIN field, meaning "no value"."""
 
 
 class Reduction(Enum):
@@ -55,13 +55,13 @@ class Offer:
     samples_min: int = _min()
     samples_max: int = _max()
     groups_min: int = _min()
-    """The fewest groups that any rank whose source has not ended would emit; NONE when all sources have."""
+    """The fewest groups that any rank whose source has not ended would emit; NONE if all sources have ended, and in updates."""
     groups_max: int = _max()
-    """The most groups any rank has formed of its window."""
+    """The most groups any rank has formed from its window."""
     due_max: int = _max()
-    """The most groups that hold a sample due by age, on any rank."""
+    """The greatest number of groups, on any rank, that hold a sample due by age."""
     budget_min: int = field(default=NONE, metadata={"reduction": Reduction.MIN, "absent": NONE})
-    """The least token budget that any rank accepts for the next round; NONE when none has one below the configuration's."""
+    """The least token budget that any rank accepts for the next round; NONE if all ranks accept the configuration's."""
 
     def to_wire(self) -> tuple[int, ...]:
         """Returns the offer as integers whose reduction is an elementwise maximum (MIN fields are negated). Spec: R3.2."""
@@ -83,7 +83,7 @@ WIRE_SIZE: Final = len(_WIRE)
 
 
 def list_wire_fields() -> list[str]:
-    """Returns the names of an offer's fields, in their order on the wire."""
+    """Returns the names of an offer's fields in wire order."""
     return [name for name, _ in _WIRE]
 
 
@@ -93,9 +93,9 @@ def combine(left: Offer, right: Offer) -> Offer:
 
 
 def reduce_offers(offers: Iterable[Offer]) -> Offer:
-    """Returns the agreement of ``offers``: what every rank learns of a round, whatever transport carried it.
+    """Returns the agreement of ``offers``, which every rank of a round learns, whatever the transport.
 
-    Raises: UsageError when there is none.
+    Raises: UsageError when there are no offers.
     """
     wires = [offer.to_wire() for offer in offers]
     if not wires:

@@ -1,8 +1,8 @@
-"""A data-parallel rank that is several processes, its *peers*: parts of one model, which train on the same batches.
+"""A data-parallel rank of several processes, its *peers*. They hold parts of one model and train on the same batches.
 
-Each peer runs the machine of its rank, on the same samples. What one of them alone knows (that it fails, has stopped, is not
-ready, accepts a smaller budget) holds for the rank; what they must have alike, the samples they hold, is compared by a digest.
-So all peers follow one agreement, and form the same steps of it. Spec: R17.
+Each peer runs the rank's machine on the same samples. If one peer fails, stops, is not ready or accepts only a smaller budget,
+that holds for the whole rank. The samples they hold must be the same, which a digest checks. So all peers follow one agreement
+and form the same steps from it. Spec: R17.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from odb_ref.core.offer import WIRE_SIZE, list_wire_fields
 from odb_ref.core.types import Group
 
 POST_SIZE: Final = WIRE_SIZE + 2
-"""An offer on its way to the other ranks: its fields, and the least and the greatest digest of the rank's peers."""
+"""The size of an offer on the wire: its fields, then the least and the greatest digest of the rank's peers."""
 
 _NONE: Final = -(2**62)
-"""The digest of a peer that is compared with nobody: neutral under max."""
+"""Stands for the digest of a peer that takes no part in the comparison; neutral under max."""
 _DIFFERENT: Final = -1
-"""The least fingerprint of a rank whose peers hold other samples: no rank's own fingerprint is negative."""
+"""The least fingerprint of a rank whose peers hold different samples. It differs from every real one, which is at least 0."""
 _FINGERPRINT_MIN: Final = list_wire_fields().index("fingerprint_min")
 
 
 def compute_digest(window: Group, *, is_ended: bool) -> int:
-    """Returns 56 bits of a hash of all that a peer's next steps follow from, but for what is agreed on. Spec: R17.3."""
+    """Returns a 56-bit hash of everything, beside the agreement, that a peer's next steps depend on. Spec: R17.3."""
     rows = [f",{item.id},{item.position},{item.length},{item.supervised}" for item in window]
     if window and window[0].costs:
         rows = [row + "".join(f",{cost}" for cost in item.costs) for row, item in zip(rows, window, strict=True)]
@@ -35,7 +35,7 @@ def compute_digest(window: Group, *, is_ended: bool) -> int:
 
 
 def describe_held(window: Group, *, is_ended: bool) -> str:
-    """Returns what a peer says of its window in a report: the same text where the digests are equal, and only there."""
+    """Returns the description of a peer's window for a report. Two are equal exactly when their digests are."""
     tokens = sum(sample.length for sample in window)
     ids = f", from sample {window[0].id} to sample {window[-1].id}" if window else ""
     end = ", the last" if is_ended else ""
@@ -45,15 +45,16 @@ def describe_held(window: Group, *, is_ended: bool) -> str:
 
 
 def to_wire(post: PostOffer) -> tuple[int, ...]:
-    """Returns `POST_SIZE` integers, of which those of all peers are reduced by an elementwise maximum, then settled."""
+    """Returns `POST_SIZE` integers. Those of all peers are reduced by an elementwise maximum, then passed to `settle`."""
     digests = (_NONE, _NONE) if post.digest is None else (-post.digest, post.digest)
     return *post.offer.to_wire(), *digests
 
 
 def settle(wire: Sequence[int]) -> tuple[int, ...]:
-    """Returns what a rank posts, of what its peers have in common: if they hold other samples, a fingerprint that nobody has.
+    """Returns what a rank posts, given the reduction over its peers.
 
-    So the epoch ends with MISMATCH on all ranks. What follows the digests is left as it is. Spec: R17.3.
+    If the peers hold different samples, the result has a fingerprint that no rank has, so the epoch ends with MISMATCH on all
+    ranks. Integers after the digests are left unchanged. Spec: R17.3.
     """
     settled = list(wire)
     low, high = wire[WIRE_SIZE:POST_SIZE]

@@ -1,8 +1,8 @@
-"""Saving an epoch after any taken step, and going on from there. Spec: R10.
+"""Saving an epoch after any taken step, and resuming from there. Spec: R10.
 
-A batch depends only on the samples and the agreements, never on timing (REPLAY). So what has to be saved is where the
-*round* of the last taken step began, and how many of its steps were taken: the round is formed again, identically, and
-those steps are skipped. Samples that were read ahead, collated or queued need no saving: they are read again.
+A batch depends only on the samples and the agreements, never on timing (REPLAY). So a checkpoint holds only where the
+*round* of the last taken step began, and how many of its steps were taken. On resuming, the round is formed again,
+identically, and those steps are skipped. Samples that were read ahead, collated or queued are not saved; they are read again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from odb_ref.core.types import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStart:
-    """Where a round began on one rank: a few integers, and the positions that were carried into it."""
+    """The start of a round on one rank: a few integers, and the positions of the samples carried into it."""
 
     round: int = 0
     read_samples: int = 0
@@ -41,14 +41,16 @@ class RoundStart:
     draw: Draw = field(default=NOTHING_DRAWN, metadata={"absent": NOTHING_DRAWN})
     """With shared shards: what the rank has drawn for the round's window. Spec: R14.6."""
     agreed_tokens: int = field(default=NONE, metadata={"absent": NONE})
-    """The budget of the round's groups, where it is below the configuration's. Spec: R15.5."""
+    """The budget of the round's groups, if it is below the configuration's; else NONE. Spec: R15.5."""
     accepted_tokens: int = field(default=NONE, metadata={"absent": NONE})
-    """What the rank accepts for the next round, likewise."""
+    """The budget the rank accepts for the next round, with NONE as above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What an observer is told when an epoch is resumed: the start, and the samples at ``start.carried``. Spec: R9.4."""
+    """Takes an event's place when an observer learns of a resumed epoch; ``samples`` are those at ``start.carried``.
+    Spec: R9.4.
+    """
 
     start: RoundStart
     samples: tuple[Sample, ...]
@@ -56,10 +58,10 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One rank's place in an epoch: the start of a round, and what was taken of it.
+    """One rank's progress in an epoch: the start of a round, and the part of it that was taken.
 
-    ``taken_steps`` steps of the round were taken, holding the samples at positions ``taken``. Every position below
-    ``start.read_samples`` that is not in ``start.carried`` was taken in an earlier round.
+    The first ``taken_steps`` steps of the round were taken; they held the samples at positions ``taken``. Every position
+    below ``start.read_samples`` that is not in ``start.carried`` was taken in an earlier round.
     """
 
     start: RoundStart
@@ -67,20 +69,20 @@ class Checkpoint:
     taken: tuple[int, ...] = ()
 
     def is_taken(self, position: int) -> bool:
-        """Returns True when the sample at ``position`` has been trained on: what another world size must not repeat (ONCE)."""
+        """Returns True when the sample at ``position`` was taken: a job of another size must not repeat it (ONCE)."""
         if position >= self.start.read_samples or position in self.start.carried:
             return position in self.taken
         return True
 
     def compute_rest(self, samples: int) -> list[int]:
-        """Returns the positions that are not taken, of so many: what was carried, then what had not been read."""
+        """Returns the positions below ``samples`` that are not taken: first those carried, then those not read."""
         taken = frozenset(self.taken)
         places = (*self.start.carried, *range(self.start.read_samples, samples))
         return [position for position in places if position not in taken]
 
 
 def compute_round_start(state: State) -> RoundStart:
-    """Returns where the present round began. Valid from `start` or ``Counted`` on, until the round's agreement. Spec: R10.1."""
+    """Returns the start of the present round. Valid from `start` or ``Counted`` until the round's agreement. Spec: R10.1."""
     read_samples = state.marks[-1] if state.marks else 0
     return RoundStart(
         round=state.round,
@@ -97,11 +99,11 @@ def compute_round_start(state: State) -> RoundStart:
 
 
 def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Transition:
-    """Returns the state at the start of a round, and its effects; ``carried`` holds the samples at ``start.carried``, read
-    again.
+    """Returns the state at the start of a round, and its effects. ``carried`` holds the samples at ``start.carried``, which
+    the caller has read again.
 
-    Steps are numbered on from ``start.planned_steps``; the driver takes and drops those already trained on.
-    Raises: UsageError when ``carried`` does not match, or holds what makes no sense. Spec: R10.2. Preserves: REPLAY, RESUME.
+    Step numbers continue from ``start.planned_steps``; the driver takes and drops the steps already trained on.
+    Raises: UsageError when ``carried`` does not match, or holds an invalid sample. Spec: R10.2. Preserves: REPLAY, RESUME.
     """
     if tuple(sample.position for sample in carried) != start.carried:
         raise UsageError(f"resume: expected the samples at positions {start.carried}")
@@ -128,15 +130,17 @@ def _read_first(config: Config, state: State, start: RoundStart) -> tuple[State,
     wanted = compute_wanted_samples(config, start.round, len(state.window), is_ended=start.is_ended)
     if config.shared_samples is None:
         return replace(state, wanted_samples=wanted), ((make_read(config, start.round, wanted),) if wanted else ())
-    if start.is_ended:  # the draw is that of a round before
+    if start.is_ended:  # the draw belongs to an earlier round
         return replace(state, draw=start.draw), ()
     if start.draw.end:
         return read_draw(config, state, start.draw)
-    return draw_samples(config, state, (wanted,) * config.world_size)  # all begin with a window to fill, and know it
+    return draw_samples(
+        config, state, (wanted,) * config.world_size
+    )  # every rank knows that all begin with an empty window
 
 
 class Ledger:
-    """Follows an epoch and answers with a checkpoint after any taken step; holds the few rounds in flight. Spec: R10.3."""
+    """Follows an epoch and gives a checkpoint after any taken step. It holds only the few rounds in flight. Spec: R10.3."""
 
     __slots__ = ("_starts", "_taken", "_taken_steps")
 
@@ -146,11 +150,11 @@ class Ledger:
         self._taken_steps = self._starts[0].planned_steps
 
     def note_round(self, start: RoundStart) -> None:
-        """Notes a planned round; to be called after each ``Counted``, with what `compute_round_start` says of the state."""
+        """Notes a planned round. Call it after each ``Counted``, with `compute_round_start` of the new state."""
         self._starts.append(start)
 
     def note_taken(self, number: int, positions: Iterable[int]) -> None:
-        """Notes a step that the consumer takes; to be called in order, with the positions of its samples."""
+        """Notes a step that the consumer takes. Call it in order, with the positions of the step's samples."""
         self._taken_steps = number + 1
         while len(self._starts) > 1 and self._starts[1].planned_steps <= number:
             del self._starts[0]
@@ -158,6 +162,6 @@ class Ledger:
         self._taken.extend(positions)
 
     def compute_checkpoint(self) -> Checkpoint:
-        """Returns the rank's place after the last taken step."""
+        """Returns the checkpoint after the last taken step."""
         start = self._starts[0]
         return Checkpoint(start=start, taken_steps=self._taken_steps - start.planned_steps, taken=tuple(self._taken))

@@ -1,4 +1,4 @@
-"""The nouns of the protocol: samples, groups, steps, counts, and the configuration every rank shares.
+"""The nouns of the protocol: modes, samples, groups, counts and steps.
 
 Spec: R1 (types).
 """
@@ -19,20 +19,20 @@ class Mode(StrEnum):
     """When an epoch ends. Spec: R1.5."""
 
     JOIN = "join"
-    """Every sample of every rank is emitted; ranks that run dry stay, idle, until all are done."""
+    """Every sample of every rank is emitted. Ranks that run dry stay idle until all are done."""
     QUOTA = "quota"
-    """All ranks stop together: at the quota, or when a rank would have to idle."""
+    """All ranks stop together, at the quota or when a rank would have to idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One processed sample of one rank's input.
 
-    ``position`` is its place in the rank's sampler order (0, 1, 2, ...): its identity inside the rank, and what makes
+    ``position`` is its place in the rank's sampler order (0, 1, 2, ...). It identifies the sample inside the rank, and makes
     every tie-break independent of timing. ``id`` is the caller's name for it, usually the data-set index; a sampler
-    that draws with replacement may repeat it. ``length`` counts tokens (at least 1), ``supervised`` the tokens that
-    carry loss (label != -100). ``costs`` says how much of each further resource the sample uses (image patches, say), one
-    amount for each of ``Config.limits``. Spec: R1.1.
+    that draws with replacement may repeat it. ``length`` counts tokens (at least 1), and ``supervised`` the tokens that
+    carry loss (label != -100). ``costs`` holds how much of each further resource the sample uses (image patches, for
+    example), one amount for each of ``Config.limits``. Spec: R1.1.
     """
 
     id: int
@@ -43,7 +43,7 @@ class Sample:
 
 
 make_sample = make_draft(Sample)
-"""`Sample`, for who makes many."""
+"""A faster constructor of `Sample`."""
 
 _get_length: Final = attrgetter("length")
 _get_costs: Final = attrgetter("costs")
@@ -68,8 +68,8 @@ def compute_real_tokens(group: Group) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """What a step holds, on one rank or summed over all: the weights of exact loss scaling, and what is used of each further
-    resource, so that a rank knows what any rank has. Spec: R4.5.
+    """What a step holds, on one rank or summed over all ranks: the weights for exact loss scaling, and the use of each further
+    resource. From the sums a rank knows whether any rank uses a resource in the step. Spec: R4.5.
     """
 
     samples: int
@@ -86,23 +86,23 @@ class StepCounts:
         )
 
     def to_row(self) -> list[int]:
-        """Returns the counts as integers, the costs last: how they travel."""
+        """Returns the counts as integers, the costs last, as they are exchanged and written."""
         return [self.samples, self.tokens, self.supervised, *self.costs]
 
     @classmethod
     def from_row(cls, row: Sequence[int]) -> StepCounts:
-        """Returns the counts of ``row``, of at least three integers."""
+        """Returns the counts in ``row``, which holds at least three integers."""
         samples, tokens, supervised, *costs = row
         return cls(samples, tokens, supervised, tuple(costs))
 
 
 make_counts = make_draft(StepCounts)
 ZERO_COUNTS = StepCounts(0, 0, 0)
-"""Adds nothing, however many further resources there are."""
+"""The neutral element of addition, whatever the number of further resources."""
 
 
 def compute_counts(group: Group, resources: int = 0) -> StepCounts:
-    """Returns the local counts of one step, with the costs of so many further resources: all zero for an idle one."""
+    """Returns the local counts of one step, with a cost for each of ``resources`` further resources; zeros for an idle step."""
     costs = _sum_costs(group, resources) if resources else ()
     tokens = supervised = 0
     for sample in group:
@@ -117,10 +117,10 @@ def _sum_costs(group: Group, resources: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One training step of one rank: what ``Collate`` prepares and ``Deliver`` hands out. Spec: R1.3.
+    """One training step of one rank, which ``Collate`` prepares and ``Deliver`` hands out. Spec: R1.3.
 
-    ``number`` counts the steps of the epoch from 0 and is the same on all ranks (ALIGN); ``round`` is the round that
-    formed it. ``group`` is empty for an idle step. ``global_counts`` sums the step over all ranks.
+    ``number`` counts the steps of the epoch from 0 and is the same on all ranks (ALIGN). ``round`` is the round that formed
+    the step. ``group`` is empty for an idle step. ``global_counts`` sums the step over all ranks.
     """
 
     number: int
@@ -135,4 +135,4 @@ class Step:
 
 
 make_step = make_draft(Step)
-"""`Step`, for who makes many."""
+"""A faster constructor of `Step`."""

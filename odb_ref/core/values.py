@@ -1,8 +1,8 @@
-"""Making frozen values quickly: an initialiser of a frozen dataclass sets each field by way of a lookup, and samples, counts
-and states are made by the million.
+"""Fast construction of frozen dataclasses. Samples, counts and states are made by the million, and the ``__init__`` of a frozen
+dataclass sets each field through ``object.__setattr__``, which is slow.
 
-A value begins as a *draft*, of a class with the same slots that can be written to, and becomes what it is when it is filled
-in: ``draft.__class__ = cls``. What fills it in is compiled once for each class, as `dataclasses` compiles an ``__init__``.
+A value begins as a *draft*: an instance of a writable class with the same slots. Once its fields are set, ``draft.__class__ =
+cls`` makes it the frozen value. The code that sets them is compiled once per class, as `dataclasses` compiles an ``__init__``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def make_draft(cls: type[T]) -> type[T]:
-    """Returns a constructor that gives what the frozen, slotted dataclass ``cls`` gives, in a third of the time."""
+    """Returns a constructor equivalent to the frozen, slotted dataclass ``cls``, in a third of the time."""
     parameters = [item.name if item.default is MISSING else f"{item.name}=_{item.name}" for item in fields(cls)]
     values = {item.name: item.name for item in fields(cls)}
     defaults = {f"_{item.name}": item.default for item in fields(cls)}
@@ -25,9 +25,9 @@ def make_draft(cls: type[T]) -> type[T]:
 
 
 def make_replace(cls: type[DataclassInstance]) -> object:
-    """Returns a function that gives what `dataclasses.replace` gives of a ``cls``, in an eighth of the time.
+    """Returns a function equivalent to `dataclasses.replace` for ``cls``, in an eighth of the time.
 
-    To it an ellipsis means "as it was": no field's value is one.
+    Its parameters default to an ellipsis, which means "unchanged"; no field ever holds one.
     """
     parameters = ["_value", *(f"{item.name}=..." for item in fields(cls))]
     values = {item.name: f"_value.{item.name} if {item.name} is ... else {item.name}" for item in fields(cls)}
@@ -37,7 +37,7 @@ def make_replace(cls: type[DataclassInstance]) -> object:
 def _compile(
     cls: type[DataclassInstance], parameters: list[str], values: dict[str, str], scope: dict[str, object]
 ) -> object:
-    """Returns a function of ``parameters`` that gives a ``cls`` with ``values``: expressions, by field."""
+    """Returns a function of ``parameters`` that makes a ``cls``; ``values`` maps each field to an expression."""
     lines = [
         f"def make({', '.join(parameters)}):",
         "    draft = _Draft()",

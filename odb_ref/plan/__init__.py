@@ -1,18 +1,18 @@
-"""Micro-batches of samples whose lengths are known, as reinforcement learning and packed training have them. Spec: R13.
+"""Micro-batches of samples whose lengths are known in advance, as in reinforcement learning and packed training. Spec: R13.
 
-Before an optimizer step the lengths of its samples are there. Every rank then needs the same number of micro-batches,
-each within the budget, none empty that need not be, and such that no rank waits long for another. Three ways in, one
-implementation:
+The lengths of an optimizer step's samples are known before the step. Every rank then needs the same number of micro-batches,
+each within the budget and none empty without need, and no rank should wait long for another. There are three entry points to
+one implementation:
 
 ====================  ====================================================================================================
-`plan_all`            one place knows all lengths, and deals the samples out to the ranks
-`plan_ranks`          one place knows all lengths, and the samples stay where they are
-`plan_rank`           each rank knows its own, and one all-gather of a few integers, which the caller gives
+`plan_all`            one process knows all lengths, and deals the samples out to the ranks
+`plan_ranks`          one process knows all lengths, and the samples stay on their ranks
+`plan_rank`           each rank knows its own lengths; the caller provides one all-gather of a few integers
 ====================  ====================================================================================================
 
-What they share, bottom up: `terms` (what is asked for, and how a refusal is worded), `units` (samples, measured),
-`packing` and `padding` (the two layouts), `division` (the fewest micro-batches, or so many and none costlier than need
-be), `planning` and `exchanging` (the ways in), `outcome` (what comes back). Pure Python: it imports nothing but the
+The modules, bottom up: `terms` (the settings, and the wording of refusals), `units` (the measured samples), `packing`,
+`padding` and `settling` (forming micro-batches), `division` (the fewest micro-batches, or a given number of equally costly
+ones), `planning` and `exchanging` (the entry points), `outcome` (the results). Pure Python: the package imports only the
 core.
 """
 

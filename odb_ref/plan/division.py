@@ -1,4 +1,4 @@
-"""Dividing units into micro-batches: as few as are found, or a given number, none costlier than need be.
+"""Division of units into micro-batches: the fewest that are found, or a given number that cost about the same.
 
 Spec: R13.4, R13.5, R13.6. Preserves: PLAN.
 """
@@ -18,27 +18,27 @@ from odb_ref.plan.units import Units, is_oversize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """The units of one rank, or of all, and the fewest micro-batches found for them: empty ones do not count."""
+    """The units of one rank, or of all, and the fewest micro-batches found for them, not counting empty ones."""
 
     units: Units
     terms: PlanTerms
     alone: tuple[int, ...]
-    """The units that exceed the budget, or a limit."""
+    """The units that exceed the budget or a limit."""
     others: Sequence[int]
     fewest: tuple[Batch, ...]
-    """The fewest micro-batches found for the others."""
+    """The fewest micro-batches found for ``others``."""
     least: int
-    """How many micro-batches any division must have."""
+    """A lower bound on the micro-batches of any division."""
 
     @property
     def need(self) -> int:
-        """How many micro-batches there must be for `divide`."""
+        """The least number of micro-batches that `divide` can make."""
         return len(self.alone) + len(self.fewest)
 
     def divide(self, count: int, ranks: int = 1) -> list[Batch]:
-        """Returns ``count`` micro-batches, at least `need`, the costliest first; none is empty while units are left.
+        """Returns ``count`` micro-batches (at least `need`), the costliest first. None is empty while there are units left.
 
-        With ``ranks`` each so many that follow one another are to be a step of theirs. Spec: R13.5, R13.6.
+        With several ``ranks``, that number of consecutive micro-batches will form one step. Spec: R13.5, R13.6.
         """
         left = count - len(self.alone)
         bounds = list_bounds(self.units, self.terms)
@@ -68,7 +68,7 @@ class Division:
 
 
 def make_division(units: Units, terms: PlanTerms, ranks: int = 1) -> Division:
-    """Returns what ``ranks`` divide between them; no fewer micro-batches are sought than make a difference.
+    """Returns the division of units that ``ranks`` share. Fewer micro-batches are sought only if they save a step.
 
     Spec: R13.3, R13.4.
     """
@@ -97,8 +97,8 @@ def make_division(units: Units, terms: PlanTerms, ranks: int = 1) -> Division:
 
 
 def _find_fewest(units: Units, numbers: Sequence[int], terms: PlanTerms, how_many: tuple[int, int, int]) -> list[Batch]:
-    """Returns as few micro-batches as are found, at ``least`` and with so many ``alone`` beside them: no fewer than
-    ``ranks`` need to have as many each.
+    """Returns the fewest micro-batches found. ``how_many`` holds the least possible number, the number of units that travel
+    alone, and the ranks. The search goes only as far as it lowers the number of micro-batches per rank.
     """
     least, alone, ranks = how_many
     bounds, whole = list_bounds(units, terms), terms.multiple_of * ranks
@@ -123,8 +123,8 @@ def _find_fewest(units: Units, numbers: Sequence[int], terms: PlanTerms, how_man
 def even_out(
     units: Units, numbers: Sequence[int], count: int, budget: int, bounds: Sequence[Bound]
 ) -> list[Batch] | None:
-    """Returns ``count`` micro-batches that settling by tokens brings below the budget, or None where it does not, where
-    there is a limit, or where there are too many units for an exchange. Spec: R13.4.
+    """Returns ``count`` micro-batches that settling by tokens has brought within the budget. Returns None if that fails, if
+    there is a limit, or if there are too many units for exchanges. Spec: R13.4.
     """
     if bounds or len(numbers) > EXCHANGED:
         return None
@@ -133,17 +133,17 @@ def even_out(
 
 
 def list_bounds(units: Units, terms: PlanTerms) -> list[Bound]:
-    """Returns what bounds a micro-batch besides its tokens."""
+    """Returns the bounds of a micro-batch beside its tokens."""
     return [(column, limit) for column, (_, limit) in zip(units.uses, terms.limits, strict=True)]
 
 
 def sum_up(column: Sequence[int], batch: Sequence[int]) -> int:
-    """Returns what the units of a micro-batch have in sum."""
+    """Returns the sum of a column over the units of a micro-batch."""
     return sum(map(column.__getitem__, batch))
 
 
 def compute_cost(units: Units, batch: Batch, layout: Layout) -> int:
-    """Returns what a micro-batch costs, 0 when empty: the sum of its units, or its rows times what the longest sample does.
+    """Returns the cost of a micro-batch: the sum over its units, or if padded its rows times the cost of its longest sample.
 
     Spec: R13.2.
     """
@@ -155,7 +155,7 @@ def compute_cost(units: Units, batch: Batch, layout: Layout) -> int:
 
 
 def _compute_least(units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bound]) -> int:
-    """Returns how many micro-batches any division must have. Spec: R13.10."""
+    """Returns a lower bound on the micro-batches of any division. Spec: R13.10."""
     columns = [(units.tokens, budget), *bounds]
     shares = [-(-sum([column[unit] for unit in numbers]) // bound) for column, bound in columns]
     halves = [sum([2 * column[unit] > bound for unit in numbers]) for column, bound in columns]
@@ -163,7 +163,7 @@ def _compute_least(units: Units, numbers: Sequence[int], budget: int, bounds: Se
 
 
 def arrange(batches: list[Batch], order: BatchOrder) -> list[Batch]:
-    """Returns the micro-batches, given by falling cost, in the order in which they are run. Spec: R13.8."""
+    """Returns the micro-batches, which come by falling cost, in the order they are run. Spec: R13.8."""
     match order:
         case BatchOrder.COSTLIEST_FIRST:
             return batches

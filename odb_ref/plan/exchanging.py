@@ -1,8 +1,8 @@
-"""Planning on one rank: one all-gather of a few integers, after which each rank divides its own samples. Spec: R13.11.
+"""Planning on one rank: after one all-gather of a few integers, each rank divides its own samples. Spec: R13.11.
 
-The message says how many micro-batches the rank needs, what all ranks' totals are made of, and what all must agree on.
-A rank that cannot plan says so, and why, in the same message: every rank then refuses, with the same words, and none is
-left waiting.
+A rank's message holds the number of micro-batches it needs, its part of the totals, and the settings on which all must agree.
+A rank that cannot plan reports the reason in the same message. Then every rank refuses with the same words, and none is left
+waiting.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from odb_ref.plan.terms import SETTINGS, Options, PlanTerms, Reason, Refusal, Wi
 from odb_ref.plan.units import Key, Samples, Units, make_samples, make_units
 
 Exchange: TypeAlias = Callable[[list[int]], Sequence[Sequence[int]]]
-"""Returns what each rank gave, by rank: an all-gather of equally many integers of 64 bits from each."""
+"""An all-gather: returns the list of each rank, by rank. All ranks pass lists of the same number of 64-bit integers."""
 
 _FORMAT: Final = 1
-"""What the message looks like: ranks with different releases must not misread each other."""
+"""The version of the message, so that ranks with different releases do not misread each other."""
 _REASONS: Final = (None, *Reason)
 _HEAD: Final = 10
-"""The format, the reason with its three values, the need, the least, the number of units, what they cost, and the tokens of all
+"""The format, the reason and its three values, the need, the least, the number of units, their cost, and the tokens of all
 keys."""
 MESSAGE_SIZE: Final = _HEAD + 6 + len(SETTINGS)
-"""Integers of a message: always as many."""
+"""The number of integers in a message, which is always the same."""
 _LARGEST: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """What a rank knows before it hears of the others."""
+    """What a rank knows before the exchange."""
 
     terms: PlanTerms
     samples: Samples
     division: Division
     totals: Totals
     sums: Mapping[Key, int]
-    """The supervised tokens of each key: of all ranks, where keys go beyond this one."""
+    """The supervised tokens of each key, over all ranks if ``is_shared``."""
     is_shared: bool
-    """True where they do."""
+    """True if the samples of a key may be on several ranks."""
 
     def to_message(self) -> list[int]:
         division = self.division
@@ -64,15 +64,15 @@ def plan_rank(
     uses: Mapping[str, Iterable[SupportsIndex]] | None = None,
     **terms: Unpack[Options],
 ) -> RankPlan:
-    """Returns this rank's micro-batches, the same number on every rank; all ranks must call it.
+    """Returns this rank's micro-batches. Every rank must call it, and gets the same number of them.
 
-    ``exchange`` is called once, with `MESSAGE_SIZE` integers, and returns those of all ranks, by rank; without it this
-    rank is the only one. The other arguments are those of `plan_ranks`, of this rank alone, and so is what comes back. Where
-    keys of ``together`` are on several ranks (``within="step"``), ``group_supervised`` says of every key of the step how
-    many tokens carry loss on all ranks, and is the same on all.
+    ``exchange`` is called once with `MESSAGE_SIZE` integers and returns those of all ranks, by rank. Without it, this rank is
+    the only one. The other arguments, and the result, are those of `plan_ranks` for this rank alone. If keys of ``together``
+    may be on several ranks (``within="step"``), ``group_supervised`` maps every key of the step to its supervised tokens over
+    all ranks, and is the same on all.
 
-    Raises: on every rank, and with the same message, UsageError when one rank's values make no sense, two ranks' terms
-    differ, or they cannot be met: PeerError when the exchange answers anything but messages. Spec: R13.11.
+    Raises: UsageError, on every rank and with the same message, when one rank's values are not valid, two ranks' terms differ,
+    or the terms cannot be met. PeerError when the exchange returns anything but the ranks' messages. Spec: R13.11.
     """
     own: _Own | None = None
     error: Exception | None = None
@@ -88,13 +88,13 @@ def plan_rank(
         values = (*raised.values, 0, 0, 0)[:3]
         if max(map(abs, values)) <= _LARGEST:
             message[1:5] = [_REASONS.index(raised.reason), *values]
-    except Exception as raised:  # also what a cost function raises: the others wait for this message
+    except Exception as raised:  # also from a user's cost function, because the other ranks wait for this message
         error = raised
     messages = [message] if exchange is None else [[*row] for row in exchange([*message])]
     _check_messages(messages, message)
     failed = next(((rank, row) for rank, row in enumerate(messages) if row[1]), None)
     if failed is not None or own is None:
-        if failed is None or len(messages) == 1:  # what is wrong is known here
+        if failed is None or len(messages) == 1:  # the error is this rank's own
             raise UsageError(f"rank 0: {error}") from error
         raise UsageError(_word_failure(*failed)) from error
     _check_terms(messages)
@@ -151,7 +151,7 @@ def _check_messages(messages: Sequence[Sequence[int]], own: Sequence[int]) -> No
 
 
 def _check_groups(messages: Sequence[Sequence[int]], totals: Totals) -> None:
-    """Refuses what ranks say of the keys of the whole step, where it is not so."""
+    """Raises UsageError if ``group_supervised`` differs between ranks, or from the samples' sums."""
     for rank, row in enumerate(messages):
         if (row[9], row[_HEAD + 5]) != (totals.supervised, totals.groups):
             raise UsageError(

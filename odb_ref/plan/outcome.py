@@ -1,4 +1,4 @@
-"""What comes back: the micro-batches of a rank, their weights and totals, and how good the plan is. Spec: R13.9,
+"""The results of planning: a rank's micro-batches, their weights and totals, and the quality of the plan. Spec: R13.9,
 R13.10."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Output = TypeVar("Output")
 
 
 class Mean(StrEnum):
-    """What the loss of an optimizer step is the mean of. Spec: R13.9."""
+    """The mean that the loss of an optimizer step takes. Spec: R13.9."""
 
     TOKEN = "token-mean"
     """All supervised tokens."""
@@ -30,26 +30,26 @@ class Mean(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What all ranks have in one optimizer step."""
+    """The totals of one optimizer step over all ranks."""
 
     ranks: int
     samples: int
     tokens: int
-    """Tokens of the samples as they are, padding not counted."""
+    """Tokens of the samples, without padding."""
     supervised: int
     """Tokens that carry loss."""
     sequences: int
-    """Samples with a token that carries loss: the others have no mean."""
+    """Samples with a token that carries loss. The others have no mean."""
     groups: int
-    """Keys with a token that carries loss; without keys, `sequences`."""
+    """Keys with a token that carries loss; without keys the same as ``sequences``."""
 
     def to_row(self) -> list[int]:
-        """Returns the totals as integers: how they travel."""
+        """Returns the totals as integers for the exchange."""
         return [self.ranks, self.samples, self.tokens, self.supervised, self.sequences, self.groups]
 
     @classmethod
     def from_row(cls, row: Sequence[int]) -> Totals:
-        """Returns the totals of six integers."""
+        """Returns the totals in ``row``, which holds six integers."""
         ranks, samples, tokens, supervised, sequences, groups = row
         return cls(
             ranks=ranks, samples=samples, tokens=tokens, supervised=supervised, sequences=sequences, groups=groups
@@ -57,7 +57,7 @@ class Totals:
 
 
 def compute_totals(samples: Samples, ranks: int = 1) -> Totals:
-    """Returns what the samples of so many ranks come to."""
+    """Returns the totals of the samples, which belong to ``ranks`` ranks."""
     sums = samples.sum_by_key()
     return Totals(
         ranks=ranks,
@@ -70,41 +70,41 @@ def compute_totals(samples: Samples, ranks: int = 1) -> Totals:
 
 
 def sum_totals(totals: Iterable[Totals]) -> Totals:
-    """Returns what all ranks have together."""
+    """Returns the sum of the totals of several ranks."""
     return Totals.from_row([*map(sum, zip(*(item.to_row() for item in totals), strict=True))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What makes the sum over all ranks' micro-batches the mean that was asked for. Spec: R13.9.
+    """The weights that turn the sum over all ranks' micro-batches into the requested mean. Spec: R13.9.
 
-    A trainer that averages over ranks (DDP, FSDP) needs ``ranks`` times that: ``scales`` has it.
+    A trainer that averages over ranks (DDP, FSDP) needs these times the number of ranks: see ``scales``.
     """
 
     samples: tuple[tuple[Fraction, ...], ...]
-    """For each micro-batch, by sample: what the loss of each of its supervised tokens weighs."""
+    """For each micro-batch, by sample: the weight of the loss of each supervised token."""
     batches: tuple[Fraction, ...]
-    """For each micro-batch: what all its supervised tokens weigh in sum. Where they weigh alike, as in ``"token-mean"``, it
-    is the factor for their mean."""
+    """For each micro-batch: the sum of its supervised tokens' weights. If these are equal, as in ``"token-mean"``, it is the
+    factor for the mean loss of the micro-batch."""
     scales: tuple[float, ...]
     """``batches`` times the number of ranks, as floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """How good a plan is. Spec: R13.10."""
+    """The quality of a plan. Spec: R13.10."""
 
     count: int
-    """Micro-batches of each rank."""
+    """The micro-batches of each rank."""
     least: int
-    """No plan under these terms has fewer."""
+    """A lower bound: no plan with these terms has fewer."""
     fill: float
-    """The samples' tokens, over the budgets of all micro-batches."""
+    """The samples' tokens divided by the sum of all micro-batches' budgets."""
     wait: float | None
-    """What the steps cost, each as much as its costliest rank, over the mean rank's sum: at 1 nobody waits. None of
-    `plan_rank`, which does not know what the micro-batches of other ranks cost."""
+    """The cost of the steps, where each costs what its costliest rank does, divided by the mean cost of a rank. At 1 no rank
+    waits. None from `plan_rank`, which does not know the costs of other ranks' micro-batches."""
     least_wait: float
-    """No plan with so many micro-batches waits less."""
+    """A lower bound of ``wait`` for plans with this number of micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,34 +112,34 @@ class RankPlan:
     """The micro-batches of one rank."""
 
     micro_batches: tuple[Indices, ...]
-    """The indices of each one's samples, rising; as many on every rank. An idle one has none."""
+    """For each micro-batch the indices of its samples, ascending. An idle one has none. Every rank has the same number."""
     totals: Totals
     spare: int | None
-    """The shortest sample at hand that has supervised tokens, if any has, for an idle micro-batch to run again with weight 0;
-    none, where there is no sample."""
+    """The index of a sample that an idle micro-batch can run again with weight 0: the shortest with supervised tokens, or the
+    shortest of all if none has any. None if there are no samples."""
     report: PlanReport
     samples: Samples
-    """What ``micro_batches`` has indices of."""
+    """The samples to which the indices in ``micro_batches`` refer."""
     group_supervised: Mapping[Key, int]
-    """How many tokens carry loss, by key: `Samples.get_keys`."""
+    """The supervised tokens of each key (see `Samples.get_keys`)."""
 
     @property
     def count(self) -> int:
-        """How many micro-batches each rank has."""
+        """The number of micro-batches of each rank."""
         return len(self.micro_batches)
 
     @property
     def is_idle(self) -> tuple[bool, ...]:
-        """Which of the micro-batches have no sample."""
+        """For each micro-batch, whether it has no sample."""
         return tuple(not batch for batch in self.micro_batches)
 
     def restore(self, outputs: Iterable[Sequence[Output]]) -> list[Output]:
-        """Returns, in the order of its samples, what the micro-batches gave: a sequence from each, such as the rows of a
-        tensor.
+        """Returns the outputs of the micro-batches in the order of the samples.
 
-        What an idle one gave is left out: it ran the spare again.
+        ``outputs`` has a sequence for each micro-batch, such as the rows of a tensor. That of an idle micro-batch is left out,
+        because it ran the spare sample again.
 
-        Raises: UsageError when one has not given an output for each of its samples.
+        Raises: UsageError when a micro-batch does not have one output for each of its samples.
         """
         given = [*outputs]
         if len(given) != self.count:
@@ -152,7 +152,7 @@ class RankPlan:
         return [found[index] for index in sorted(found)]
 
     def weights(self, mean: Mean | str = Mean.TOKEN) -> Weights:
-        """Returns the weights of the micro-batches for this mean over the whole optimizer step.
+        """Returns the weights of the micro-batches for ``mean`` over the whole optimizer step.
 
         Raises: UsageError when there is no such mean. Spec: R13.9. Preserves: WEIGHT.
         """
@@ -190,10 +190,10 @@ class Plan:
 
     @property
     def report(self) -> PlanReport:
-        """How good it is."""
+        """The quality of the plan."""
         return self.ranks[0].report
 
     @property
     def count(self) -> int:
-        """How many micro-batches each rank has."""
+        """The number of micro-batches of each rank."""
         return self.report.count

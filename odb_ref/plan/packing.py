@@ -1,8 +1,8 @@
-"""Packing: units into few micro-batches of the packed layout, or into a given number of equally costly ones.
+"""Packing: divides units into few micro-batches of the packed layout, or into a given number of equally costly ones.
 
-A packed micro-batch holds the sum of its units. The fewest under a budget is bin packing, which is NP-hard: `pack` is
-best fit of the longest first. `spread` begins with the micro-batches and gives each unit, the longest first, to the one
-that costs least among those that have room: where the budget leaves a little room it is as good as even, in one pass.
+The tokens of a packed micro-batch are the sum over its units. Finding the fewest under a budget is bin packing, which is
+NP-hard; `pack` uses best fit, the longest first. `spread` starts with a given number of micro-batches and gives each unit, the
+longest first, to the cheapest one with room. If the budget leaves a little room, one pass makes them practically even.
 
 Spec: R13.4, R13.5.
 """
@@ -20,10 +20,10 @@ Batch: TypeAlias = list[int]
 """The numbers of the units of a micro-batch."""
 
 TRIED: Final = 32_768
-"""For how many units a second order is tried: with limits packing takes time that grows faster than their number."""
+"""The most units for which a second order is tried, because the time of packing with limits grows faster than their number."""
 
 Bound: TypeAlias = "tuple[Sequence[int], int]"
-"""What each unit uses of something, and how much of it a micro-batch may use."""
+"""How much each unit uses of a resource, and how much of it a micro-batch may use."""
 
 
 def sort_longest_first(units: Units, numbers: Sequence[int]) -> list[int]:
@@ -35,14 +35,14 @@ def sort_longest_first(units: Units, numbers: Sequence[int]) -> list[int]:
 
 
 def sort_neediest_first(units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bound]) -> list[int]:
-    """Returns the numbers by the largest share that a unit takes of what is bounded, falling."""
+    """Returns the numbers by the largest share of any bound that a unit takes, falling."""
     columns = [(units.tokens, budget), *bounds]
     shares = {unit: max([column[unit] / bound for column, bound in columns]) for unit in numbers}
     return sorted(numbers, key=shares.__getitem__, reverse=True)
 
 
 class _Uses:
-    """What the micro-batches use of all that is bounded besides the tokens."""
+    """How much the micro-batches use of each bound beside the tokens."""
 
     def __init__(self, numbers: Sequence[int], bounds: Sequence[Bound]) -> None:
         self._bounds = bounds
@@ -51,12 +51,12 @@ class _Uses:
         self._least = [min((column[unit] for unit in numbers), default=0) for column, _ in bounds]
 
     def has_room(self, batch: int, unit: int) -> bool:
-        """Returns True when the unit keeps the micro-batch within all bounds."""
+        """Returns True when the micro-batch stays within all bounds with the unit added."""
         used = self._get(batch)
         return all(mine + column[unit] <= bound for mine, (column, bound) in zip(used, self._bounds, strict=True))
 
     def add(self, batch: int, unit: int) -> bool:
-        """Adds the unit; returns True while there is room for the unit that needs least."""
+        """Adds the unit. Returns True while there may be room for another."""
         used = [mine + column[unit] for mine, (column, _) in zip(self._get(batch), self._bounds, strict=True)]
         self._used[batch] = used
         return all(
@@ -68,8 +68,8 @@ class _Uses:
 
 
 def pack_either_way(units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bound]) -> list[Batch]:
-    """Returns the fewer micro-batches of two ways to `pack`: by falling tokens and, where something is limited, by falling
-    need of what is bounded.
+    """Returns the fewer micro-batches of two ways to `pack`: by falling tokens and, if there are limits, also by falling share
+    of what is bounded.
     """
     found = pack(units, sort_longest_first(units, numbers), budget, bounds)
     if bounds and len(numbers) <= TRIED:
@@ -79,12 +79,12 @@ def pack_either_way(units: Units, numbers: Sequence[int], budget: int, bounds: S
 
 
 def pack(units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bound] = ()) -> list[Batch]:
-    """Returns micro-batches of at most ``budget`` tokens within all ``bounds``: each unit in turn goes where the least room is
-    left, or begins another one. No unit may exceed a bound by itself.
+    """Returns micro-batches of at most ``budget`` tokens within all ``bounds``. Each unit in turn goes where it leaves least
+    room, or begins a new micro-batch. No unit may exceed a bound by itself.
     """
     batches: list[Batch] = []
-    rooms: list[int] = []  # all that are left in some micro-batch, rising
-    by_room: dict[int, Batch] = {}  # the micro-batches with so much room
+    rooms: list[int] = []  # the distinct amounts of room left, ascending
+    by_room: dict[int, Batch] = {}  # the micro-batches with each amount of room
     uses = _Uses(numbers, bounds)
     tokens = units.tokens
     for unit in numbers:
@@ -128,16 +128,16 @@ def spread(
     starts: Sequence[int] = (),
     costs: Sequence[int] | None = None,
 ) -> list[Batch] | None:
-    """Returns ``count`` micro-batches of at most ``budget`` tokens within all ``bounds``, or None where a unit finds no room:
-    each goes to the one that costs least, by ``costs``; ``starts`` are what they cost before they hold anything.
+    """Returns ``count`` micro-batches of at most ``budget`` tokens within all ``bounds``, or None if a unit finds no room.
 
-    Those without room for the unit at hand wait, the roomiest first, until a shorter one comes: units come by falling tokens.
+    Units come by falling tokens, and each goes to the cheapest micro-batch, by ``costs``. ``starts`` holds the costs of the
+    micro-batches before they hold anything. Those without room for a unit wait, the roomiest first, until a shorter one comes.
     """
     unit_costs = units.costs if costs is None else costs
     loads = [*starts] or [0] * count
     active = [(load, batch) for batch, load in enumerate(loads)]  # by cost
     heapq.heapify(active)
-    waiting: list[tuple[int, int]] = []  # by what is left of the budget, the most first
+    waiting: list[tuple[int, int]] = []  # by the room left, the most first
     batches: list[Batch] = [[] for _ in range(count)]
     rooms = [budget] * count
     uses = _Uses(numbers, bounds)
@@ -147,7 +147,7 @@ def spread(
         while waiting and -waiting[0][0] >= size:
             batch = heapq.heappop(waiting)[1]
             heapq.heappush(active, (loads[batch], batch))
-        passed: Batch = []  # full of something else than tokens, of which the next unit may need less
+        passed: Batch = []  # lacks room in another bound than tokens, of which the next unit may need less
         while active:
             batch = active[0][1]
             if rooms[batch] < size:
@@ -172,10 +172,10 @@ def spread(
 
 
 def list_starts(costs: Sequence[int], count: int, ranks: int) -> list[int]:
-    """Returns what each of ``count`` micro-batches costs before it holds anything, so that those of a step come out alike.
+    """Returns a starting cost for each of ``count`` micro-batches, so that those of each step end up costing the same.
 
-    Where one unit costs more than the mean of a step, its step cannot cost less: so the other ranks may have as much to do
-    in it, and less in the next ones. Spec: R13.5.
+    If one unit costs more than the mean of a step, its step cannot cost less. So the other ranks may do as much work in that
+    step, and less in later ones. Spec: R13.5.
     """
     falling = sorted(costs, reverse=True)[::ranks]
     left, steps = sum(costs), count // ranks

@@ -1,8 +1,8 @@
-"""Padding: units into micro-batches of the padded layout, whose rows are all as long as the longest. Spec: R13.5.
+"""Padding: divides units into micro-batches of the padded layout, whose rows are all as long as the longest. Spec: R13.5.
 
-Sorted by length, the micro-batches are runs. Any run that keeps within the bounds also does so without some of its
-units, so a sweep from the shortest uses the fewest runs, and a bisection of what a run may cost finds the least that
-the costliest can. (Both exactly, where units are single samples and there are no limits.)
+The micro-batches are runs of the units sorted by length. A run within the bounds stays within them without some of its units.
+So a sweep from the shortest uses the fewest runs, and bisecting the most that a run may cost makes the costliest as cheap as
+possible. (Both are exact if units are single samples and there are no limits.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from odb_ref.plan.units import Units
 
 
 class PaddedRuns:
-    """Units in order of their longest samples, and what any run of them takes."""
+    """Units ordered by their longest samples, with sums to measure any run of them."""
 
     def __init__(self, units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bound]) -> None:
         longest = units.longest
@@ -32,15 +32,15 @@ class PaddedRuns:
         self._used = [_sum_up([column[unit] for unit in self.numbers]) for column, _ in bounds]
 
     def find_fewest(self) -> list[Batch]:
-        """Returns the micro-batches of a sweep that only the budget and the limits bound."""
+        """Returns the micro-batches of a sweep bounded only by the budget and the limits."""
         return self._collect(self._sweep(len(self.numbers), None) or [])
 
     def divide(self, count: int) -> list[Batch]:
-        """Returns exactly ``count`` micro-batches, at least as many as `find_fewest`, or one for each unit where these
-        are fewer.
+        """Returns ``count`` micro-batches, or one for each unit if there are fewer units. `find_fewest` must not need more than
+        ``count``.
 
-        The longest are set apart, those that cost at least what the costliest of the others then costs; that one costs
-        as little as can be; and what is left of ``count`` is made by halving the costliest.
+        The longest units are set apart as single ones while each costs at least as much as any micro-batch of the others. The
+        costliest of the others is then made as cheap as possible. Halving the costliest makes the rest of ``count``.
         """
         whole = len(self.numbers)
         ends = self._sweep(whole, None) or []
@@ -57,8 +57,8 @@ class PaddedRuns:
         return self._split([*ends, *range(whole - apart + 1, whole + 1)], count)
 
     def _lower(self, best: list[int], end: int, count: int) -> list[int]:
-        """Returns where the runs of the units before ``end`` end, at most ``count``, as ``best`` are; the costliest is as cheap
-        as can be.
+        """Returns the ends of at most ``count`` runs of the units before ``end``, with the costliest run as cheap as possible.
+        ``best`` holds the ends of one such division.
         """
         high = max((self._compute_cost(*run) for run in pairwise([0, *best])), default=0)
         low = max((self._compute_cost(place, place + 1) for place in range(end)), default=0)
@@ -72,7 +72,7 @@ class PaddedRuns:
         return best
 
     def _split(self, ends: list[int], count: int) -> list[Batch]:
-        """Returns the runs, the costliest of two or more units halved until there are ``count``."""
+        """Returns the runs after halving the costliest one of two or more units until there are ``count``."""
         heap = [self._rank(*run) for run in pairwise([0, *ends])]
         heapq.heapify(heap)
         while heap and len(heap) < count and heap[0][0]:
@@ -90,12 +90,12 @@ class PaddedRuns:
         return [self.numbers[begin:end] for begin, end in pairwise([0, *ends])]
 
     def _compute_cost(self, begin: int, end: int) -> int:
-        """Returns what a run costs: its rows times what its longest sample does."""
+        """Returns the cost of a run: its rows times the cost of its longest sample."""
         return (self._rows[end] - self._rows[begin]) * self._row_costs[end - 1]
 
     def _sweep(self, end: int, bound: int | None, most: int | None = None) -> list[int] | None:
-        """Returns where the runs of the units before ``end`` end, or None where there are more than ``most``; only single units
-        cost more than ``bound``.
+        """Returns the ends of the runs of the units before ``end``, or None if there are more than ``most``. Only single units
+        may cost more than ``bound``.
         """
         ends: list[int] = []
         begin = 0
@@ -126,5 +126,5 @@ class PaddedRuns:
 
 
 def _sum_up(values: Sequence[int]) -> list[int]:
-    """Returns the sum of the first 0, 1, 2, ... of the values."""
+    """Returns the sums of the first 0, 1, 2, ... values."""
     return list(accumulate(values, initial=0))

@@ -1,4 +1,4 @@
-"""Planning where one place knows all lengths: the samples dealt out to the ranks, or left where they are. Spec: R13.4,
+"""Planning in one process that knows all lengths: samples are dealt out to the ranks, or stay where they are. Spec: R13.4,
 R13.5."""
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def plan_all(
     uses: Mapping[str, Iterable[SupportsIndex]] | None = None,
     **terms: Unpack[Options],
 ) -> Plan:
-    """Returns the micro-batches of all ``ranks``, to which the samples are dealt out; indices are of ``lengths``.
+    """Deals the samples out to ``ranks`` and returns the micro-batches of all; their indices refer to ``lengths``.
 
     ::
 
         >>> [rank.micro_batches for rank in plan_all([300, 200, 100, 600], ranks=2, budget=600).ranks]
         [((0, 1, 2),), ((3,),)]
 
-    ``supervised`` says how many tokens of each sample carry loss (default: all), ``together`` has a key for each
-    sample, ``uses`` what each uses of the ``limits``. `PlanTerms` explains the terms.
+    ``supervised`` holds the number of tokens of each sample that carry loss (default: all), ``together`` a key for each
+    sample, and ``uses``, for each of the ``limits``, how much each sample uses of it. `PlanTerms` explains the terms.
 
-    Raises: UsageError when a value makes no sense, or the terms cannot be met. Spec: R13.
+    Raises: UsageError when a value is not valid, or the terms cannot be met. Spec: R13.
     """
     own = make_terms(terms)
     size = check_integer(ranks, "ranks", 1)
@@ -81,17 +81,17 @@ def plan_ranks(
     uses: Mapping[str, Sequence[Iterable[SupportsIndex]]] | None = None,
     **terms: Unpack[Options],
 ) -> Plan:
-    """Returns the micro-batches of each rank, whose samples stay where they are; indices are of ``lengths[rank]``.
+    """Returns the micro-batches of each rank, whose samples stay where they are; its indices refer to ``lengths[rank]``.
 
     ::
 
         >>> [rank.micro_batches for rank in plan_ranks([[300, 200, 100], [600]], budget=600, at_least=2).ranks]
         [((0,), (1, 2)), ((0,), ())]
 
-    The other columns are by rank too. Equal keys of ``together`` on two ranks are one only with ``within="step"``. What
-    comes back for a rank is what `plan_rank` gives there.
+    The other columns are by rank too. Equal keys of ``together`` on two ranks count as one only with ``within="step"``. Each
+    rank's result is what `plan_rank` returns on that rank.
 
-    Raises: UsageError when a value makes no sense, or the terms cannot be met. Spec: R13.
+    Raises: UsageError when a value is not valid, or the terms cannot be met. Spec: R13.
     """
     own = make_terms(terms)
     if not len(lengths):  # an array has no truth value
@@ -133,7 +133,7 @@ def plan_ranks(
 def make_rank_plan(
     samples: Samples, micro_batches: tuple[Indices, ...], totals: Totals, report: PlanReport, sums: Mapping[Key, int]
 ) -> RankPlan:
-    """Returns the plan of a rank that has ``samples`` of its own."""
+    """Returns the plan of a rank with its own ``samples``."""
     return RankPlan(
         micro_batches=micro_batches,
         totals=totals,
@@ -145,29 +145,29 @@ def make_rank_plan(
 
 
 def find_spare(samples: Samples, indices: Iterable[int]) -> int | None:
-    """Returns the first of the shortest samples with supervised tokens, or of all where none has any; None without samples.
+    """Returns the first of the shortest samples with supervised tokens, or of all if none has any; None without samples.
 
-    The mean over no token is NaN, and so is its product with a weight of 0.
+    Supervised tokens matter because the mean over no token is NaN, and so is its product with a weight of 0.
     """
     return min(indices, key=lambda index: (not samples.supervised[index], samples.lengths[index]), default=None)
 
 
 def list_indices(units: Units, row: Sequence[Batch], order: BatchOrder) -> tuple[Indices, ...]:
-    """Returns the samples of a rank's micro-batches, in the order in which they are run. Spec: R13.8."""
+    """Returns the samples of a rank's micro-batches, in the order these are run. Spec: R13.8."""
     return tuple(
         tuple(sorted(chain.from_iterable([units.members[unit] for unit in batch]))) for batch in arrange([*row], order)
     )
 
 
 def _deal(units: Units, ranks: int, terms: PlanTerms) -> tuple[Rows, int]:
-    """Returns the micro-batches of all ranks, those of one step next to each other in cost, and the least count."""
+    """Returns the micro-batches of all ranks, those of a step being neighbours in cost, and a lower bound of their number."""
     division = make_division(units, terms, ranks)
     count = terms.round_up(-(-division.need // ranks))
     batches = division.divide(count * ranks, ranks)
     rows: Rows = [[] for _ in range(ranks)]
     sums = [0] * ranks
     for step in range(count):
-        # The costliest of a step goes to the rank that has had least: what ranks have in sum is even too.
+        # The costliest of a step goes to the rank with the least cost so far, so that the sums of the ranks are even too.
         order = sorted(range(ranks), key=sums.__getitem__)
         for batch, rank in zip(batches[step * ranks : (step + 1) * ranks], order, strict=True):
             rows[rank].append(batch)
@@ -176,7 +176,7 @@ def _deal(units: Units, ranks: int, terms: PlanTerms) -> tuple[Rows, int]:
 
 
 def _divide_shares(shares: Sequence[Units], terms: PlanTerms) -> tuple[Rows, int]:
-    """Returns the micro-batches of each rank, of what it has, and the least count."""
+    """Returns the micro-batches of each rank, made of its own units, and a lower bound of their number."""
     divisions = [make_division(units, terms) for units in shares]
     count = terms.round_up(max(division.need for division in divisions))
     least = terms.round_up(max(division.least for division in divisions))
@@ -184,7 +184,7 @@ def _divide_shares(shares: Sequence[Units], terms: PlanTerms) -> tuple[Rows, int
 
 
 def _choose_homes(samples: Samples, units: Units, ranks: int) -> list[list[int]]:
-    """Returns the samples of each rank, those of a key on one: the costliest key first, to the rank that has least."""
+    """Returns the samples of each rank, with each key on one rank: the costliest key first, to the rank with the least cost."""
     found: dict[Key, list[int]] = {}
     for index, key in enumerate(samples.get_keys()):
         found.setdefault(key, []).append(index)
@@ -199,7 +199,7 @@ def _choose_homes(samples: Samples, units: Units, ranks: int) -> list[list[int]]
 
 
 def _join(parts: Sequence[Samples]) -> Samples:
-    """Returns the samples of all ranks as one."""
+    """Returns the samples of all ranks joined into one."""
     return Samples(
         lengths=tuple(chain.from_iterable(part.lengths for part in parts)),
         supervised=tuple(chain.from_iterable(part.supervised for part in parts)),
@@ -209,7 +209,7 @@ def _join(parts: Sequence[Samples]) -> Samples:
 
 
 def _make_report(shares: Sequence[Units], rows: Rows, terms: PlanTerms, known: tuple[Totals, int, float]) -> PlanReport:
-    """Returns how good a plan is, of whose step the totals, the least count and the least wait are ``known``."""
+    """Returns the report of a plan. ``known`` holds the totals and the lower bounds of count and wait."""
     totals, least, least_wait = known
     costs = [
         [compute_cost(units, batch, terms.layout) for batch in row] for units, row in zip(shares, rows, strict=True)

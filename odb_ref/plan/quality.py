@@ -1,4 +1,4 @@
-"""How good a plan is, and could be: steps, padding, and how long ranks wait for each other. Spec: R13.10."""
+"""The quality of a plan, and its bounds: steps, fill, and how long ranks wait for each other. Spec: R13.10."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from odb_ref.plan.units import Units
 def make_report(
     terms: PlanTerms, totals: Totals, counts: tuple[int, int], waits: tuple[float | None, float]
 ) -> PlanReport:
-    """Returns the report of a plan: its count and the least, its wait and the least."""
+    """Returns the report of a plan. ``counts`` and ``waits`` each hold the plan's own value and the lower bound."""
     count, least = counts
     wait, least_wait = waits
     fill = totals.tokens / (terms.budget * count * totals.ranks)
@@ -21,30 +21,28 @@ def make_report(
 
 
 def compute_wait(costs: Sequence[Sequence[int]]) -> float:
-    """Returns what the steps cost over the mean rank's sum, of the costs of each rank's micro-batches; 1 where there are
-    none.
+    """Returns the cost of the steps divided by the mean cost of a rank, or 1 if all costs are 0. ``costs`` holds the costs of
+    each rank's micro-batches.
     """
     whole = sum(map(sum, costs))
     return len(costs) * sum(map(max, zip(*costs, strict=True))) / whole if whole else 1.0
 
 
 def sum_costs(units: Units, terms: PlanTerms) -> int:
-    """Returns what the units of a rank cost together, in whatever packed micro-batches; padded it depends on these: 0."""
+    """Returns the total cost of the units if packed. If padded it depends on the micro-batches, and the result is 0."""
     return sum(units.costs) if terms.layout is Layout.PACKED else 0
 
 
 def compute_least_wait_of_ranks(costs: Sequence[int]) -> float:
-    """Returns a wait that no plan is below where ranks have samples of their own, of so much cost: the slowest over the
-    mean.
-    """
+    """Returns a lower bound of the wait if samples stay on their ranks, which have these costs: the greatest over the mean."""
     return len(costs) * max(costs) / sum(costs) if sum(costs) else 1.0
 
 
 def compute_least_wait(units: Units, terms: PlanTerms, count: int, ranks: int) -> float:
-    """Returns a wait that no packed plan is below that deals units out into ``count`` steps; 1 where that is all we know.
+    """Returns a lower bound of the wait of packed plans that deal the units out into ``count`` steps; 1 for other layouts.
 
-    The costliest unit's step costs as much as it does; the other ranks may have as much to do in it, as far as the budget goes,
-    and what is then left is at best even.
+    The step of the costliest unit costs at least as much as that unit. The other ranks may do as much work in that step, as far
+    as the budget allows, and the rest is at best divided evenly.
     """
     whole = sum_costs(units, terms)
     if not whole:
@@ -60,7 +58,7 @@ def compute_least_wait(units: Units, terms: PlanTerms, count: int, ranks: int) -
 
 
 def _fill(units: Units, numbers: Sequence[int], budget: int) -> int:
-    """Returns what a micro-batch of these costs at most, or more: the costliest by the token first, the last of them in
+    """Returns an upper bound of the cost of a micro-batch of these units: the costliest per token first, and the last one in
     part.
     """
     room, cost = budget, 0

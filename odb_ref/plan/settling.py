@@ -1,4 +1,4 @@
-"""Settling: units are moved between micro-batches, or exchanged, until the costliest ones cost no less for it. Spec: R13.5."""
+"""Settling: moves or exchanges units between micro-batches until the costliest get no cheaper. Spec: R13.5."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Final
 from odb_ref.plan.packing import Batch, Bound
 
 NEAR: Final = 64
-"""Among how many of the cheapest micro-batches a unit finds another."""
+"""The number of cheapest micro-batches tried as the other side of a move or exchange."""
 FAR: Final = 1_024
-"""The same, where that decides how many micro-batches are needed."""
+"""The same, when the result decides how many micro-batches are needed."""
 EXCHANGED: Final = 32_768
-"""Among how many units any are exchanged: more are even by their number."""
+"""With more units than this, none are exchanged: so many even out by their number."""
 
 
 class Settling:
-    """Micro-batches, what each costs and holds, and what could be better.
+    """Micro-batches with their costs, and the moves that would improve them.
 
-    ``starts`` are costs that micro-batches have before they hold anything; the lists are changed in place.
+    ``starts`` are the costs of the micro-batches before they hold anything. ``batches`` is changed in place.
     """
 
     def __init__(
@@ -45,10 +45,11 @@ class Settling:
         self._kinds: dict[int, tuple[list[int], Batch]] = {}
 
     def run(self, enough: int | None = None) -> bool:
-        """Moves and exchanges units, of the costliest first, until none costs less for it; returns True when all cost
-        ``enough`` or less, and then ends at once, as it does when that cannot be.
+        """Moves and exchanges units, from the costliest micro-batch first, until no micro-batch gets cheaper.
 
-        Both micro-batches then cost less than the costlier did, so the sum of the squares falls, and there is an end.
+        With ``enough`` it stops as soon as all cost at most that, and returns True, or as soon as this proves out of reach, and
+        returns False. After each move both micro-batches cost less than the costlier did before. So the sum of squares falls,
+        and the search ends.
         """
         pending = [(-load, batch) for batch, load in enumerate(self._loads)]
         heapq.heapify(pending)
@@ -67,14 +68,17 @@ class Settling:
         return True
 
     def _find(self, source: int) -> tuple[int, int, int | None] | None:
-        """Returns to which micro-batch which unit goes, and for which: so that the costlier of the two then costs least."""
+        """Returns the target micro-batch, the unit that moves there, and the one that comes back, or None for a plain move.
+
+        The costlier of the two micro-batches then costs as little as possible. The result is None if no move helps.
+        """
         load, found = self._loads[source], None
         worst = load
         is_one = len(self._batches[source]) == 1
         costs, units = self._list_kinds(source)
         if not self._has_exchange:
             costs, units = ([], []) if is_one else (costs[:1], units[:1])
-        least = 1 if self._has_exchange else sum(costs)  # of what may be given
+        least = 1 if self._has_exchange else sum(costs)  # the least cost that can move
         for lower, target in islice(self._rising, self._near):
             if worst <= max((load + lower + 1) // 2, lower + least):
                 break
@@ -93,7 +97,7 @@ class Settling:
         return found
 
     def _list_kinds(self, batch: int) -> tuple[list[int], Batch]:
-        """Returns the costs that units of a micro-batch have, rising, and the first unit of each cost."""
+        """Returns the distinct costs of a micro-batch's units, ascending, and the lowest-numbered unit of each."""
         if batch not in self._kinds:
             first: dict[int, int] = {}
             for unit in sorted(self._batches[batch], reverse=True):
@@ -127,13 +131,14 @@ class Settling:
 
 
 def _list_falls(cost: int, others: Sequence[int], gap: int, *, is_one: bool) -> Iterator[tuple[int, int | None]]:
-    """Returns by how much less a micro-batch costs that gives a unit of ``cost`` to one that costs ``gap`` less, for one of
-    the costs of ``others`` (by its place) or for none: those by which both come nearest to each other first, and of two as
-    near the greater.
+    """Yields by how much a micro-batch gets cheaper if it gives a unit of ``cost`` to one that costs ``gap`` less.
+
+    In return it receives the unit at a place in ``others`` (costs, ascending), or nothing (None). The falls that bring the two
+    costs nearest to each other come first, the greater of two equally near ones before the other.
     """
     right = bisect_left(others, cost - gap // 2)
     left = right - 1
-    least = 0 if is_one else -1  # for none is the cheapest: a single unit would leave nothing behind
+    least = 0 if is_one else -1  # -1 is a plain move, which would leave a micro-batch of one unit empty
     while True:
         more = cost - (others[left] if left >= 0 else 0) if left >= least else gap
         less = cost - others[right] if right < len(others) else 0

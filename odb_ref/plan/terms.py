@@ -1,4 +1,4 @@
-"""PlanTerms: what all ranks plan by, and the refusals that every rank words alike. Spec: R13.2, R13.11."""
+"""The settings of a plan, equal on all ranks, and refusals with the same words on every rank. Spec: R13.2, R13.11."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError, check_integer, choose
 
 SAMPLES: Final = "samples"
-"""The limit of which every sample uses 1."""
+"""The name of the limit of which every sample uses 1."""
 
 
 class Within(StrEnum):
-    """Where the samples of one key meet. Spec: R13.7."""
+    """Where the samples of one key must be together. Spec: R13.7."""
 
     MICRO_BATCH = "micro-batch"
-    """In one micro-batch, as the two answers of a preference pair do."""
+    """In one micro-batch, like the two answers of a preference pair."""
     RANK = "rank"
-    """On one rank, as the answers to a prompt do."""
+    """On one rank, like the answers to a prompt."""
     STEP = "step"
-    """Anywhere in the optimizer step that is planned: the key matters only to the mean over groups."""
+    """Anywhere in the planned optimizer step. The key then matters only to the mean over groups."""
 
 
 class Oversize(StrEnum):
-    """What becomes of a unit that exceeds the budget, or a limit, by itself. Spec: R13.3."""
+    """What to do with a unit that exceeds the budget or a limit by itself. Spec: R13.3."""
 
     REFUSE = "refuse"
     ALONE = "alone"
 
 
 class Short(StrEnum):
-    """What becomes of a rank with fewer units than micro-batches. Spec: R13.4."""
+    """What to do if a rank has fewer units than micro-batches. Spec: R13.4."""
 
     IDLE = "idle"
     REFUSE = "refuse"
 
 
 class BatchOrder(StrEnum):
-    """In which order a rank runs its micro-batches. Spec: R13.8."""
+    """The order in which a rank runs its micro-batches. Spec: R13.8."""
 
     COSTLIEST_FIRST = "costliest_first"
     SMALLEST_AT_ENDS = "smallest_at_ends"
 
 
 class Options(TypedDict, total=False):
-    """The terms as a caller gives them: see `PlanTerms`."""
+    """The settings as a caller passes them; see `PlanTerms`."""
 
     budget: Required[int]
     layout: Layout | str
@@ -67,36 +67,38 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTerms:
-    """What all ranks plan by. Spec: R13.2."""
+    """The settings of a plan, equal on all ranks. Spec: R13.2."""
 
     budget: int
-    """Bounds the tokens of a micro-batch."""
+    """The most tokens of a micro-batch."""
     layout: Layout = Layout.PACKED
-    """What these are: the sum of the lengths, or with ``"padded"`` the rows times the longest."""
+    """How tokens are counted: the sum of the lengths, or with ``"padded"`` the rows times the longest."""
     cost: Cost = TOKENS
-    """What is balanced, of a sample's tokens: a name (``"attention/24576"``), `attention` of a model, or a function."""
+    """The cost of a sample's tokens, which is balanced: a name (``"attention/24576"``), `attention` of a model, or a
+    function."""
     limits: tuple[tuple[str, int], ...] = ()
-    """Further bounds of a micro-batch, by name: of ``"samples"``, or of what ``uses`` says of each sample."""
+    """Further bounds of a micro-batch, by name: of ``"samples"``, or of a resource that ``uses`` gives for each sample."""
     multiple_of: int = 1
-    """The number of micro-batches of a rank is a multiple of this, as virtual pipeline stages want it."""
+    """The number of micro-batches of a rank is a multiple of this, as virtual pipeline stages require."""
     at_least: int = 1
     at_most: int | None = None
     pad_to: int = 1
-    """Each length counts as rounded up to a multiple of this: ``2 * cp * tp``, say, or 16 for FP8."""
+    """Each length is rounded up to a multiple of this, such as ``2 * cp * tp``, or 16 for FP8."""
     within: Within = Within.MICRO_BATCH
-    """Where samples of the same key (``together``) meet."""
+    """Where samples of the same key (``together``) must be together."""
     oversize: Oversize = Oversize.REFUSE
     short: Short = Short.IDLE
     order: BatchOrder = BatchOrder.COSTLIEST_FIRST
 
     def round_up(self, need: int) -> int:
-        """Returns the number of micro-batches a rank, where the rank that needs most needs ``need``. Spec: R13.4."""
+        """Returns the number of micro-batches per rank if one rank needs ``need`` and no rank needs more. Spec: R13.4."""
         return -(-max(need, self.at_least) // self.multiple_of) * self.multiple_of
 
     def check_count(self, count: int, units: Sequence[int]) -> None:
-        """Refuses a number of micro-batches for ranks with so many ``units``, in words that are the same on all ranks.
+        """Checks the number of micro-batches for ranks with these numbers of ``units``.
 
-        Raises: UsageError when there are too many, or too few units for them. Spec: R13.4.
+        Raises: UsageError, with the same words on all ranks, when there are too many micro-batches, or too few units for
+        them. Spec: R13.4.
         """
         if self.at_most is not None and count > self.at_most:
             raise UsageError(f"{count} micro-batches are needed, more than at_most={self.at_most}: raise the budget")
@@ -105,18 +107,17 @@ class PlanTerms:
                 raise UsageError(f"rank {rank} has {number} to divide into {count} micro-batches: say short='idle'")
 
     def to_row(self) -> list[int]:
-        """Returns the settings as integers, in the order of `SETTINGS`: how they travel; equal where two ranks
-        agree."""
+        """Returns the settings as integers for the exchange, in the order of `SETTINGS`; equal if two ranks agree."""
         values: list[object] = [getattr(self, name) for name in SETTINGS]
         return [_encode(value) for value in values]
 
 
 SETTINGS: Final = tuple(PlanTerms.__dataclass_fields__)
-"""What must be equal on all ranks."""
+"""The names of the settings, which must be equal on all ranks."""
 
 
 def word_setting(name: str, value: int) -> str:
-    """Returns what the integer of a setting stands for."""
+    """Returns the text for the integer that stands for a setting."""
     if name in ("cost", "limits"):
         return f"one with the digest {value:x}"
     kind = _KINDS.get(name)
@@ -151,9 +152,8 @@ def _digest(text: str) -> int:
 
 
 def attention(*, hidden_size: int) -> CostOfLength:
-    """Returns what a model with attention costs, of a sample's tokens: a layer's matrices take as long as its attention
-    in a
-    sample of six times the hidden size.
+    """Returns the cost function of a model with attention. In a sample of six times the hidden size, the attention of a layer
+    takes as long as its matrices.
 
     Raises: UsageError when the size is less than 1.
     """
@@ -161,9 +161,9 @@ def attention(*, hidden_size: int) -> CostOfLength:
 
 
 def make_terms(options: Options) -> PlanTerms:
-    """Returns the terms that ``options`` say.
+    """Returns the terms for ``options``.
 
-    Raises: UsageError when a value makes no sense, or no number of micro-batches would do.
+    Raises: UsageError when a value is not valid, or no number of micro-batches can meet the terms.
     """
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown or "budget" not in options:
@@ -191,7 +191,7 @@ def make_terms(options: Options) -> PlanTerms:
 
 
 class Reason(StrEnum):
-    """Why a rank cannot plan, with places for three integers: so few say it to all ranks. Spec: R13.11."""
+    """Why a rank cannot plan. A message to all ranks carries the reason and up to three integers for its text. Spec: R13.11."""
 
     OTHER = "its own error says why"
     LENGTH = "sample {} has the length {}, expected at least 1"
@@ -202,7 +202,7 @@ class Reason(StrEnum):
 
 
 class Refusal(UsageError):
-    """A rank cannot plan: ``reason`` with its ``values``, which every rank words alike."""
+    """A rank cannot plan. From ``reason`` and ``values`` every rank makes the same message."""
 
     def __init__(self, reason: Reason, *values: int) -> None:
         super().__init__(reason.format(*values))

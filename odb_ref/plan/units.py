@@ -1,4 +1,4 @@
-"""Units: the samples of a plan, measured, those that share a micro-batch as one. Spec: R13.1, R13.3."""
+"""Units: the measured samples of a plan. Samples that must share a micro-batch are one unit. Spec: R13.1, R13.3."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Samples:
 
     lengths: tuple[int, ...]
     supervised: tuple[int, ...]
-    """How many tokens carry loss."""
+    """The number of tokens that carry loss."""
     keys: tuple[Key, ...] | None
-    """Which samples belong together."""
+    """Samples with equal keys belong together."""
     uses: tuple[tuple[int, ...], ...]
-    """What each uses of each limit."""
+    """For each limit, how much each sample uses of it."""
 
     def sum_by_key(self) -> dict[Key, int]:
-        """Returns the supervised tokens of all samples of each key."""
+        """Returns the supervised tokens of each key, summed over its samples."""
         if self.keys is None:
             return dict(enumerate(self.supervised))
         sums: dict[Key, int] = {}
@@ -37,24 +37,24 @@ class Samples:
         return sums
 
     def get_keys(self) -> Sequence[Key]:
-        """Returns the key of each sample: its index where none is given."""
+        """Returns the key of each sample, or its index if there are no keys."""
         return range(len(self.lengths)) if self.keys is None else self.keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """What is divided, as columns, by number: samples, or those that share a micro-batch as one unit."""
+    """The units to divide, as columns, by number. A unit is a sample, or all samples that must share a micro-batch."""
 
     members: tuple[Indices, ...]
-    """The indices of its samples."""
+    """The indices of a unit's samples."""
     longest: tuple[int, ...]
-    """Tokens of its longest sample, rounded up (R13.2)."""
+    """The tokens of a unit's longest sample, rounded up (R13.2)."""
     tokens: tuple[int, ...]
-    """Tokens that it takes by itself, in its layout."""
+    """The tokens of a micro-batch that holds only this unit."""
     costs: tuple[int, ...]
-    """What it costs by itself, in its layout."""
+    """The cost of a micro-batch that holds only this unit."""
     uses: tuple[tuple[int, ...], ...]
-    """What each uses of each limit."""
+    """For each limit, how much each unit uses of it."""
 
     def __len__(self) -> int:
         return len(self.members)
@@ -67,9 +67,9 @@ def make_samples(
     uses: Mapping[str, Iterable[SupportsIndex]] | None,
     terms: PlanTerms,
 ) -> Samples:
-    """Returns the samples, checked.
+    """Returns the checked samples.
 
-    Raises: UsageError when a value makes no sense, or two columns differ in length. Spec: R13.1.
+    Raises: UsageError when a value is not valid, or two columns differ in length. Spec: R13.1.
     """
     found = _read("lengths", lengths)
     number = len(found)
@@ -101,7 +101,7 @@ def make_samples(
 
 
 def _read(name: str, values: Iterable[SupportsIndex], number: int | None = None) -> tuple[int, ...]:
-    """Returns whole numbers, ``number`` of them, of any library's."""
+    """Returns the values, integers of any library's type, as Python ones. Refuses any number of them but ``number``."""
     given = tuple(values)
     if number is not None and len(given) != number:
         raise UsageError(f"{number} lengths, but {len(given)} values of {name}")
@@ -114,7 +114,7 @@ def _read(name: str, values: Iterable[SupportsIndex], number: int | None = None)
 
 
 def _read_key(key: Key) -> Key:
-    """Returns a key, a number of any library's as one of Python's: equal tensors have hashes of their own."""
+    """Returns the key. A scalar array or tensor becomes a Python number, because equal tensors have different hashes."""
     dimensions = getattr(key, "ndim", None)
     if dimensions == 0 and hasattr(key, "item"):
         key = key.item()
@@ -128,9 +128,9 @@ def _read_key(key: Key) -> Key:
 
 
 def make_units(samples: Samples, indices: Sequence[int], terms: PlanTerms) -> Units:
-    """Returns the units of some of the samples; none exceeds the budget or a limit, unless it is to travel alone.
+    """Returns the units of the samples at ``indices``.
 
-    Raises: Refusal when one does. Spec: R13.2, R13.3, R13.7.
+    Raises: Refusal when a unit exceeds the budget or a limit, unless ``oversize`` allows it. Spec: R13.2, R13.3, R13.7.
     """
     members = _join(samples, indices, terms)
     rounded = tuple([-(-length // terms.pad_to) * terms.pad_to for length in samples.lengths])
@@ -152,7 +152,7 @@ def make_units(samples: Samples, indices: Sequence[int], terms: PlanTerms) -> Un
 
 
 def _join(samples: Samples, indices: Sequence[int], terms: PlanTerms) -> tuple[Indices, ...]:
-    """Returns the samples of each unit, in the order of their first."""
+    """Returns the samples of each unit, ordered by the first sample of each."""
     if samples.keys is None or terms.within is not Within.MICRO_BATCH:
         return tuple([(index,) for index in indices])
     found: dict[Key, list[int]] = {}
@@ -172,7 +172,7 @@ def _compute_cost(terms: PlanTerms, length: int) -> int:
 
 
 def is_oversize(units: Units, number: int, terms: PlanTerms) -> bool:
-    """Returns True when a unit exceeds the budget, or a limit, by itself: then it travels alone. Spec: R13.3."""
+    """Returns True when a unit exceeds the budget or a limit by itself. Spec: R13.3."""
     return units.tokens[number] > terms.budget or any(
         column[number] > limit for column, (_, limit) in zip(units.uses, terms.limits, strict=True)
     )

@@ -1,9 +1,9 @@
 """The trace: one NDJSON format for the simulator, the torch adapter and the tests. Spec: R9.
 
-The first line of a file is a header, each further line a record: the event a rank handled and the effects that followed,
-in the order they happened. A job may write one file for all ranks or one for each; `odb-ref check` reads either. A file
-name that ends in ``.gz`` is compressed. Everything a record holds is an integer, a boolean or a string, so the same run
-gives the same bytes (REPLAY); wall-clock times are the one exception, and are only written when a driver passes them.
+The first line of a file is a header. Each further line is a record: the event a rank handled, and the effects that followed,
+in order. A job may write one file for all ranks or one for each; `odb-ref check` reads both. A file whose name ends in
+``.gz`` is compressed. The values in a record are integers, booleans and strings, so the same run gives the same bytes
+(REPLAY). Wall-clock times are the one exception, and are only written if a driver passes them.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from odb_ref.trace.origin import UNKNOWN, Origin
 
 FORMAT: Final = "odb-trace"
 VERSION: Final = 2
-VERSIONS: Final = (1, VERSION)  # those that are read: one of version 1 says nothing of its origin (R9.6)
+VERSIONS: Final = (1, VERSION)  # the versions that can be read; version 1 has no origin (R9.6)
 RESUMED: Final = "resumed"
 SET_ASIDE: Final = "set_aside"
-"""The kind of a record that is not an event of the machine: a sample was set aside."""
+"""The kind of the record for a sample that was set aside, which is not an event of the machine."""
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 JsonObject = Mapping[str, Json]
@@ -57,7 +57,7 @@ _Made = TypeVar("_Made", bound=Offer | RoundStart | Report | Terms)
 
 
 class TraceError(UsageError):
-    """A trace file that cannot be read: says the file and the line."""
+    """A trace file cannot be read. The message names the file and the line."""
 
 
 def _encode_samples(samples: Sequence[Sample]) -> Json:
@@ -77,7 +77,7 @@ def _encode_step(step: Step) -> Json:
 
 
 def encode_fields(value: Offer | RoundStart | Report) -> dict[str, Json]:
-    """Returns a dataclass as JSON, but for each field that has the value its metadata calls ``absent``."""
+    """Returns a dataclass as JSON, leaving out each field whose value is the ``absent`` one of its metadata."""
     absent = [
         item.name
         for item in fields(value)
@@ -95,7 +95,7 @@ def encode_event(event: Event | Resumed) -> JsonObject:
             return {"kind": RESUMED, "start": encode_fields(event.start), "samples": _encode_samples(event.samples)}
         case SamplesRead():
             samples = _encode_samples(event.samples)
-            full = {"is_full": True} if event.is_full else {}  # left out where it is not, as older traces do
+            full = {"is_full": True} if event.is_full else {}  # left out if false, as in older traces
             return {"kind": "samples_read", "samples": samples, "is_ended": event.is_ended, **full}
         case Collated():
             return {"kind": "collated", "round": event.round}
@@ -125,7 +125,7 @@ def encode_event(event: Event | Resumed) -> JsonObject:
 def encode_effect(effect: Effect) -> JsonObject:
     """Returns the effect as JSON.
 
-    A step's samples are named by position; the read that brought them tells the rest. Spec: R9.3.
+    A step's samples are named by position; the event that brought them has the rest. Spec: R9.3.
     """
     match effect:
         case Read():
@@ -216,7 +216,7 @@ _DECODERS: Final[Mapping[object, Callable[[JsonObject, str], object]]] = {
     StepOrder: _choice(StepOrder),
     Sizes: _choice(Sizes),
 }
-"""How a field is read, by its declared type: a new field needs a line here only if its type is new."""
+"""How a field is decoded, by its declared type. A new field needs an entry only if its type is new."""
 
 
 def decode_draw(value: Json) -> Draw:
@@ -229,11 +229,11 @@ def decode_draw(value: Json) -> Draw:
 
 
 def decode_fields(kind: type[_Made], data: JsonObject, **given: object) -> _Made:
-    """Returns a dataclass with what is ``given``, and every other field from ``data``, where it has the field's name.
+    """Returns a dataclass with the fields in ``given``, and all others decoded from ``data`` by name.
 
     A field with ``absent`` in its metadata may be missing; it then has that value.
 
-    Raises: TraceError when a field is missing or malformed, UsageError when a value makes no sense.
+    Raises: TraceError when a field is missing or malformed, UsageError when a value is not valid.
     """
     types = get_type_hints(kind)
     for item in fields(kind):
@@ -253,9 +253,9 @@ def _decode_step_counts(row: tuple[int, ...]) -> StepCounts:
 
 
 def decode_sample(row: Sequence[int]) -> Sample:
-    """Returns a sample: four integers, and then its costs.
+    """Returns the sample in ``row``: four integers, then its costs.
 
-    Raises: TraceError when there are fewer. Spec: R9.2.
+    Raises: TraceError when there are fewer than four. Spec: R9.2.
     """
     if len(row) < 4:
         raise TraceError(f"expected at least 4 integers, got {list(row)}")
@@ -275,7 +275,7 @@ def decode_offer(value: Json) -> Offer:
 def decode_event(data: JsonObject) -> Event:
     """Returns the event that `encode_event` wrote.
 
-    Raises: TraceError when the data is not one.
+    Raises: TraceError when the data is not an event.
     """
     match data.get("kind"):
         case "samples_read":
@@ -308,9 +308,9 @@ def decode_event(data: JsonObject) -> Event:
 
 
 def decode_resumed(data: JsonObject) -> Resumed:
-    """Returns what `encode_event` wrote of a resumed epoch.
+    """Returns the `Resumed` that `encode_event` wrote.
 
-    Raises: TraceError when the data is not that. Spec: R9.4.
+    Raises: TraceError when the data is malformed. Spec: R9.4.
     """
     start = decode_fields(RoundStart, _object(data.get("start")))
     return Resumed(start, tuple(map(decode_sample, _rows(data.get("samples")))))
@@ -324,11 +324,11 @@ def decode_config(
     peer: int = 0,
     rules: Mapping[str, TargetRule] = MappingProxyType({}),
 ) -> Config:
-    """Returns the shared configuration of a header, as that of ``rank``; depth and peer are its own, and no part of it.
+    """Returns the configuration of ``rank``: the shared settings are in a header, its depth and peer are not.
 
-    ``rules`` holds, by name, target rules that do not ship.
+    ``rules`` holds target rules beside the shipped ones, by name.
 
-    Raises: TraceError when a field is malformed, UsageError when a value makes no sense.
+    Raises: TraceError when a field is malformed, UsageError when a value is not valid.
     """
     rule = _text(data, "rule")
     return decode_fields(
@@ -343,7 +343,7 @@ def decode_config(
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of a trace. ``event`` is None for the start of an epoch. ``time_s`` is the driver's clock, in seconds."""
+    """One line of a trace. ``event`` is None for the start of an epoch. ``time_s`` is from the driver's clock, in seconds."""
 
     rank: int
     event: JsonObject | None
@@ -353,15 +353,15 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a trace says of its run: the shared configuration, the epoch, and which driver wrote it."""
+    """The header of a trace: the shared configuration, the epoch, the driver that wrote it, and more about the run."""
 
     world_size: int
     config: JsonObject
     driver: str
     epoch: int = 0
     peer: int = 0
-    """Which of the processes of each rank wrote the trace. Spec: R17.5."""
+    """The number of the process of each rank that wrote the trace. Spec: R17.5."""
     origin: Origin = UNKNOWN
     workers: int | None = None
-    """Processes that read on each rank; None where the trace does not say."""
+    """The reader processes of each rank (0 if the training thread reads), or None if the trace does not say."""
     version: int = VERSION

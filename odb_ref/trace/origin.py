@@ -1,4 +1,4 @@
-"""What a trace is held to beside its own records: of which run it is, and what there was to train on. Spec: R9.6."""
+"""The origin of a trace: the run it belongs to, and the samples there were to train on. Spec: R9.6."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from odb_ref.core.batching.order import mix
 from odb_ref.core.errors import UsageError
 
 DIGEST_BITS: Final = 56
-"""As a fingerprint's: an integer of a trace fits into 64 bits with its sign."""
+"""The same as a fingerprint's, so that every integer of a trace fits into 64 bits with its sign."""
 
 _DIGESTS: Final = 2**DIGEST_BITS
 
 
 def digest_ids(ids: Iterable[int]) -> int:
-    """Returns the digest of samples by their ids, whatever their order: the digests of two lots add up to that of both.
+    """Returns the digest of samples by their ids, in any order. The digests of two lots add up to the digest of both.
 
-    The sum over all samples of `mix` of the id, to `DIGEST_BITS` bits. Spec: R9.6.
+    It is the sum over all samples of `mix` of the id, modulo 2 to the `DIGEST_BITS`. Spec: R9.6.
     """
     return sum(map(mix, ids)) % _DIGESTS
 
@@ -44,10 +44,9 @@ def make_lot(ids: Iterable[int]) -> Lot:
 
 
 def place_lot(ids: Iterable[int], first: int = 0) -> Lot:
-    """Returns the lot of samples at places from ``first`` on, in the order of their ids: its digest tells two that are
-    exchanged.
+    """Returns the lot of samples at consecutive places from ``first`` on. Its digest changes if two samples are exchanged.
 
-    The sum over the samples of `mix` of the id and the hashed place, as `digest_ids` has it of the ids. Spec: R9.6.
+    It is the sum over the samples of `mix` of the id combined with the hashed place, modulo as in `digest_ids`. Spec: R9.6.
     """
     hashed = [mix(mix(place) ^ id_ % 2**64) for place, id_ in enumerate(ids, first)]
     return Lot(len(hashed), sum(hashed) % _DIGESTS)
@@ -58,29 +57,30 @@ class OwnedLot:
     """The samples of one rank, or of all ranks together."""
 
     rank: int | None = None
-    """None: of all ranks together, as where they draw from one order, or where another number of ranks had begun."""
+    """None means all ranks together: they draw from one order, or another number of ranks began the epoch."""
     lot: Lot
     order: int | None = None
-    """What there is to train on: the digest of the ids at their places (`place_lot`), where that is known."""
+    """For samples to train on: the digest of the ids at their places (`place_lot`), or None if unknown."""
     steps: int = 0
-    """What had been trained on before: the number of the first step that is not among it."""
+    """For samples trained on before: the number of the first step that is not included."""
     run: str = ""
-    """The run that had trained on that."""
+    """For samples trained on before: the run that did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What the writer of a trace knows before the first record; empty where it does not."""
+    """What the writer of a trace knows before the first record. Fields it does not know are empty."""
 
     run: str = ""
-    """One text for all epochs and ranks of a run, and for no other run."""
+    """A text shared by all epochs and ranks of one run, and by no other run."""
     inputs: tuple[OwnedLot, ...] = ()
-    """What there is to train on in the epoch, those of a resumed one that had been trained on before included."""
+    """The samples to train on in the epoch. If it was resumed by the same number of ranks, they include those trained on
+    before."""
     before: tuple[OwnedLot, ...] = ()
-    """What had been trained on of the epoch before it was resumed, of these ranks, or of all of then together. Spec: R10.3."""
+    """The samples trained on before the epoch was resumed, by rank, or of all former ranks together. Spec: R10.3."""
 
     def to_json(self) -> dict[str, str | list[dict[str, int | str | None]]]:
-        """Returns what stands in a header; nothing for what is not known."""
+        """Returns the origin as header fields, leaving out what is not known."""
         data: dict[str, str | list[dict[str, int | str | None]]] = {"run": self.run} if self.run else {}
         if self.inputs:
             data["inputs"] = [
@@ -98,11 +98,11 @@ def _encode(part: OwnedLot) -> dict[str, int | str | None]:
 
 
 UNKNOWN: Final = Origin()
-"""Nothing is known, as in a trace of version 1."""
+"""The origin of a trace of version 1, where nothing is known."""
 
 
 def decode_origin(data: Mapping[str, object], world_size: int) -> Origin:
-    """Returns what a header says of its origin.
+    """Returns the origin in a header.
 
     Raises: UsageError when it is malformed.
     """

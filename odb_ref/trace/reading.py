@@ -1,8 +1,8 @@
-"""Reads a trace file line by line, within bounds: whatever the file holds, it costs one line of memory, or one error.
+"""Reads a trace file line by line, within bounds: no file costs more than one line of memory, or more than one error.
 
-A trace may come from anywhere: a job that was killed while writing, a disk that is full, a person who wants the checker to
-fail. So every line has a longest size, every integer a greatest number of digits, and whatever is not a trace is refused
-with the file and the line. Spec: R9, R9.5.
+A trace may come from anywhere: a job that was killed while writing, a full disk, a person who wants the checker to fail. So
+the size of a line and the digits of an integer are bounded, and anything that is not a trace is refused with an error that
+names the file and the line. Spec: R9, R9.5.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _ORIGIN: Final = {"run", "inputs", "before"}
 _RECORD: Final = {"rank", "time_s", "event", "effects"}
 
 WORLD_SIZE: Final = 2**20
-"""The largest world that is read."""
+"""The largest world size that is accepted."""
 
 INTEGER_DIGITS: Final = 19
-"""The most digits of an integer: every one of the protocol fits into 64 bits."""
+"""The most digits of an integer, because every integer of the protocol fits into 64 bits."""
 
 
 def compute_line_bytes(world_size: int) -> int:
-    """Returns the longest line that is read: a window of samples, or a report of each rank. Spec: R9.5."""
+    """Returns the size of the longest line accepted: it fits a window of samples, or a report of each rank. Spec: R9.5."""
     return 2**24 + 2**12 * world_size
 
 
@@ -49,7 +49,7 @@ def _parse_integer(digits: str) -> int:
 def _make_object(pairs: list[tuple[str, Json]]) -> JsonObject:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands twice in an object")  # another reader may take the other value
+        raise ValueError("a key stands twice in an object")  # another reader might take the other value
     return found
 
 
@@ -57,7 +57,7 @@ _DECODE: Final = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_mak
 _DECODE_LONG: Final = json.JSONDecoder(
     parse_constant=_refuse, parse_int=_parse_integer, object_pairs_hook=_make_object
 ).decode
-# A line in which no 20 digits follow each other holds no long integer; most lines, so only others are parsed slowly.
+# A line without 20 digits in a row holds no long integer. That is true of most lines, so only the others are parsed slowly.
 _DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG: Final = b"0" * (INTEGER_DIGITS + 1)
 
@@ -68,7 +68,7 @@ def _parse(line: bytes) -> Json:
 
 
 class Lines(Protocol):
-    """A file of bytes, as far as it is read here."""
+    """The part of a binary file's interface that a `TraceReader` uses."""
 
     def readline(self, size: int, /) -> bytes:
         """Returns the next line, or its first ``size`` bytes."""
@@ -84,8 +84,8 @@ def _open(path: Path) -> Lines:
 class TraceReader:
     """A trace file: its header, then its records one by one.
 
-    With ``is_growing`` the end of the file is not the end of the trace: `read` can be called again for what is written
-    later, until `end` is called. ``file`` is read in the place of the file at ``path``.
+    With ``is_growing`` the end of the file is not the end of the trace: until `end` is called, `read` can be called again for
+    records written later. ``file``, if given, is read instead of the file at ``path``.
 
     Raises: TraceError, with file and line, when the file is not a trace. Spec: R9, R9.5.
     """
@@ -96,11 +96,11 @@ class TraceReader:
         """The number of the line read last."""
         self.is_growing = is_growing
         self.is_cut = False
-        """True when the file ends inside a line, as that of a killed process may."""
+        """True when the file ends inside a line, as it may after a process was killed."""
         self._rest = b""
         self._read_bytes = 0
         self._identity: tuple[int, int] | None = None
-        """Which file it is, where it may come to be another."""
+        """The device and inode of a growing file, by which a replacement is noticed."""
         self._most = compute_line_bytes(1)
         try:
             self._file = _open(Path(path)) if file is None else file
@@ -137,7 +137,7 @@ class TraceReader:
                 raise self.locate("a record needs rank, event and effects")
 
     def end(self) -> None:
-        """Makes the end of the file the end of the trace."""
+        """Makes the end of the file the end of the trace; no later records are awaited."""
         self.is_growing = False
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class TraceReader:
         return data
 
     def _read_line(self) -> bytes | None:
-        """Returns the next line; None at the end of what there is so far."""
+        """Returns the next line, or None at the present end of the file."""
         try:
             more = self._file.readline(self._most + 1 - len(self._rest))
         except EOFError:  # the compressed stream ends early
@@ -223,17 +223,18 @@ class TraceReader:
         return line
 
     def _check_same(self) -> None:
-        """Checks that what follows is of the same trace: another run of a job may write to the same name.
+        """Checks that the path still holds the same trace, because another run may write to the same name.
 
-        A file that is deleted is read on: its writer may have it open.
+        A deleted file is still read, because its writer may have it open.
 
-        Raises: TraceError when the file is shorter than what was read of it, or is another one.
+        Raises: TraceError when the file is now shorter than the part read, or has been replaced.
         """
         try:
             now = Path(self.path).stat()
         except OSError:
             return
-        # A loader makes the file, and its process makes it again: with a header, the same one, and nothing else in it.
+        # A loader creates the file, and then its process creates it again with the same header. So a file that was shortened
+        # when only its header had been read is still the same trace.
         is_shorter = now.st_size < self._read_bytes and self.line > 1
         if self._identity is not None and (is_shorter or _identify(now) != self._identity):
             raise self.locate("what follows is of another trace: the file was written anew while it was followed")
@@ -244,9 +245,9 @@ def _identify(status: os.stat_result) -> tuple[int, int]:
 
 
 def read_trace(path: str | Path) -> tuple[Header, Iterator[Record]]:
-    """Returns the header, and the records one by one.
+    """Returns the header and an iterator over the records.
 
-    Raises: TraceError, naming file and line, when the file is not a trace, at once or while iterating.
+    Raises: TraceError, naming file and line, when the file is not a trace, either at once or while iterating.
     """
     reader = TraceReader(path)
     return reader.header, _iterate(reader)

@@ -19,7 +19,7 @@ from odb_ref.trace.origin import UNKNOWN, Origin
 
 
 class TraceWriter:
-    """Writes a trace file; a context manager. ``record`` is what a `Machine` calls as its observer."""
+    """Writes a trace file; a context manager. Pass its ``record`` to a `Machine` as the observer."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TraceWriter:
             **origin.to_json(),
         }
         self._write({**header, "peer": config.peer} if config.peer else header)
-        # A process that is killed early must leave a trace that says whose it is, not an empty file.
+        # A process that is killed early must leave a trace with a header, not an empty file.
         self._file.flush()
 
     def record(
@@ -58,11 +58,12 @@ class TraceWriter:
         line["effects"] = [encode_effect(effect) for effect in effects]
         self._write(line)
         if isinstance(event, Agreed) and not self._is_packed:
-            self._file.flush()  # once a round, so that a job can be followed and a killed one leaves what it did
+            self._file.flush()  # once a round, so that a job can be followed, and a killed one leaves its records
 
     def set_aside(self, rank: int, id_: int, place: int) -> None:
-        """Writes that the rank has set a sample aside, by its id, and its place in the order that ``inputs`` are of: before the
-        samples that are read after it. Spec: R9.6.
+        """Writes that the rank has set a sample aside: its id, and its place in the order of ``Origin.inputs``.
+
+        Call it before recording the samples read after this one. Spec: R9.6.
         """
         self._write({"rank": rank, "event": {"kind": SET_ASIDE, "id": id_, "place": place}, "effects": []})
 
@@ -70,11 +71,11 @@ class TraceWriter:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def flush(self) -> None:
-        """Makes what is recorded visible to readers."""
+        """Makes the records visible to readers."""
         self._file.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -87,5 +88,5 @@ class TraceWriter:
 def _open_to_write(path: Path) -> IO[str]:
     if path.suffix != ".gz":
         return path.open("w", encoding="utf-8")
-    # Neither a name nor a time in the gzip header: the same run gives the same bytes.
+    # The gzip header has neither a name nor a time, so that the same run gives the same bytes.
     return io.TextIOWrapper(gzip.GzipFile(filename="", fileobj=path.open("wb"), mode="wb", mtime=0), encoding="utf-8")

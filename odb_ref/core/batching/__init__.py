@@ -1,6 +1,6 @@
-"""From samples to the steps of a round: pure functions of values, which the machine calls and a designer changes.
+"""From samples to the steps of a round: pure functions, which the machine calls and a designer may change.
 
-`grouping` makes groups of a window and `layouts` says what a group costs; `rules` says how many steps a round emits, and
-`alignment` which groups those are; `order` in which order they leave. `shards` says what of a common order each rank draws,
-where they share one.
+`grouping` divides a window into groups, and `layouts` computes what a group costs. `rules` decides how many steps a round
+emits, `alignment` which groups they are, and `order` the order in which they leave. If the ranks share one common order of
+samples, `shards` decides which part of it each rank draws.
 """

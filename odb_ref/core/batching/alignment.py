@@ -1,7 +1,7 @@
 """Exact alignment: a rank's groups become exactly the agreed number of steps. Spec: R4.
 
-More groups than steps: the surplus is carried into the next window. Fewer: groups are split; when every group is a single
-sample the rest of the steps are idle. Nothing is lost or emitted twice (CONSERVE, ONCE).
+If there are more groups than steps, the surplus is carried into the next window. If there are fewer, groups are split. Once
+every group is a single sample, the remaining steps are idle. No sample is lost or emitted twice (CONSERVE, ONCE).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from odb_ref.core.types import Group
 
 
 def is_due(group: Group, due_before: int) -> bool:
-    """Returns True when the group holds a sample that was read before position ``due_before``. Spec: R4.3."""
+    """Returns True when the group holds a sample whose position is below ``due_before``. Spec: R4.3."""
     if due_before:
         for sample in group:
             if sample.position < due_before:
@@ -27,10 +27,10 @@ def is_due(group: Group, due_before: int) -> bool:
 
 
 def count_groups_to_emit(groups: tuple[Group, ...], layout: Layout, budget_tokens: int) -> int:
-    """Returns how many of its groups a rank that reads on would emit: all, but one fewer where one is less than half full.
+    """Returns how many of its groups a rank that still reads would emit: all, or one fewer if any is less than half full.
 
-    That one is what its window leaves over, and the next one fills: `align` carries the emptiest, or in sampler order the last.
-    At least one group is emitted, so that a round is never without a step.
+    One group is then carried, to be filled in the next window: `align` carries the emptiest, or the last in sampler order.
+    At least one group is emitted, so that every round has a step.
     Spec: R3.1.
     """
     if len(groups) < 2:
@@ -48,11 +48,11 @@ def align(
     cost: Cost = TOKENS,
     sizes: Sizes = Sizes.ANY,
 ) -> tuple[tuple[Group, ...], Group]:
-    """Returns exactly ``target`` groups to emit, lined up, idle (empty) ones last, and the samples carried, by position.
+    """Returns exactly ``target`` groups to emit, idle (empty) ones last, and the samples carried, by position.
 
-    Due groups are emitted before any other, then the fullest (most tokens) or, in sampler order, the first; ties fall to the
-    order of ``groups``. A group is carried to be filled, so its cost does not matter. What is emitted is lined up by falling
-    cost, so that what meets in a step takes equally long, or in sampler order.
+    Due groups are emitted before all others, then the fullest (most tokens) or, in sampler order, the first. The order of
+    ``groups`` breaks ties. Cost does not matter for this choice, because a group is carried to be filled. The emitted groups
+    are lined up in sampler order, or else by falling cost, so that the batches of a step take equally long.
     Spec: R4.1, R4.2, R4.3. Preserves: ALIGN, CONSERVE, BUDGET, SIZES, AGE (when ``target`` is at least the number of due
     groups).
     """
@@ -62,7 +62,7 @@ def align(
         order = sorted(range(len(groups)), key=lambda i: (not is_due(groups[i], due_before), fills[i]))
         carried = sorted(chain.from_iterable(groups[i] for i in order[target:]), key=attrgetter("position"))
         return tuple(groups[i] for i in sorted(order[:target], key=ranks.__getitem__)), tuple(carried)
-    # The most costly first pairs groups that take equally long on every rank, so that a step waits for no straggler.
+    # With the most costly first, each step has groups that take equally long on all ranks, so no rank waits for a straggler.
     steps = sorted(
         _split(groups, target, layout, cost, sizes), key=lambda group: step_order.compute_rank(group, layout, cost)
     )
@@ -70,7 +70,7 @@ def align(
 
 
 def _split(groups: tuple[Group, ...], target: int, layout: Layout, cost: Cost, sizes: Sizes) -> list[Group]:
-    """Halves the most costly group until there are ``target`` groups, or only singles."""
+    """Halves the most costly group until there are ``target`` groups, or each is a single sample."""
     heap = [(-_compute_splittable_cost(group, layout, cost), order, group) for order, group in enumerate(groups)]
     heapq.heapify(heap)
     order = len(heap)

@@ -1,7 +1,7 @@
-"""Costs: what training on a sample takes, in time, where its tokens say what it takes in memory. Spec: R2.7.
+"""Costs: the time that training on a sample takes, while its tokens stand for the memory. Spec: R2.7.
 
-A cost is a parameter, as the target rule is. The budget bounds tokens, whatever the cost: it stands for memory. What meets in a
-step should take equally long, so steps are lined up, and groups split, by cost.
+A cost is a parameter, like the target rule. The budget stands for memory, so it bounds tokens, whatever the cost. The batches
+of a step should take equally long, so steps are lined up, and groups split, by cost.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Final, TypeAlias
 from odb_ref.core.errors import UsageError, read_integer
 
 CostOfLength: TypeAlias = Callable[[int], int]
-"""What a sample of so many tokens costs: an integer, no less for a longer one."""
+"""Maps a sample's tokens to its cost: an integer, which must not fall as the tokens rise."""
 
 PROBES: Final = (1, 2, 1_000, 100_000)
-"""Lengths by whose costs two ranks tell that their cost functions differ."""
+"""Lengths whose costs enter the name of a user's cost, so that ranks notice when their functions differ."""
 
 _ATTENTION: Final = "attention/"
 _LONGEST_NUMBER: Final = 18
-"""Digits of a number in a name: Python refuses to read some thousands of them."""
+"""The most digits of a number in a name, because Python refuses to convert thousands of digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a sample costs, by its tokens, at least 1; its name enters the fingerprint, so ranks with different costs refuse to
-    start.
+    """What a sample costs, given its tokens: at least 1. ``name`` enters the fingerprint, so ranks with different costs refuse
+    to start.
     """
 
     name: str
@@ -46,19 +46,19 @@ def _attend(equal_tokens: int, tokens: int) -> int:
 
 
 def _ask(function: CostOfLength, tokens: int) -> int:
-    """Returns the cost as one of Python's integers, for those of other libraries overflow."""
+    """Returns the cost as a Python ``int``, because integers of other libraries may overflow."""
     return operator.index(function(tokens))
 
 
 TOKENS: Final = Cost("tokens", _count)
-"""A sample costs its tokens."""
+"""A sample costs as much as it has tokens."""
 
 
 def make_attention_cost(equal_tokens: int) -> Cost:
-    """Returns what a model with attention costs: ``tokens + tokens**2 // equal_tokens``, so that attention takes as long as all
-    the rest in a sample of ``equal_tokens``.
+    """Returns the cost ``tokens + tokens**2 // equal_tokens`` of a model with attention: in a sample of ``equal_tokens``,
+    attention takes as long as all the rest.
 
-    Raises: UsageError when that is less than 1.
+    Raises: UsageError when ``equal_tokens`` is less than 1.
     """
     if equal_tokens < 1:
         raise UsageError(f"cost '{_ATTENTION}Q' needs a Q of at least 1, got {equal_tokens}")
@@ -66,9 +66,9 @@ def make_attention_cost(equal_tokens: int) -> Cost:
 
 
 def make_own_cost(function: CostOfLength) -> Cost:
-    """Returns the cost that ``function`` gives; its name ends in a digest of some of its values, so that it tells what differs.
+    """Returns the cost computed by ``function``. Its name ends in a digest of the function's values at `PROBES`.
 
-    Raises: UsageError when a value makes no sense.
+    Raises: UsageError when the function raises, or its values are not integers of at least 1 that do not fall.
     """
     try:
         answers = [function(tokens) for tokens in PROBES]
@@ -83,9 +83,9 @@ def make_own_cost(function: CostOfLength) -> Cost:
 
 
 def get_cost(name: str) -> Cost:
-    """Returns the cost that ships under ``name``: ``tokens``, or ``attention/Q`` with a number Q.
+    """Returns the built-in cost called ``name``: ``tokens``, or ``attention/Q`` with a number Q.
 
-    Raises: UsageError when there is none.
+    Raises: UsageError when no cost has that name.
     """
     if name == TOKENS.name:
         return TOKENS
@@ -96,9 +96,9 @@ def get_cost(name: str) -> Cost:
 
 
 def choose_cost(cost: str | CostOfLength) -> Cost:
-    """Returns the cost of a name, or of a user's function.
+    """Returns the cost for a name or a user's function.
 
-    Raises: UsageError when it is neither, or a value makes no sense.
+    Raises: UsageError when it is neither, or the function's values are not valid.
     """
     if isinstance(cost, str):
         return get_cost(cost)

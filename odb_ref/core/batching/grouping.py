@@ -1,18 +1,19 @@
-"""Local grouping: a window of samples into few groups, each within the token budget and all further limits. Spec: R2.
+"""Local grouping: divides a window of samples into few groups, each within the token budget and all further limits. Spec: R2.
 
-**Padded.** A group costs ``len(group) * longest``. Sorted by length, any run of samples that fits also fits without some of
-them, so a greedy sweep over the sorted samples uses the fewest groups (FEWEST; proved in `proofs/`). The sweep starts at
-the shortest: the one group that may be far from full then holds the longest samples, which cost least to carry.
+**Padded.** A group costs ``len(group) * longest``. If a run of samples, sorted by length, fits, it also fits without some of
+them. So a greedy sweep over the sorted samples uses the fewest groups (FEWEST; proved in `proofs/`). The sweep starts at
+the shortest, so the one group that may be far from full holds the longest samples, which cost least to carry.
 
-Further resources are summed, not padded, and no order suits all of them: with limits the same sweep still keeps them, but
-may use more groups than would do (NP21).
+Further resources are summed, not padded, and no single order suits all of them. With limits the same sweep still respects
+them, but may use more groups than necessary (NP21).
 
-**Packed.** Laid end to end, samples cost their sum. A sample begins a group only where it fits into none (best fit), so no two
-groups fit together (ANY-FIT) and there are fewer than twice the fewest; finding the fewest is bin packing, which is NP-hard
-(NP22). The longest come first, which leaves the shortest to fill what is left; but before them the oldest, which would else be
-carried round after round, as the shortest are, until they are due, and leave in a group that nothing has filled.
+**Packed.** The samples lie end to end, so a group costs their sum. A sample begins a new group only if it fits into no other
+(best fit). So no two groups fit together (ANY-FIT), and there are fewer than twice the fewest possible; finding the fewest is
+bin packing, which is NP-hard (NP22). The longest samples come first, which leaves the shortest to fill the gaps. The oldest
+come even before these. Otherwise they would be carried round after round, as the shortest are, until they are due, and then
+leave in a group that nothing has filled.
 
-**In sampler order** a group is a run of the window, in either layout: no sample is moved to fill a group better.
+**In sampler order** a group is a run of the window, in either layout. No sample is moved to fill a group better.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.types import Group, Sample
 
 _REACH: Final = 64
-"""Among how many samples the next group is looked for first."""
+"""The number of samples among which the next group is sought first; doubled if the group may be larger."""
 
 
 def compute_groups(
     samples: Iterable[Sample], budget_tokens: int, limits: tuple[int, ...] = (), most_padding: int | None = None
 ) -> tuple[Group, ...]:
-    """Returns the samples as groups of at most ``budget_tokens`` padded tokens that use no more of any resource than ``limits``
-    say; in updates ``most_padding`` of the tokens are padding, at most (R16.3).
+    """Returns the samples in groups of at most ``budget_tokens`` padded tokens, each within all ``limits``. In updates at most
+    ``most_padding`` of a group's tokens are padding (R16.3).
 
-    A sample that exceeds one of these by itself is a group of its own. Groups come shortest first; inside a group the
-    longest sample is first. Ties in length fall to the position.
+    A sample that exceeds a bound by itself becomes a group of its own. Groups come shortest first; inside a group the
+    longest sample is first. Position breaks ties in length.
 
     Spec: R2.1, R2.2. Preserves: BUDGET, FEWEST where padding is not bounded.
     """
@@ -45,7 +46,7 @@ def compute_groups(
     begin = held = 0
     room = limits
     most = budget_tokens if most_padding is None else most_padding
-    # Sorting keeps the order of equals: by whole numbers twice is faster than once by pairs, and a window is in order.
+    # Sorting is stable, and two sorts by integers are faster than one by pairs. A window is already in position order.
     by_position = sorted(samples, key=attrgetter("position"))
     ordered = sorted(by_position, key=attrgetter("length"))
     for end, sample in enumerate(ordered):
@@ -71,10 +72,10 @@ def compute_sized_groups(
     limits: tuple[int, ...] = (),
     most_padding: int | None = None,
 ) -> tuple[Group, ...]:
-    """Returns the samples as groups, each begun as `compute_groups` begins its first and cut to a friendly number of samples:
-    the longest, which are cut off, begin the next.
+    """Returns the samples in groups of friendly sizes.
 
-    Spec: R2.8. Preserves: BUDGET, SIZES.
+    Each group is the first that `compute_groups` forms of the samples left, cut to a friendly number of samples. The longest
+    are cut off and begin the next group. Spec: R2.8. Preserves: BUDGET, SIZES.
     """
     groups: list[Group] = []
     ordered = sorted(samples, key=attrgetter("length", "position"))
@@ -82,7 +83,7 @@ def compute_sized_groups(
     while begin < len(ordered):
         first, *others = compute_groups(ordered[begin : begin + reach], budget_tokens, limits, most_padding)
         if not others and begin + reach < len(ordered):
-            reach *= 2  # more might join
+            reach *= 2  # more samples might fit
             continue
         end = begin + sizes.round_down(len(first))
         groups.append(tuple(ordered[begin:end][::-1]))
@@ -91,12 +92,11 @@ def compute_sized_groups(
 
 
 def compute_rows(samples: Iterable[Sample], budget_tokens: int, limits: tuple[int, ...] = ()) -> tuple[Group, ...]:
-    """Returns the samples as groups of at most ``budget_tokens`` tokens in sum that use no more of any resource than
-    ``limits`` say.
+    """Returns the samples in groups of at most ``budget_tokens`` tokens in sum, each within all ``limits``.
 
-    A sample that exceeds one of these by itself is a group of its own. Groups come in the order in which they were begun, the
-    first by the oldest samples, up to the budget; inside a group the longest sample is first. Ties in length fall to the
-    position, ties in room to the group begun first.
+    A sample that exceeds a bound by itself becomes a group of its own. Groups come in the order in which they were begun. The
+    first begins with the oldest samples, up to the budget. Inside a group the longest sample is first. Position breaks ties in
+    length; among groups with equal room the one begun first is chosen.
 
     Spec: R2.5. Preserves: BUDGET.
     """
@@ -104,8 +104,8 @@ def compute_rows(samples: Iterable[Sample], budget_tokens: int, limits: tuple[in
     oldest = next(_iterate_runs(by_position, _count_row_tokens, budget_tokens, limits), ())
     others = sorted(by_position[len(oldest) :], key=attrgetter("length"), reverse=True)
     groups: list[list[Sample]] = []
-    rests: list[tuple[int, ...]] = []  # what is left of each limit, by group
-    rooms: list[tuple[int, int]] = []  # tokens left, and the group's number; in order
+    rests: list[tuple[int, ...]] = []  # by group: what is left of each limit
+    rooms: list[tuple[int, int]] = []  # tokens left and the group's number, sorted
     for sample in chain(oldest, others):
         place = bisect_left(rooms, (sample.length, 0))
         while limits and place < len(rooms) and not all(map(le, sample.costs, rests[rooms[place][1]])):
@@ -120,7 +120,7 @@ def compute_rows(samples: Iterable[Sample], budget_tokens: int, limits: tuple[in
         if limits:
             rests[number] = tuple(map(sub, rests[number], sample.costs))
         insort(rooms, (room - sample.length, number))
-    for group in groups[:1]:  # the others are in this order
+    for group in groups[:1]:  # the others are already in this order
         group.sort(key=attrgetter("position"))
         group.sort(key=attrgetter("length"), reverse=True)
     return tuple(map(tuple, groups))
@@ -132,10 +132,10 @@ def compute_runs(
     budget_tokens: int,
     limits: tuple[int, ...] = (),
 ) -> tuple[Group, ...]:
-    """Returns the samples as groups of neighbours, by position, that fit together: at most ``budget_tokens`` as
-    ``count_tokens`` has them of size, longest and sum, and no more of any resource than ``limits`` say.
+    """Returns the samples in groups of neighbours by position, each of at most ``budget_tokens`` tokens and within all
+    ``limits``. ``count_tokens`` computes a group's tokens from its size, its longest length and the sum of its lengths.
 
-    A sample that exceeds one of these by itself is a group of its own.
+    A sample that exceeds a bound by itself becomes a group of its own.
 
     Spec: R2.6. Preserves: BUDGET.
     """

@@ -1,7 +1,8 @@
-"""Layouts: how the samples of a group share a batch, and so what tokens a group has and what it costs. Spec: R2.4.
+"""Layouts: how the samples of a group share a batch, and so how many tokens a group has and what it costs. Spec: R2.4.
 
-A layout is a parameter, as the target rule is: the machine asks it for groups, for their tokens, and where to halve one.
-What the properties need of it: a group of two or more fits the budget and every limit, and so does each part of it.
+A layout is a parameter, like the target rule: it forms groups, counts their tokens, and decides where to halve a group.
+The properties require one thing of it: a group of two or more samples fits the budget and every limit, and so does each part
+of it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from odb_ref.core.types import Group, Sample, compute_padded_tokens, compute_rea
 
 
 class Layout(StrEnum):
-    """How samples share a batch; its name enters the fingerprint, so ranks with different layouts refuse to start."""
+    """How samples share a batch. Its name enters the fingerprint, so ranks with different layouts refuse to start."""
 
     PADDED = "padded"
-    """A row for each sample, all as long as the longest. Spec: R2.1."""
+    """One row for each sample, each padded to the longest. Spec: R2.1."""
     PACKED = "packed"
-    """One row, in which the samples are laid end to end. Spec: R2.5."""
+    """One row that holds the samples end to end. Spec: R2.5."""
 
     def compute_groups(
         self,
@@ -32,7 +33,7 @@ class Layout(StrEnum):
         limits: tuple[int, ...] = (),
         most_padding: int | None = None,
     ) -> tuple[Group, ...]:
-        """Returns the samples as groups; one of two or more fits the budget and every limit. Preserves: BUDGET, CONSERVE."""
+        """Returns the samples in groups. A group of two or more fits the budget and all limits. Preserves: BUDGET, CONSERVE."""
         match self:
             case Layout.PADDED:
                 return compute_groups(samples, budget_tokens, limits, most_padding)
@@ -40,7 +41,7 @@ class Layout(StrEnum):
                 return compute_rows(samples, budget_tokens, limits)
 
     def count_tokens(self, size: int, longest: int, total: int) -> int:
-        """Returns the tokens of a batch of ``size`` samples, the ``longest`` of so many tokens, all of them of ``total``."""
+        """Returns the tokens of a batch of ``size`` samples, the longest of which has ``longest`` tokens, and all ``total``."""
         match self:
             case Layout.PADDED:
                 return size * longest
@@ -52,10 +53,12 @@ class Layout(StrEnum):
         return compute_real_tokens(group) if self is _PACKED else compute_padded_tokens(group)
 
     def compute_cost(self, group: Group, cost: Cost) -> int:
-        """Returns what the collated batch costs: rows times what the longest does, or the sum over the samples; 0 for an idle
-        step. Spec: R2.7.
+        """Returns the cost of the collated batch: rows times the cost of the longest, or the sum of the samples' costs; 0 for
+        an idle step. Spec: R2.7.
         """
-        if cost is TOKENS or cost == TOKENS or not group:  # mostly the first, which takes no time
+        if (
+            cost is TOKENS or cost == TOKENS or not group
+        ):  # usually decided by the first test, which costs almost nothing
             return self.compute_tokens(group)
         match self:
             case Layout.PADDED:
@@ -64,11 +67,11 @@ class Layout(StrEnum):
                 return sum([cost.of_tokens(sample.length) for sample in group])
 
     def find_middle(self, group: Group, cost: Cost = TOKENS, sizes: Sizes = Sizes.ANY) -> int:
-        """Returns how many samples of a group of two or more its first half has. Spec: R4.2.
+        """Returns how many samples belong to the first half of a group of two or more. Spec: R4.2.
 
-        Half of a padded group's samples, or a little more where that is friendly (R2.8): the longer ones, so that the shorter
-        ones are padded less. For a packed group, the
-        fewest first samples that hold half of the cost, but not all.
+        The first half of a padded group is half of its samples, or somewhat more if friendly sizes require it (R2.8). These
+        are the longer ones, so the others need less padding. For a packed group it is the fewest first samples that hold half
+        of the cost, leaving at least one sample.
         """
         match self:
             case Layout.PADDED:
@@ -79,10 +82,10 @@ class Layout(StrEnum):
                 return next((size for size, held in enumerate(sums, 1) if held >= half), len(group) - 1)
 
     def compute_shared_window(self, size: int, left: int) -> int:
-        """Returns the size of a window of shared shards, of ``size`` elsewhere, where ``left`` samples are left for each rank.
+        """Returns the size of a window with shared shards. ``size`` is its usual size, and ``left`` the samples left per rank.
 
-        Smaller windows at the end share out what is left by what the ranks turn out to hold. Rows are as full in half a
-        window; padded groups need a whole one, in which more samples are of one length. Spec: R14.2.
+        Smaller windows at the end divide the last samples by what the ranks turn out to hold. Half a window still fills rows
+        equally well. Padded groups need a whole one, which has more samples of the same length. Spec: R14.2.
         """
         match self:
             case Layout.PADDED:
@@ -92,4 +95,4 @@ class Layout(StrEnum):
 
 
 _PACKED: Final = Layout.PACKED
-"""To look a member up takes a good part of what `Layout.compute_tokens` takes, which is asked for every group several times."""
+"""Looked up once, because the lookup is a good part of the time of `Layout.compute_tokens`, which runs often for each group."""

@@ -1,8 +1,8 @@
 """Target rules: how many steps a round has. Spec: R3.3.
 
-A rule is a deterministic function of the agreement, and may be anything within its bounds: at least one step, at least
-the due groups of any rank (AGE), and no more than the most samples any rank holds (some rank always has work, so
-TERM). Every property is proved for every such rule; `odb-ref verify` checks a new one.
+A rule is any deterministic function of the agreement that stays within its bounds: at least one step, at least the most due
+groups of any rank (AGE), and at most the most samples any rank holds (so some rank always has work, hence TERM). Every
+property is proved for every such rule; `odb-ref verify` checks a new one.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from odb_ref.core.offer import NONE, Offer
 
 @runtime_checkable
 class TargetRule(Protocol):
-    """A target rule. ``name`` enters the configuration fingerprint, so ranks with different rules refuse to start."""
+    """A target rule. ``name`` enters the configuration's fingerprint, so ranks with different rules refuse to start."""
 
     @property
     def name(self) -> str:
-        """A name that identifies the rule and its parameters."""
+        """Identifies the rule and its parameters."""
         ...
 
     def compute_target(self, agreement: Offer) -> int:
-        """Returns the number of steps of the round, within `compute_bounds`. Only called when some rank holds a sample."""
+        """Returns the number of steps of the round, within `compute_bounds`. Called only when some rank holds a sample."""
         ...
 
 
 def compute_bounds(agreement: Offer) -> tuple[int, int]:
-    """Returns the least and the greatest target a rule may give. Spec: R3.3."""
+    """Returns the least and the greatest target a rule may return. Spec: R3.3."""
     return max(1, agreement.due_max), agreement.samples_max
 
 
 def compute_checked_target(rule: TargetRule, agreement: Offer) -> int:
     """Returns the rule's target.
 
-    Raises: RuleError when there is none, it is not an integer, or lies outside the bounds.
+    Raises: RuleError when the rule raises, or its answer is not an integer within the bounds.
     """
     try:
-        answer = rule.compute_target(replace(agreement))  # a copy: what a rule does to it is nobody else's
-    except OdbError:  # of a rule that is asked elsewhere, which says so in words of its own
+        answer = rule.compute_target(replace(agreement))  # a copy, so that the rule cannot change ours
+    except OdbError:  # from the proxy of a rule in another process, with a message of its own
         raise
     except Exception as error:
         raise RuleError(f"rule {rule.name!r} raised {type(error).__name__}: {error}, for {agreement}") from error
@@ -53,7 +53,7 @@ def compute_checked_target(rule: TargetRule, agreement: Offer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PaperRule:
-    """Max-based, as published (arXiv 2606.19989): the steps of the rank with most groups; the others split theirs."""
+    """Max-based, as published (arXiv 2606.19989): every rank makes the steps of the rank with most groups, by splitting."""
 
     name: str = "paper"
 
@@ -64,16 +64,16 @@ class PaperRule:
 
 @dataclass(frozen=True, slots=True)
 class OdbRule:
-    """The default: the most steps that every rank that still reads would fill; the rest is carried.
+    """The default: the most steps that every rank still reading can fill; the rest is carried.
 
-    No rank splits a good group to keep up with another. What is due by age is emitted all the same, and when no rank
-    reads any more there is nothing to wait for, so everything left is emitted.
+    No rank that still reads splits a good group to keep up with another. Groups due by age are always emitted. Once no rank
+    reads any more, everything left is emitted, because there is nothing to wait for.
     """
 
     name: str = "odb"
 
     def compute_target(self, agreement: Offer) -> int:
-        """Returns the fewest groups that any reading rank would emit, but no fewer than are due."""
+        """Returns the fewest groups that any rank still reading would emit, but no fewer than are due."""
         wanted = agreement.groups_max if agreement.groups_min == NONE else agreement.groups_min
         return max(wanted, agreement.due_max)
 
@@ -84,7 +84,7 @@ RULES: Final[dict[str, TargetRule]] = {rule.name: rule for rule in (OdbRule(), P
 def get_rule(name: str) -> TargetRule:
     """Returns the shipped rule called ``name``.
 
-    Raises: UsageError when there is none.
+    Raises: UsageError when no rule has that name.
     """
     try:
         return RULES[name]

@@ -1,10 +1,11 @@
 """Shared shards: all ranks draw the samples of their windows from one common order. Spec: R14.
 
-Once a round every rank says how many samples its window has room for. What each draws follows from these numbers and from how
-much of the order is drawn already, so that all ranks know the same, and only indices ever move. A rank that emits more (its
-samples are short, or fit well) draws more: the ranks stay equally far from the end of the epoch, and meet it in one round.
+Once a round, every rank posts how many samples its window has room for. These numbers, and how much of the order is already
+drawn, determine what each rank draws. So all ranks know every draw, and only indices ever move. A rank that emits more samples
+(because they are short, or fit well) draws more. So the ranks stay equally far from the end of the epoch and reach it in the
+same round.
 
-Nothing here knows of samples, windows or phases; a rank that has drawn reads what it has drawn as it reads a shard of its own.
+This module knows nothing of samples, windows or phases. A rank reads what it has drawn as it would read its own shard.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 class Draw:
     """What a rank draws for a window: ``count`` places of the common order from ``first`` on.
 
-    ``end`` is how many places all ranks have drawn together, this draw included: the same on every rank.
+    ``end`` is the number of places that all ranks have drawn so far, this draw included; it is the same on every rank.
     """
 
     first: int
@@ -30,11 +31,11 @@ NOTHING_DRAWN: Final = Draw(0, 0, 0)
 
 
 def compute_want(size: int, *, samples: int, tokens: int, carried_tokens: int) -> int:
-    """Returns how many samples a rank wants for a window of ``size``, when its last one held ``samples`` of so many ``tokens``.
+    """Returns how many samples a rank wants for a window of ``size``, if its last window held ``samples`` with ``tokens``.
 
-    What it carries counts by its tokens, as so many samples of average length: of two ranks that carry equally many samples,
-    the one whose are longer draws fewer. So it is not the numbers of samples that the ranks come to have in common but what
-    makes steps, and that decides how evenly an epoch ends.
+    Carried samples count by their tokens, converted to samples of average length. So of two ranks that carry the same number
+    of samples, the one with longer samples draws fewer. That evens out the tokens of the ranks, which make the steps, rather
+    than their samples, and so lets an epoch end evenly.
 
     Spec: R14.2.
     """
@@ -43,16 +44,16 @@ def compute_want(size: int, *, samples: int, tokens: int, carried_tokens: int) -
 
 
 def compute_shares(wants: Sequence[int], left: int) -> tuple[int, ...]:
-    """Returns how many places each rank draws when ``left`` are left: what it wants, while that can be.
+    """Returns how many places each rank draws when ``left`` are left: what it wants, if there are enough for all.
 
-    The last places are shared out so that the want left is the same on all ranks, but for one sample. Lower ranks come first
-    where that is alike.
+    Otherwise the last places are shared out so that the unmet want of ranks that draw differs by at most one. Lower ranks
+    come first among equals.
 
     Spec: R14.3. Preserves: DEAL.
     """
     if sum(wants) <= left:
         return tuple(wants)
-    low, high = 0, max(wants)  # the least room for which the places are enough
+    low, high = 0, max(wants)  # bisects for the least unmet want for which the places suffice
     while low < high:
         room = (low + high) // 2
         if sum(max(0, want - room) for want in wants) <= left:
@@ -69,8 +70,8 @@ def compute_shares(wants: Sequence[int], left: int) -> tuple[int, ...]:
 
 
 def compute_draw(rank: int, wants: Sequence[int], drawn: int, total: int) -> Draw:
-    """Returns what ``rank`` draws of an order of ``total`` places, of which ``drawn`` are drawn: what follows on those of the
-    ranks before it.
+    """Returns what ``rank`` draws from an order of ``total`` places, the first ``drawn`` of which are drawn. Its places follow
+    those of the lower ranks.
 
     Spec: R14.3. Preserves: DEAL.
     """

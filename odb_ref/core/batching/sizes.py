@@ -1,7 +1,7 @@
-"""How many samples a group may have: any number, or only such as hardware likes. Spec: R2.8.
+"""How many samples a group may have: any number, or only numbers that suit the hardware. Spec: R2.8.
 
-Kernels are tuned for, and compiled code is specialised to, numbers like 8, 12 or 16. A group that is kept to them holds fewer
-samples than would fit, so there are more batches: the price is in `docs/howto/memory.md`.
+Kernels are tuned for sizes like 8, 12 or 16, and compiled code is specialised to them. A group of such a size holds fewer
+samples than would fit, so there are more batches; `docs/howto/memory.md` has the cost.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from enum import StrEnum
 
 
 class Sizes(StrEnum):
-    """Which numbers of samples are friendly; its name enters the fingerprint, so ranks with different ones refuse to start.
+    """Which numbers of samples are friendly. Its name enters the fingerprint, so ranks with different ones refuse to start.
 
-    One is, in each kind, so every number of samples can be had as friendly groups, and every group be split.
+    One is always friendly, so any number of samples can be divided into friendly groups, and every group can be split.
     """
 
     ANY = "any"
     """Every number."""
     EVEN = "even"
-    """One, and the even numbers."""
+    """One and the even numbers."""
     THREES = "threes"
-    """Powers of two, and three times these."""
+    """Powers of two and three times these."""
     POWERS = "powers"
     """Powers of two."""
 
     def round_down(self, size: int) -> int:
-        """Returns the largest friendly number that is at most ``size``, which is at least 1: more than half of it."""
+        """Returns the largest friendly number up to ``size``, which must be at least 1. It is more than half of ``size``."""
         match self:
             case Sizes.ANY:
                 return size
@@ -37,12 +37,12 @@ class Sizes(StrEnum):
                 return _floor_power(size)
 
     def is_friendly(self, size: int) -> bool:
-        """Returns True when a group may have so many samples; an idle step has none."""
+        """Returns True when a group may have ``size`` samples; 0 is the size of an idle step."""
         return not size or self.round_down(size) == size
 
     def find_middle(self, size: int) -> int:
-        """Returns how many of ``size`` samples, two or more and friendly, the first half has: the fewest that are half or more
-        and friendly, with a friendly rest. Spec: R4.2.
+        """Returns the size of the first half of a group of ``size`` samples, two or more and friendly: the smallest friendly
+        number that is at least half and leaves a friendly rest. Spec: R4.2.
         """
         middle = (size + 1) // 2
         while not (self.is_friendly(middle) and self.is_friendly(size - middle)):
@@ -51,5 +51,5 @@ class Sizes(StrEnum):
 
 
 def _floor_power(size: int) -> int:
-    """Returns the largest power of two that is at most ``size``; 0 when there is none."""
+    """Returns the largest power of two up to ``size``, or 0 for a size of 0."""
     return 1 << size.bit_length() - 1 if size else 0

@@ -1,7 +1,7 @@
-"""What a step's loss is multiplied by, so that the average over ranks is exact. Spec: R4.5. Preserves: WEIGHT.
+"""The factors for the loss of each step that make the average over ranks exact. Spec: R4.5. Preserves: WEIGHT.
 
-With W ranks, n_rj supervised tokens of rank r in micro-step j of an update, N their sum over ranks and
-micro-steps, and a trainer that averages gradients over ranks (DDP, FSDP) and adds them up over micro-steps:
+There are W ranks. Rank r has n_rj supervised tokens in micro-step j of an update; N is their sum over ranks and micro-steps.
+The trainer averages gradients over ranks (DDP, FSDP) and adds them up over micro-steps. Then the factors are:
 
 =========================  ====================================  ==================================
 loss of a batch            ``exact``                             ``samples`` (m_rj samples of M)
@@ -10,8 +10,8 @@ mean over its tokens       ``n_rj * W / N``                      ``m_rj * W / M`
 sum over its tokens        ``W / N``                             ``m_rj * W / (M * n_rj)``
 =========================  ====================================  ==================================
 
-so that the gradient is that of the mean over all N tokens (or of the mean over samples of the batches' means). A trainer that
-divides the loss by the k micro-steps itself needs ``k`` times that: ``is_divided_by_steps``. An idle step weighs 0.
+They make the gradient that of the mean over all N tokens (or of the mean over samples of the batches' means). A trainer that
+itself divides the loss by the k micro-steps needs ``k`` times that: see ``is_divided_by_steps``. An idle step weighs 0.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from odb_ref.core.types import StepCounts
 
 
 class LossScaling(StrEnum):
-    """What the average over ranks is to equal."""
+    """What the average over ranks should equal."""
 
     EXACT = "exact"
     """The mean over all supervised tokens of the update."""
     SAMPLES = "samples"
-    """The mean over all samples of the update, each with the mean loss of its batch."""
+    """The mean over all samples of the update, where each sample has the mean loss of its batch."""
     NONE = "none"
-    """Whatever it is: every step weighs 1, idle steps 0."""
+    """No correction: every step weighs 1, and an idle step 0."""
 
 
 class LossReduction(StrEnum):
@@ -42,7 +42,7 @@ class LossReduction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighting:
-    """How to weigh a step's loss; a value of the loader's configuration, equal on all ranks."""
+    """How to weigh a step's loss; part of the loader's configuration, and equal on all ranks."""
 
     scaling: LossScaling = LossScaling.EXACT
     reduction: LossReduction = LossReduction.MEAN
@@ -51,7 +51,7 @@ class Weighting:
 
     @property
     def needs_supervised(self) -> bool:
-        """True when the weights depend on how many tokens carry loss."""
+        """True if the weights depend on how many tokens carry loss."""
         match self.scaling:
             case LossScaling.EXACT:
                 return True
@@ -61,7 +61,7 @@ class Weighting:
                 return False
 
     def compute_scale(self, local: StepCounts, update: StepCounts, world_size: int) -> float:
-        """Returns the factor for the loss of a batch with counts ``local``, of an update with counts ``update``."""
+        """Returns the factor for the loss of a batch with counts ``local`` in an update with counts ``update``."""
         if not local.samples:
             return 0.0
         factor = float(self.accumulation_steps if self.is_divided_by_steps else 1)
@@ -74,6 +74,6 @@ class Weighting:
             case LossScaling.SAMPLES:
                 share = local.samples * world_size / update.samples
                 if self.reduction is LossReduction.MEAN:
-                    # Which tokens carry loss may not be known: a mean of none is left out where it is seen.
+                    # Which tokens carry loss may be unknown: a mean over none is left out by the code that sees it.
                     return factor * share
                 return factor * (share / local.supervised) if local.supervised else 0.0

@@ -1,26 +1,26 @@
-"""The trace checker: does what ranks did satisfy the properties? Judges by events and effects only.
+"""The trace checker: decides from events and effects alone whether the ranks of a job kept the properties.
 
-It is independent of the machine: it shares the types, the offer's reduction and the trace format with it, and recomputes
-everything else. Only `replay`, which asks whether the machine would have done the same, drives the machine.
+It is independent of the machine. It shares the types, the offer's reduction and the trace format with it, and recomputes
+everything else. Only `replay`, which checks whether the machine would have done the same, drives the machine.
 
 ==============  =======================================================================================================
 `check_traces`  the verdict on any number of trace files
 `Follower`      the verdict on a job while it runs
 `verdict`       properties, violations, verdicts
-`stream`        files into jobs, a job's files into one causal order
-`decode`        lines into values
-`known`         which fields a line may have
-`exchanges`     what is posted against what is answered
-`rank`          one rank's record, by its parts in `own`
-`own`           what it reads and draws (`input`, `draws`), must offer (`offers`, `groups`), forms (`steps`, `updates`),
-                hands out (`output`), and when (`phases`)
+`stream`        groups files into jobs, and merges a job's files into one causal order
+`decode`        turns lines into values
+`known`         the fields a line may have
+`exchanges`     compares answers with posts
+`rank`          one rank's record, judged by the parts in `own`
+`own`           what a rank reads and draws (`input`, `draws`), must offer (`offers`, `groups`), forms (`steps`,
+                `updates`) and hands out (`output`), and when (`phases`)
 `outcomes`      how a rank may end
 `rounds`        what every rank must see alike in a round
-`job`           the ranks together, and what must be true when all have ended
-`scope`         which properties say nothing about a job
-`account`       what is trained on, against what there was
+`job`           the ranks together, and what must hold when all have ended
+`scope`         the properties that say nothing about a job
+`account`       compares the samples trained on with those there were
 `lineage`       resumed epochs and the parts before them
-`replay`        the machine, asked again
+`replay`        repeats a trace with the machine
 ==============  =======================================================================================================
 """
 

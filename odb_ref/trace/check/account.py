@@ -1,4 +1,5 @@
-"""What the ranks train on, against what there was: dropped tails, exchanged ids, and samples that a resume repeats or skips.
+"""Compares the samples that ranks train on with those there were, to find dropped tails, exchanged ids, and samples that a
+resumed epoch repeats or skips.
 
 Spec: R9.6.
 """
@@ -16,43 +17,43 @@ NOTHING: Final = Lot()
 
 
 class Account:
-    """The samples that one rank trains on, those of the steps before ``first_step`` left out: they were trained on before."""
+    """The samples that one rank trains on, without the steps before ``first_step``, which were trained on before."""
 
     def __init__(self, first_step: int = 0, sought: Iterable[int] = ()) -> None:
         self.first_step = first_step
         self.planned = NOTHING
-        """What is in the steps planned."""
+        """The samples in planned steps, taken or not."""
         self.taken = NOTHING
-        """What is in the steps taken."""
+        """The samples in steps taken."""
         self.set_aside = NOTHING
         self.held = NOTHING
-        """What is read and in no step, where the trace ends."""
+        """The samples read but not in a step when the trace ends."""
         self.is_ended = False
-        """True when all there is was read, by then, and the steps that were trained on before are planned again."""
+        """True when, at the end of the trace, all samples are read and the steps trained on before are planned again."""
         self.is_whole = False
-        """True when it has completed the epoch."""
+        """True when the rank has completed the epoch."""
         self.placed = NOTHING
-        """What was read and set aside, by places."""
+        """The samples read or set aside, by place."""
         self.is_placed = True
-        """False where these are not known."""
+        """False when some of these places are not known."""
         self._next_place = 0
         self._bad: set[int] = set()
-        """Places set aside that lie before none that was read."""
+        """The places set aside that reading has not passed yet."""
         self._planned: deque[Lot] = deque()
-        """What is in each step planned and not taken."""
+        """The samples of each step planned but not taken."""
         self._sought = frozenset(sought)
         self.found: dict[int, Lot] = {}
-        """What was taken when so many steps were, of those numbers that resumed traces go on from."""
+        """The samples taken after each number of steps from which another trace resumes."""
 
     def __len__(self) -> int:
         return len(self._planned) + len(self._bad)
 
     def ask(self, first: int | None) -> None:
-        """Notes a read, and from which place on, where it says so."""
+        """Notes a read request, and the first place if it names one."""
         self._next_place = self._next_place if first is None else first
 
     def read(self, ids: Iterable[int]) -> None:
-        """Notes samples that come in: they are at the next places that are not set aside."""
+        """Notes samples that were read. They are at the next places not set aside."""
         for id_ in ids:
             while self._next_place in self._bad:
                 self._bad.remove(self._next_place)
@@ -83,9 +84,9 @@ class Account:
         self.placed += place_lot((id_,), place)
 
     def close(self, held: Iterable[int], planned_steps: int, *, is_read: bool) -> None:
-        """Notes how the trace ends: with these ids in no step, and with the source read to its end or not."""
+        """Notes the end of the trace: the ids held but not in a step, and whether the source was read to its end."""
         self.is_ended = self.is_whole or (is_read and planned_steps >= self.first_step)
-        if not self.is_whole:  # else all that it holds is missing from its steps
+        if not self.is_whole:  # if it is whole, samples still held are missing from its steps
             self.held = make_lot(held)
 
 
@@ -97,8 +98,8 @@ def judge_inputs(
     *,
     is_quota: bool,
 ) -> Iterator[tuple[int | None, Judgement]]:
-    """Yields what is judged of an epoch, by rank: no more is trained on than there was; and where all was read, it is what
-    there was, each sample at its place.
+    """Yields the judgements on an epoch, by rank: no more samples were trained on than there were. If all were read, they must
+    be the samples there were, each at its place.
     """
     for part in inputs:
         ranks = [rank for rank in accounts if part.rank in (rank, None)]

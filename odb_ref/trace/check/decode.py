@@ -1,4 +1,4 @@
-"""Trace lines as typed values, fast: what `trace` leaves as JSON because replaying needs no more. Spec: R9.2, R9.3."""
+"""Fast decoding of trace lines into typed values, for the checker; `replay` uses `trace.format` instead. Spec: R9.2, R9.3."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def get_integer(data: JsonObject, key: str) -> int:
 
 
 def get_optional(data: JsonObject, key: str) -> int | None:
-    """Returns the integer at ``key``, None when nothing is there.
+    """Returns the integer at ``key``, or None if there is nothing.
 
     Raises: TraceError when it is something else.
     """
@@ -81,7 +81,7 @@ def get_text(data: JsonObject, key: str) -> str:
 
 
 def get_rank(data: JsonObject) -> int | None:
-    """Returns the rank that is named, None when it is said that none is.
+    """Returns the rank in ``data``, or None if it is null.
 
     Raises: TraceError when it is something else.
     """
@@ -122,7 +122,7 @@ def get_counts(data: JsonObject, width: int = 3) -> Rows:
 
 
 def get_wants(data: JsonObject) -> list[int]:
-    """Returns what the ranks want, by rank; nothing where they have their own sources. Spec: R14.2.
+    """Returns what the ranks want, by rank; empty if they have their own sources. Spec: R14.2.
 
     Raises: TraceError when malformed.
     """
@@ -133,7 +133,7 @@ def get_wants(data: JsonObject) -> list[int]:
 
 
 def get_samples(data: JsonObject) -> Rows:
-    """Returns the samples, a row each: id, position, length, supervised tokens, and what it uses of each further resource.
+    """Returns the samples as rows: id, position, length, supervised tokens, and the cost of each further resource.
 
     Raises: TraceError when malformed.
     """
@@ -174,7 +174,7 @@ class TracedReport(NamedTuple):
 
 
 def get_report(value: Json) -> TracedReport:
-    """Returns the report that ``value`` is.
+    """Returns the report in ``value``.
 
     Raises: TraceError when malformed.
     """
@@ -201,7 +201,7 @@ def get_reports(data: JsonObject) -> list[TracedReport]:
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """A step as a trace names it: its samples by position."""
+    """A step as a trace holds it, with its samples named by position."""
 
     number: int
     positions: list[int]
@@ -217,7 +217,7 @@ def iterate_steps(data: JsonObject, width: int = 3) -> Iterator[TracedStep]:
     if not isinstance(steps, list):
         raise TraceError("expected steps, a list")
     for step in steps:
-        if not isinstance(step, dict) or len(step) > 3:  # number, positions and counts, each of which is asked for
+        if not isinstance(step, dict) or len(step) > 3:  # number, positions and counts, each of them required
             raise TraceError(f"expected a step, got {shorten(step)}")
         positions, counts = step.get("positions"), step.get("counts")
         if not _is_integers(positions) or not _is_integers(counts) or len(counts) != width:
@@ -236,13 +236,13 @@ class TracedFinish:
 
     @property
     def outcome(self) -> str:
-        """What must be the same on every rank, in words."""
+        """The outcome as a text, which must be the same on every rank."""
         place = "" if self.rank is None else f" by rank {self.rank}"
         return f"{self.kind}{place}: {self.cause}" if self.cause else f"{self.kind}{place}"
 
 
 def decode_finish(data: JsonObject) -> TracedFinish:
-    """Returns what a ``finish`` says.
+    """Returns the contents of a ``finish``.
 
     Raises: TraceError when malformed.
     """
@@ -256,7 +256,7 @@ def decode_finish(data: JsonObject) -> TracedFinish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the checker needs of a header's configuration."""
+    """The settings the checker needs from a header's configuration."""
 
     budget_tokens: int
     is_packed: bool
@@ -267,33 +267,33 @@ class Settings:
     order_seed: int
     cost: str
     attention_tokens: int | None
-    """The Q of a cost of attention; 0 where the cost is the tokens; None for one that does not ship. Spec: R2.7."""
+    """The Q of an attention cost; 0 if the cost is the tokens, None if it is a user's own. Spec: R2.7."""
     limits: tuple[int, ...]
     world_size: int
     peers: int = 1
-    """How many processes each rank is. Spec: R17.1."""
+    """The number of processes of each rank. Spec: R17.1."""
     shared_samples: int | None
-    """How many samples the ranks share, None when each has a source of its own. Spec: R14.1."""
+    """The number of samples the ranks share, or None if each has its own source. Spec: R14.1."""
     window_samples: int
     ramp_rounds: int
     ramp_share: int = 4
-    """One in so many steps is formed in a round of the ramp; all where a trace is of version 1. Spec: R3.3, R9."""
+    """A round of the ramp forms one step in this many; in a trace of version 1 it forms all. Spec: R3.3, R9."""
     is_quota: bool
     quota_samples: int | None
     max_age_rounds: int
     rule: str
-    """The name of its target rule. Spec: R3.3."""
+    """The name of the target rule. Spec: R3.3."""
     update_samples: int | None = None
-    """How many samples an optimizer update holds; None in the free mode. Spec: R16."""
+    """The number of samples of an optimizer update, or None without updates. Spec: R16."""
     padding_share: int = 16
-    """What part of the budget a group of an update may hold in padding. Spec: R16.3."""
+    """A group of an update may hold one part in this many of the budget in padding. Spec: R16.3."""
     fingerprint: int
-    """What every rank with this configuration must offer."""
+    """The fingerprint that every rank with this configuration must offer."""
 
     @property
     def rounds(self) -> int:
-        """How many rounds an update has: one in which nothing is read, and one for each portion, or for all of it where each
-        rank has a source of its own. In the free mode 1. Spec: R16.3, R16.4.
+        """The number of rounds of an update: one that reads nothing, then one for each portion. If each rank has its own
+        source, there is only one portion. Without updates the number is 1. Spec: R16.3, R16.4.
         """
         if self.update_samples is None:
             return 1
@@ -304,12 +304,12 @@ class Settings:
 
     @property
     def most_padding(self) -> int:
-        """How much padding a group may have. Spec: R16.3."""
+        """The most tokens of padding in a group. Spec: R16.3."""
         return self.budget_tokens if self.update_samples is None else self.budget_tokens // self.padding_share
 
     @property
     def counts_width(self) -> int:
-        """How many integers the counts of a step are. Spec: R4.5."""
+        """The number of integers in the counts of a step. Spec: R4.5."""
         return 3 + len(self.limits)
 
     def compute_tokens(self, rows: Rows) -> int:
@@ -318,7 +318,7 @@ class Settings:
         return sum(lengths) if self.is_packed else len(lengths) * max(lengths, default=0)
 
     def compute_cost(self, rows: Rows) -> int:
-        """Returns the cost of a batch of these samples, where its cost ships. Spec: R2.7."""
+        """Returns the cost of a batch of these samples, by a built-in cost. Spec: R2.7."""
         quotient = self.attention_tokens
         costs = [row[2] + (row[2] * row[2] // quotient if quotient else 0) for row in rows]
         return sum(costs) if self.is_packed else len(costs) * max(costs, default=0)
@@ -335,7 +335,7 @@ def compute_fingerprint(config_json: str) -> int:
 
 
 _LONGEST_NUMBER: Final = 18
-"""Digits of a number in a name: Python refuses to read some thousands of them."""
+"""The most digits of a number in a name, because Python refuses to convert thousands of digits."""
 
 
 def _get_attention(cost: str) -> int | None:
@@ -348,7 +348,7 @@ def _get_attention(cost: str) -> int | None:
 def decode_settings(header: Header) -> Settings:
     """Returns the settings of a header.
 
-    Raises: TraceError when one is missing or makes no sense.
+    Raises: TraceError when one is missing or not valid.
     """
     config = header.config
     for key, value in config.items():

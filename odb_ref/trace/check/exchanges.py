@@ -1,4 +1,4 @@
-"""What ranks post, and what they are answered: the combination of the posts of all ranks. Spec: R6.2 to R6.4."""
+"""Checks that every answer of an exchange is the combination of the posts of all ranks. Spec: R6.2 to R6.4."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from odb_ref.trace.format import JsonObject
 
 
 class ExchangeKind(StrEnum):
-    """The three exchanges of the protocol; each is numbered on its own."""
+    """The three kinds of exchange, each numbered separately."""
 
     OFFER = "offer"
     COUNTS = "counts"
@@ -24,22 +24,22 @@ class ExchangeKind(StrEnum):
 
 
 ANSWERS: Final = {"agreed": ExchangeKind.OFFER, "counted": ExchangeKind.COUNTS, "reported": ExchangeKind.REPORT}
-"""Events that answer an exchange."""
+"""The events that answer an exchange."""
 
 
 class OneExchange:
-    """One exchange: who has posted, and what every rank must be answered."""
+    """One exchange: the posts so far, and the answer that every rank must get."""
 
     __slots__ = ("answer", "answered", "is_broken", "posted", "rows", "wants", "wire")
 
     def __init__(self) -> None:
         self.posted: dict[int, bytes] = {}
-        """Ranks that have posted; for a report, with its digest."""
+        """The ranks that have posted; a report's digest is the value."""
         self.answered = 0
         self.is_broken = False
         """True when the posts do not fit together, so that no answer can be right."""
         self.answer: Offer | Rows | bytes | None = None
-        """The first answer; once it is known to be right, the others need only be equal to it."""
+        """The first right answer, which the others only need to equal."""
         self.wire: tuple[int, ...] = ()
         self.rows: Rows = []
         self.wants: dict[int, int] = {}
@@ -47,25 +47,25 @@ class OneExchange:
 
 _EMPTY: Final = OneExchange()
 _KEPT: Final = 8
-"""How many exchanges of a kind are kept: in a right trace no rank is more than one ahead of another."""
+"""The number of exchanges kept of each kind. In a correct trace no rank is more than one ahead of another."""
 
 
 class Exchanges:
-    """The exchanges under way. Forgets one when all ranks have their answer, and those that were left behind."""
+    """The exchanges under way. An exchange is forgotten once all ranks have their answer, or when it is far behind."""
 
     def __init__(self, world_size: int, findings: Findings, *, peers: int = 1) -> None:
         self._world_size = world_size
         self._has_others = peers > 1
-        """True when each rank has peers that are not in these traces. Spec: R17.5."""
+        """True when each rank has peers whose traces are not among these. Spec: R17.5."""
         self._findings = findings
         self._open: dict[tuple[ExchangeKind, int], OneExchange] = {}
         self.first_round = 0
-        """The round of the first exchange: not 0 in a resumed epoch. Exchanges are numbered from 0."""
+        """The round of the first exchange, which a resumed epoch does not begin at 0. Exchanges are numbered from 0."""
         self.gone: set[int] = set()
-        """Ranks whose trace has ended before they posted: their posts are unknown, not absent."""
+        """Ranks whose traces ended before they posted, so that their missing posts count as unknown."""
 
     def is_missing(self, kind: ExchangeKind, number: int) -> bool:
-        """Returns True when a rank that is not known to be gone has not posted to an exchange."""
+        """Returns True when a rank not known to be gone has not posted to an exchange."""
         return self._is_missing(self._open.get((kind, number), _EMPTY))
 
     def list_missing(self, kind: ExchangeKind, number: int) -> set[int]:
@@ -73,13 +73,13 @@ class Exchanges:
         return set(range(self._world_size)) - self._open.get((kind, number), _EMPTY).posted.keys() - self.gone
 
     def post_offer(self, rank: int, number: int, offer: Offer) -> None:
-        """Takes part in the reduction of offers."""
+        """Adds a rank's offer to the reduction."""
         exchange = self._post(ExchangeKind.OFFER, rank, number)
         wire = offer.to_wire()
         exchange.wire = tuple(map(max, exchange.wire, wire)) if exchange.wire else wire
 
     def post_counts(self, rank: int, number: int, rows: Rows, wanted: int | None) -> None:
-        """Takes part in the sum of counts. ALIGN: all ranks post equally many."""
+        """Adds a rank's counts to the sum. Judges ALIGN: all ranks must post the same number of steps."""
         exchange = self._post(ExchangeKind.COUNTS, rank, number)
         if wanted is not None:
             exchange.wants[rank] = wanted
@@ -99,25 +99,27 @@ class Exchanges:
                 total[place] += value
 
     def post_report(self, rank: int, report: TracedReport) -> None:
-        """Takes part in the gathering of reports."""
+        """Adds a rank's report to those gathered."""
         self._post(ExchangeKind.REPORT, rank, 0, _digest(report))
 
     def answer_offer(self, rank: int, number: int, event: JsonObject) -> tuple[Offer, bool]:
-        """Returns the agreement of ``event``; true when it is the combination of the offers of all ranks."""
-        # Decoded each time: JSON's false is equal to 0, and is not an integer.
+        """Returns the agreement in ``event``, and whether it is the combination of the offers of all ranks."""
+        # Decoded for each rank, because JSON's false equals 0 but is not an integer.
         agreement = get_offer(event, "agreement")
         wire = agreement.to_wire()
 
         def is_combination(exchange: OneExchange) -> bool:
             if self._has_others or self._is_partial(exchange):
-                return all(map(ge, wire, exchange.wire))  # more posts can only add to it: offers are a join-semilattice
+                return all(
+                    map(ge, wire, exchange.wire)
+                )  # unknown posts can only raise it: offers are a join-semilattice
             return wire == exchange.wire
 
         is_right = self._answer(ExchangeKind.OFFER, rank, number, agreement, is_combination)
         return agreement, is_right
 
     def answer_counts(self, rank: int, number: int, rows: Rows, wants: list[int]) -> bool:
-        """Returns True when ``rows`` is the sum of the counts of all ranks, and ``wants`` what they want, by rank."""
+        """Returns True when ``rows`` is the sum of the counts of all ranks, and ``wants`` holds what each posted, by rank."""
         answer = [*rows, wants]
 
         def is_sum(exchange: OneExchange) -> bool:
@@ -152,7 +154,7 @@ class Exchanges:
         return exchange
 
     def _is_partial(self, exchange: OneExchange) -> bool:
-        """Returns True when the posts of some rank are not known: it is gone. What is known bounds what the others are told."""
+        """Returns True when a rank's post is unknown because the rank is gone. The known posts still bound the answer."""
         return len(exchange.posted) < self._world_size
 
     def _is_missing(self, exchange: OneExchange) -> bool:
@@ -178,7 +180,7 @@ class Exchanges:
         if exchange.answered == self._world_size:
             del self._open[kind, number]
         if self._is_missing(exchange):
-            # An agreement without every rank's offer is a release without every rank's word that it is ready.
+            # An agreement without every rank's offer would release steps that some rank has not declared ready.
             property_ = Property.RELEASE if kind is ExchangeKind.OFFER else Property.EXCHANGE
             first = next(item for item in count() if item not in exchange.posted and item not in self.gone)
             what = f"is answered exchange {number} of {kind}s before rank {first} has posted to it"
@@ -187,7 +189,7 @@ class Exchanges:
         if exchange.is_broken:
             return True
         if exchange.answer is not None:
-            return exchange.answer == raw  # whatever it is: all must be told the same
+            return exchange.answer == raw  # all ranks must get the same answer
         if not is_right(exchange):
             return False
         exchange.answer = raw
@@ -195,5 +197,5 @@ class Exchanges:
 
 
 def _digest(report: TracedReport) -> bytes:
-    """Returns a digest: a cause may be long, and the reports of all ranks are kept."""
+    """Returns a digest to keep instead of the report, whose cause may be long."""
     return hashlib.blake2b(repr(report).encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Judges a job while it runs, from traces that grow. Spec: R9."""
+"""Judges a job while it runs, from traces that are still growing. Spec: R9."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from odb_ref.trace.check.verdict import Verdict, Violation
 
 
 class Follower:
-    """Follows trace files that are still being written, or will be; of a folder, every ``*.ndjson`` in it.
+    """Follows trace files that are still being written, or do not exist yet. A folder stands for every ``*.ndjson`` in it.
 
-    Calls ``on_violation`` once for each violation, as soon as the traces show it. What only an end can show (a rank that
-    waits for ever, samples that were never emitted) is in the verdict of `end`.
+    Calls ``on_violation`` once for each violation, as soon as the traces show it. Violations that only the end can show (a
+    rank that waits for ever, samples that were never emitted) are in the verdict of `end`.
 
-    Raises: UsageError when a trace is compressed: its end cannot be read before it is closed; or when one is given twice.
+    Raises: UsageError when a trace is compressed, because it cannot be read before it is closed, or when one is given twice.
     """
 
     def __init__(self, paths: Sequence[str | Path], on_violation: Callable[[Violation], None]) -> None:
@@ -30,18 +30,18 @@ class Follower:
         self._seen = set(self._awaited)
         check_no_twice(self._awaited)
         self._fresh: list[Stream] = []
-        """Files of which no rank is known yet, so that it is not known either to which job they belong."""
+        """Files without a record yet, so that their ranks, and hence their jobs, are unknown."""
         self._jobs: list[tuple[list[Stream], Job, Iterator[None]]] = []
         self._on_violation = on_violation
 
     @property
     def is_done(self) -> bool:
-        """True when every rank of every file has ended. The jobs of a folder are never known to be all."""
+        """True when every rank of every job has ended. Always false with a folder, where more jobs may begin."""
         is_open = bool(self._folders or self._awaited or self._fresh)
         return not is_open and bool(self._jobs) and all(job.is_done for _, job, _ in self._jobs)
 
     def advance(self) -> bool:
-        """Judges what has been written since the last call. Returns True when there was something.
+        """Judges the records written since the last call. Returns True when there were any.
 
         Raises: TraceError when a line is malformed.
         """
@@ -58,7 +58,7 @@ class Follower:
         return sum(job.records for _, job, _ in self._jobs) > before
 
     def end(self, *, is_replayed: bool = False, rules: Rules = ()) -> Verdict:
-        """Returns the verdict on the traces as they are now: nothing more is waited for.
+        """Returns the verdict on the traces as they are now, without waiting for more.
 
         Raises: TraceError when a line is malformed; UsageError when there is no trace.
         """
@@ -77,7 +77,7 @@ class Follower:
     def _find(self) -> None:
         for folder in self._folders:
             for path in list_traces(folder):
-                if path not in self._seen and path.suffix != ".gz":  # what is compressed cannot be read as it grows
+                if path not in self._seen and path.suffix != ".gz":  # a compressed file cannot be read as it grows
                     self._seen.add(path)
                     self._awaited.append(path)
 
@@ -108,9 +108,9 @@ class Follower:
 
 
 def _has_header(path: Path) -> bool:
-    """Returns True when the file holds a line: a header that is half written is not malformed.
+    """Returns True when the file holds a whole line, because a half-written header is not malformed.
 
-    A long line is left to the reader.
+    It also returns True for a very long line, which is left to the reader.
     """
     if not path.exists():
         return False

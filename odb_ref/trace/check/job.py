@@ -1,4 +1,4 @@
-"""A job: its ranks together, and what must be true when all of them have ended. Spec: R9."""
+"""A job: its ranks together, and what must hold once all of them have ended. Spec: R9."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from odb_ref.trace.format import Record, TraceError
 
 
 def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rules: Rules = ()) -> Verdict:
-    """Returns the verdict on the traces at ``paths``: any number of jobs and epochs, one file for a job or one for each
-    rank; of a folder, on every ``*.ndjson`` in it.
+    """Returns the verdict on the traces at ``paths``: any number of jobs and epochs, with one file for a job or one for each
+    rank. A folder stands for every ``*.ndjson`` and ``*.ndjson.gz`` in it.
 
-    ``is_replayed`` also asks the machine for each event and compares its effects (REPLAY); ``rules`` are the target rules that
-    do not ship, which it then needs. Memory is what the ranks hold
-    between reading a sample and forming its step, however long the trace.
+    With ``is_replayed`` the machine also handles each event, and its effects are compared (REPLAY). It then needs the target
+    ``rules`` that are not built in. Memory is bounded by what the ranks hold between reading a sample and forming its step,
+    whatever the length of the trace.
 
-    Raises: TraceError, with file and line, when a file is not a trace; UsageError when there is none. Spec: R9.
+    Raises: TraceError, with file and line, when a file is not a trace; UsageError when there are no traces. Spec: R9.
     """
     streams = [stream for path in paths for stream in open_traces(Path(path))]
     if not streams:
@@ -41,9 +41,9 @@ def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rule
 
 
 def check_no_twice(paths: Iterable[Path]) -> None:
-    """Checks that no file is named twice, by whatever names.
+    """Checks that no file is given twice, even under different names.
 
-    Raises: UsageError naming it.
+    Raises: UsageError naming the file.
     """
     given = Counter(path.resolve() for path in paths)
     if twice := [str(path) for path, times in given.items() if times > 1]:
@@ -51,9 +51,9 @@ def check_no_twice(paths: Iterable[Path]) -> None:
 
 
 def open_traces(path: Path) -> list[Stream]:
-    """Returns the trace of a file, or those of a folder.
+    """Returns the trace in a file, or all traces in a folder.
 
-    Raises: UsageError when that holds none.
+    Raises: UsageError when a folder holds no trace.
     """
     if not path.is_dir():
         return [Stream(path)]
@@ -64,20 +64,20 @@ def open_traces(path: Path) -> list[Stream]:
 
 
 def judge(streams: Sequence[Stream], *, is_replayed: bool = False, rules: Rules = ()) -> Verdict:
-    """Returns the verdict on traces that are open.
+    """Returns the verdict on open traces.
 
-    Raises: as `check_traces`.
+    Raises: the errors of `check_traces`.
     """
     sought = {part.steps for stream in streams for part in stream.header.origin.before}
     jobs = [Job(group, sought) for group in group_into_jobs(streams)]
     for job in jobs:
-        for _ in job.follow():  # nothing grows, so nothing is waited for
+        for _ in job.follow():  # no file grows, so it never yields
             pass
     return judge_jobs(jobs, is_replayed=is_replayed, rules=rules)
 
 
 def judge_jobs(jobs: Sequence[Job], *, is_replayed: bool, rules: Rules = ()) -> Verdict:
-    """Returns the verdict on jobs that have been followed, each among all."""
+    """Returns the verdict on jobs that have been followed, each in the light of all."""
     lineages = [job.trace_back() for job in jobs]
     judged = [
         job.judge(own, lineages, is_replayed=is_replayed, rules=rules) for job, own in zip(jobs, lineages, strict=True)
@@ -86,17 +86,17 @@ def judge_jobs(jobs: Sequence[Job], *, is_replayed: bool, rules: Rules = ()) -> 
 
 
 def compute_remembered(world_size: int) -> int:
-    """Returns how much the checker remembers of a job at most, in samples held and steps under way. Spec: R9.5."""
+    """Returns the most that the checker remembers of a job, in samples held and steps under way. Spec: R9.5."""
     return 2**20 + 2**14 * world_size
 
 
 class Job:
-    """One epoch of one job, judged record by record; ``streams`` may grow while some of their files do."""
+    """One epoch of one job, judged record by record. ``streams`` may get more members while some of its files grow."""
 
     def __init__(self, streams: list[Stream], sought: Collection[int] = ()) -> None:
         self._streams = streams
         self._sought = sought
-        """The steps after which some other job says that it goes on."""
+        """The numbers of steps after which other jobs say they resume."""
         self._header = streams[0].header
         self._findings = Findings()
         self._exchanges = Exchanges(self._header.world_size, self._findings, peers=streams[0].settings.peers)
@@ -105,7 +105,7 @@ class Job:
         self._most = compute_remembered(self._header.world_size)
         self._remembered = 0
         self.records = 0
-        """How many records have been judged."""
+        """The number of records judged."""
         self._told = 0
 
     @property
@@ -122,7 +122,7 @@ class Job:
         return news
 
     def follow(self) -> Iterator[None]:
-        """Judges all records; yields when there is nothing to do until a growing file has grown.
+        """Judges all records. Yields when it must wait for a file to grow.
 
         Raises: TraceError when a record is malformed, or a trace would take too much memory.
         """
@@ -148,7 +148,7 @@ class Job:
                 raise stream.locate(f"the ranks hold more than {self._most} samples and steps: too many to check")
 
     def trace_back(self) -> Lineage:
-        """Returns where the job comes from, and what it has trained on."""
+        """Returns the origin of the job, and what it has trained on."""
         ranks = self._ranks.values()
         return Lineage(
             self._header,
@@ -159,7 +159,7 @@ class Job:
         )
 
     def judge(self, own: Lineage, lineages: Sequence[Lineage], *, is_replayed: bool, rules: Rules = ()) -> JobVerdict:
-        """Returns the verdict on all that `follow` has seen, its ``own`` lineage among those of all jobs given."""
+        """Returns the verdict on all records that `follow` has judged. ``own`` is the job's lineage, one of ``lineages``."""
         ranks = [self._ranks[number] for number in sorted(self._ranks)]
         finishes = [(rank, rank.output.finish) for rank in ranks if rank.output.finish is not None]
         self._judge_ends(ranks)
@@ -211,7 +211,7 @@ class Job:
         return self._exchanges.list_missing(kind, self._count_answered(kind, record.rank))
 
     def lose(self, ranks: set[int]) -> None:
-        """Notes that the traces of ``ranks`` have ended: their posts are unknown, not absent."""
+        """Notes that the traces of ``ranks`` have ended, so that their missing posts count as unknown."""
         self._exchanges.gone |= ranks
 
     def _count_answered(self, kind: ExchangeKind, number: int) -> int:
@@ -227,7 +227,7 @@ class Job:
         return number in lost or None in lost
 
     def _judge_ends(self, ranks: Sequence[RankChecker]) -> None:
-        """Judges FREE: every rank has come to an end. Only a rank whose loss the others tell of may have none."""
+        """Judges FREE: every rank must finish, except one whose loss the others report."""
         followed = {rank.rank: rank for rank in ranks}
         cut = [str(stream.path) for stream in self._streams if stream.is_cut]
         for number in range(self._header.world_size):
@@ -245,7 +245,7 @@ class Job:
                 )
 
     def _judge_outcomes(self, finishes: Sequence[tuple[RankChecker, TracedFinish]]) -> None:
-        """Judges ABORT: one outcome, in one round; but a rank that has lost the exchange can only say what it saw (R7.5)."""
+        """Judges ABORT: all ranks must have one outcome, in one round. Ranks that ended LOST may differ (R7.5)."""
         differing = [stream for stream in self._streams if stream.header.config != self._header.config]
         if differing and any(finish.kind == OutcomeKind.COMPLETE for _, finish in finishes):
             what = "completes with another configuration than other ranks"
@@ -270,7 +270,7 @@ class Job:
         if self._streams[0].settings.peers > 1:
             where = f" (on its peer {self._header.peer})"
             if not finish.cause.endswith(where):
-                return  # that peer's trace would say it
+                return  # the trace of another peer would show it
         if finish.kind == OutcomeKind.FAILED and (origin is None or origin.failure + where != finish.cause):
             what = f"the outcome is {finish.outcome!r}, but that did not happen there"
             self._findings.violate(Property.ABORT, what, rank=finish.rank)
@@ -283,8 +283,8 @@ class Job:
             self._findings.violate(Property.STOP, what, rank=finish.rank)
 
     def _judge_lockstep(self, ranks: Sequence[RankChecker]) -> None:
-        """Judges STOP: where consumers take steps together (A5), none begins two more than one that left or has ended; in
-        updates, two more of these: inside one a trainer may wait for nobody.
+        """Judges STOP: consumers take steps together (A5), so none begins two more than one that has left or ended. With
+        updates this counts updates, because a trainer may not synchronise inside one.
         """
         ended = [rank for rank in ranks if rank.output.has_left or rank.output.finish is not None]
         if not ended:
@@ -298,7 +298,7 @@ class Job:
             self._note((Property.STOP, what), rank.rank, rank.round, fewest + 1)
 
     def _judge_finish(self, rank: RankChecker, finish: TracedFinish, fewest_left: int) -> None:
-        """Judges a rank that has ended; a rank that left the others has taken ``fewest_left`` steps."""
+        """Judges a rank that has ended. ``fewest_left`` is the fewest steps taken by any rank that left the others."""
 
         def expect(is_true: bool, property_: Property, what: str) -> None:
             if is_true:
@@ -307,7 +307,7 @@ class Job:
                 self._findings.violate(property_, what, rank=rank.rank, round_=rank.round, step=rank.output.taken_steps)
 
         if not rank.output.has_left and finish.kind != OutcomeKind.LOST:
-            # A trainer whose peer has left waits in its own collective: no loader can help that.
+            # A trainer whose peer has left waits in its own collective, which no loader can help.
             limit = min(finish.step_limit, fewest_left)
             what = f"{rank.output.taken_steps} steps taken of {limit}: deadlocked or cut off"
             expect(rank.output.taken_steps >= limit, Property.FREE, what)
@@ -328,7 +328,7 @@ class Job:
             )
 
     def _judge_rounds(self, ranks: Sequence[RankChecker]) -> None:
-        """Judges TERM: every round with a step emits, so there are no more than samples. QUOTA: why did it end?"""
+        """Judges TERM: every round with a step emits a sample, which bounds the rounds. Judges QUOTA: why the epoch ended."""
         total = sum(rank.input.seen_samples for rank in ranks)
         rounds = self._rounds.count - self._rounds.empty_count
         if rounds > total:
@@ -346,7 +346,7 @@ class Job:
             self._findings.violate(Property.QUOTA, what, round_=self._rounds.count)
 
     def _judge_draws(self, ranks: Sequence[RankChecker]) -> None:
-        """Judges COVER of the job: where all ranks draw from one order, each place of it was drawn."""
+        """Judges COVER of the job: if all ranks draw from one order, each place of it must be drawn."""
         settings = self._streams[0].settings
         total, complete = settings.shared_samples, [rank for rank in ranks if rank.is_complete]
         if total is None or settings.is_quota or len(complete) < self._header.world_size:
@@ -358,7 +358,7 @@ class Job:
             self._findings.violate(Property.COVER, f"closes, and no rank has read place {missing} of the common order")
 
     def _judge_inputs(self, lineage: Lineage) -> None:
-        """Judges COVER and ONCE against what there was to train on, where the headers say so. Spec: R9.6."""
+        """Judges COVER and ONCE against the samples there were to train on, if the headers state them. Spec: R9.6."""
         shared = {part for _, origin in lineage.files for part in origin.inputs if part.rank is None}
         if len(shared) > 1:
             self._findings.violate(Property.DEAL, "the ranks draw from a common order of different samples")
@@ -371,7 +371,7 @@ class Job:
             self._note(judgement, number)
 
     def _list_doubts(self, ranks: Sequence[RankChecker]) -> Iterator[str]:
-        """Yields what is said of losses that no trace can show to be so, and what a cut file leaves open. Spec: R7.5."""
+        """Yields the losses that no trace can confirm, and the questions that a cut file leaves open. Spec: R7.5."""
         told = {lost: rank.rank for rank in reversed(ranks) for lost in rank.lost_peers}
         most = max((rank.output.taken_steps for rank in ranks), default=0)
         for rank in ranks:

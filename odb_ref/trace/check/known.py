@@ -1,4 +1,4 @@
-"""The fields that events and effects may have: one that means nothing makes a trace malformed. Spec: R9."""
+"""The fields that events and effects may have. An unknown field makes a trace malformed. Spec: R9."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _FIELDS: Final = {
     "deliver": {"number"},
     "finish": {"outcome", "step_limit"},
 }  # fmt: skip
-"""The fields of events and effects, their kind aside, and of a start; none where a kind is not named."""
+"""By kind, the fields of events and effects beside the kind itself, and of a start. A kind not listed has none."""
 
 _NO_FIELDS: Final = frozenset[str]()
 
 
 def check_fields(data: JsonObject) -> str:
-    """Returns the kind of an event or effect that has no field which means nothing.
+    """Returns the kind of an event or effect after checking its fields.
 
-    Raises: TraceError when there is one, or no kind.
+    Raises: TraceError when it has an unknown field or no kind.
     """
     kind = get_kind(data)
     if kind == "resumed":

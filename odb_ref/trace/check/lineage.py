@@ -1,4 +1,6 @@
-"""Jobs together: does a resumed epoch go on where one had stopped, is one begun twice, do peers train alike? Spec: R9.6."""
+"""Compares jobs: a resumed epoch must continue where another stopped, none may begin twice, and peers must train alike.
+Spec: R9.6.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from odb_ref.trace.format import Header
 from odb_ref.trace.origin import Lot, Origin, OwnedLot
 
 _KEPT: Final = 8
-"""How many rounds are kept: in a right trace no peer is more than one ahead of another."""
+"""The number of rounds kept. In a correct trace no peer is more than one ahead of another."""
 
 
 class PlanDigest:
-    """A digest of all that a rank has planned by the end of each of the last rounds, to be compared with its peers'."""
+    """A digest of all that a rank has planned by the end of each of the last rounds, for comparison with its peers."""
 
     __slots__ = ("_digest", "is_ended", "rounds")
 
@@ -26,81 +28,81 @@ class PlanDigest:
         self._digest = b""
         self.rounds: deque[tuple[int, bytes]] = deque(maxlen=_KEPT)
         self.is_ended = False
-        """True when the rank ended as its ranks agreed."""
+        """True when the rank ended, and not by a loss."""
 
     def plan(self, round_: int, what: object) -> None:
-        """Notes what is planned in a round."""
+        """Adds what a round has planned."""
         self._digest = blake2b(self._digest + repr(what).encode(), digest_size=16).digest()
         self.rounds.append((round_, self._digest))
 
 
 @dataclass(slots=True)
 class Lineage:
-    """What one job's traces say of where it comes from and what it left behind: ``job`` is an epoch, or a part of one."""
+    """Where one job comes from and what it trained on, by its traces. A job is an epoch or a part of one."""
 
     header: Header
     files: list[tuple[set[int], Origin]] = field(default_factory=list)
     """The ranks of each file, and its origin."""
     accounts: dict[int, Account] = field(default_factory=dict)
-    """By rank, where something is counted."""
+    """The accounts of the ranks in these traces."""
     planned: dict[int, PlanDigest] = field(default_factory=dict)
-    """By rank, where it has peers."""
+    """By rank, if the ranks have peers."""
     is_resumed: bool = False
-    """True when a rank's first record says so."""
+    """True when the first record of some rank is a resumption."""
 
     @property
     def inputs(self) -> dict[int | None, OwnedLot]:
-        """What there was to train on, by whose it is."""
+        """The samples to train on, by rank, or under None those of all ranks together."""
         return {part.rank: part for _, origin in self.files for part in origin.inputs}
 
     @property
     def before(self) -> dict[int | None, OwnedLot]:
-        """What had been trained on before, by whose it is."""
+        """The samples trained on before, by rank, or under None those of all ranks together."""
         return {part.rank: part for _, origin in self.files for part in origin.before}
 
     @property
     def where(self) -> tuple[str, int, int]:
-        """What the parts of one epoch have in common: its driver and number, and which of a rank's peers wrote it."""
+        """What the parts of one epoch have in common: driver, epoch, and the number of the peer that wrote them."""
         return self.header.driver, self.header.epoch, self.header.peer
 
     @property
     def run(self) -> str:
-        """The run that it is of; empty where that is not known."""
+        """The run of the job, or an empty text if unknown."""
         return max(origin.run for _, origin in self.files)
 
     @property
     def is_rest(self) -> bool:
-        """True when it does not begin the epoch."""
+        """True when the job does not begin the epoch."""
         return self.is_resumed or bool(self.before)
 
     @property
     def steps_before(self) -> int:
-        """After how many steps of the epoch it goes on, or a part of its ranks does."""
+        """The most steps of the epoch after which some rank resumes."""
         return max((part.steps for part in self.before.values()), default=0)
 
     def list_silent(self, get: Callable[[Origin], Sequence[OwnedLot]]) -> list[int]:
-        """Returns the ranks of which the header of their own file does not say what ``get`` finds in it."""
+        """Returns the ranks for which their own file's header lacks the lots that ``get`` looks up."""
         told = [(ranks, {part.rank for part in get(origin)}) for ranks, origin in self.files]
         return sorted(rank for ranks, said in told for rank in ranks if not said & {rank, None})
 
     def sum_inputs(self) -> Lot:
-        """Returns what there was to train on, on all ranks that say so."""
+        """Returns the samples to train on, summed over all ranks that state them."""
         return sum((part.lot for part in self.inputs.values()), NOTHING)
 
     @property
     def _others(self) -> Lot:
-        """What other ranks had trained on that is not among the inputs: these are what was left."""
+        """The samples that another number of ranks trained on before; the inputs are then only what was left."""
         before = self.before
         return before[None].lot if None in before else NOTHING
 
     def is_of_epoch(self, other: Lineage) -> bool:
-        """Returns True when there is the same to train on as in ``other``, but for what was set aside there."""
+        """Returns True when the job has the same samples to train on as ``other``, except for those set aside there."""
         missing = other.sum_inputs() + other._others - self.sum_inputs() - self._others
         bad = sum(account.set_aside.samples for account in other.accounts.values())
         return bool(other.inputs) and (missing == NOTHING or 0 < missing.samples <= bad)
 
     def compute_taken(self, rank: int | None, steps: int) -> Lot | None:
-        """Returns what a rank, or all together, had trained on after so many steps; None where that is not known."""
+        """Returns what a rank (None: all ranks together) had trained on after ``steps`` steps, or None if unknown."""
         before = self.before
         ranks = range(self.header.world_size) if rank is None else (rank,)
         lot = sum(
@@ -115,7 +117,7 @@ class Lineage:
 
 
 def judge_lineage(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[int | None, Judgement]]:
-    """Yields what is judged of a job among all that are given, by rank."""
+    """Yields the judgements on a job in the light of all jobs, by rank."""
     said = [part for _, origin in job.files for part in origin.inputs]
     for rank, part in job.inputs.items():
         if any(other.rank == rank and other != part for other in said):
@@ -139,8 +141,8 @@ def judge_lineage(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[i
 
 
 def _list_sources(part: OwnedLot, job: Lineage, all_jobs: Sequence[Lineage]) -> list[Lineage]:
-    """Returns the jobs that a resumed one may go on from: of the same epoch, and of the run where that is said; none that
-    itself goes on after the part.
+    """Returns the jobs from which a resumed one may continue: those of the same epoch, and of the run if ``part`` names one.
+    If ``part`` is of all ranks together, jobs that were themselves resumed after it are left out.
     """
     found = [other for other in all_jobs if other is not job and other.where == job.where]
     found = [other for other in found if part.rank is not None or part not in other.before.values()]
@@ -149,7 +151,7 @@ def _list_sources(part: OwnedLot, job: Lineage, all_jobs: Sequence[Lineage]) -> 
 
 
 def _has_same_samples(part: OwnedLot, job: Lineage, other: Lineage) -> bool:
-    """Returns True when there was the same to train on for both: for a rank, or for all together."""
+    """Returns True when both jobs have the same samples to train on, for the rank of ``part`` or for all ranks together."""
     if part.rank is None:
         return job.is_of_epoch(other)
     ours, theirs = (side.get(part.rank, side.get(None)) for side in (job.inputs, other.inputs))
@@ -161,12 +163,12 @@ def _is_begun_alike(one: Lineage, other: Lineage) -> bool:
 
 
 def _goes_on_alike(one: Lineage, other: Lineage) -> bool:
-    """Returns True when both are the rest of one epoch, after the same steps: what was lost of the first was perhaps undone."""
+    """Returns True when both resume one epoch after the same steps. The first one's training may then have been lost."""
     return one.where == other.where and bool(one.before) and one.before == other.before
 
 
 def judge_peers(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[int | None, Judgement]]:
-    """Yields whether the ranks of a job have planned what their peers did, as far as both have come. Spec: R17. By rank."""
+    """Yields, by rank, whether a job's ranks have planned the same as their peers, as far as both go. Spec: R17."""
     others = [other for other in all_jobs if _are_peers(job, other)]
     for rank, mine in job.planned.items() if others else ():
         known = [other.planned[rank] for other in others if rank in other.planned]
@@ -182,7 +184,7 @@ def _are_peers(job: Lineage, other: Lineage) -> bool:
 
 
 def _is_alike(one: PlanDigest, other: PlanDigest) -> bool:
-    """Returns True when two peers have planned the same up to the last round that both have, and ended in the same."""
+    """Returns True when two peers planned the same up to the last round both have, and ended in the same if both ended."""
     first, second = dict(one.rounds), dict(other.rounds)
     both = first.keys() & second.keys()
     is_same = all(first[round_] == second[round_] for round_ in both)
@@ -191,7 +193,7 @@ def _is_alike(one: PlanDigest, other: PlanDigest) -> bool:
 
 
 def list_unsaid(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[str]:
-    """Yields what of that cannot be said, and why."""
+    """Yields the questions of lineage that the traces cannot answer, and why."""
     everybody = set[int]().union(*(ranks for ranks, _ in job.files))
     if silent := job.list_silent(lambda origin: origin.inputs):
         yield f"whether all samples were trained on: {_name(silent, everybody)} does not say how many there are"
@@ -231,6 +233,6 @@ def _list_same(part: OwnedLot, job: Lineage, all_jobs: Sequence[Lineage]) -> lis
 
 
 def _name(ranks: Iterable[int], everybody: set[int]) -> str:
-    """Returns whose header is meant."""
+    """Returns the words for the headers of ``ranks``."""
     told = ", ".join(map(str, ranks))
     return "the header" if {*ranks} == everybody else f"the header of rank {told}"

@@ -1,4 +1,4 @@
-"""How a rank may end, by what its last agreement says. Spec: R7."""
+"""How a rank may end, given its last agreement. Spec: R7."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from odb_ref.trace.check.verdict import Judgement, Property
 
 
 def is_broken_off(agreement: Offer) -> bool:
-    """Returns True when the agreement says that a rank failed, or that the ranks do not fit together."""
+    """Returns True when the agreement shows that a rank failed, or that the ranks differ in round or configuration."""
     return (
         agreement.failed_rank != NONE
         or agreement.round_min != agreement.round_max
@@ -21,12 +21,12 @@ def is_broken_off(agreement: Offer) -> bool:
 
 
 def is_ended_by(agreement: Offer | None) -> bool:
-    """Returns True when the agreement ends the epoch otherwise than by its completion."""
+    """Returns True when the agreement ends the epoch before its completion."""
     return agreement is not None and (is_broken_off(agreement) or agreement.stop_rank != NONE)
 
 
 def judge_report(report: TracedReport, own: tuple[int, str, int], fingerprint: int) -> Iterator[Judgement]:
-    """Yields what is judged of a report: it must be of its ``own`` rank, failure and round, and of the offered fingerprint."""
+    """Yields the judgements on a report: it must have its ``own`` rank, failure and round, and the offered fingerprint."""
     is_own = (report.rank, report.cause, report.round) == own
     yield Property.ABORT, "" if is_own else "its report differs from what happened to it"
     is_same = compute_fingerprint(report.config) == fingerprint
@@ -35,19 +35,19 @@ def judge_report(report: TracedReport, own: tuple[int, str, int], fingerprint: i
 
 @dataclass(slots=True)
 class Told:
-    """What a rank has been told, and so how it may end."""
+    """What a rank has been told, which decides how it may end."""
 
     agreement: Offer | None = None
-    """The last one."""
+    """The last agreement."""
     blamed: tuple[int, str | None] | None = None
-    """The rank to blame by the reports, and its cause; None where every text may be."""
+    """The rank to blame by the reports, and its cause, which is None if any text is allowed."""
     loss: tuple[int | None, str] | None = None
-    """The loss that ended it: which rank's, and why."""
+    """The loss that ended the rank: the rank that was lost, and the cause."""
 
 
 def find_blamed(reports: Sequence[TracedReport]) -> tuple[int, str | None] | None:
-    """Returns whom reports blame, and why: the lowest rank that failed, else that differs from rank 0, else one of whose peers
-    hold different samples. Spec: R7.2, R7.3, R17.4.
+    """Returns the rank that the reports blame, and the cause: the lowest rank that failed, else the lowest that differs from
+    rank 0, else the lowest whose peers hold different samples. Spec: R7.2, R7.3, R17.4.
     """
     for report in reports:
         if report.cause:
@@ -62,7 +62,7 @@ def find_blamed(reports: Sequence[TracedReport]) -> tuple[int, str | None] | Non
 
 
 def judge_outcome(finish: TracedFinish, told: Told) -> Iterator[Judgement]:
-    """Yields what is judged of a finish: the property, and how it is violated; no words when it is not."""
+    """Yields the judgement on a finish."""
     agreement = told.agreement
     if finish.kind == OutcomeKind.LOST or told.loss is not None:
         what = f"finishes with {finish.outcome}, but was not told so"
@@ -93,12 +93,12 @@ def _find_wrong_blame(finish: TracedFinish, told: Told) -> str:
 
 
 def is_closing(agreement: Offer, settings: Settings) -> bool:
-    """Returns True when an agreement to go on completes the epoch. Spec: R3.5."""
+    """Returns True when an agreement without failure or stop completes the epoch. Spec: R3.5."""
     return agreement.samples_max == 0 or (settings.is_quota and agreement.samples_min == 0)
 
 
 def compute_target(agreement: Offer, settings: Settings) -> int | None:
-    """Returns how many steps the round has by a rule that ships; None by another. Spec: R3.3, R16.3."""
+    """Returns the number of steps of the round by a shipped rule, or None for another rule. Spec: R3.3, R16.3."""
     if settings.update_samples is not None and not agreement.groups_max:
         return 0
     if settings.rule not in ("odb", "paper"):

@@ -1,6 +1,6 @@
-"""One rank, followed through its trace: which samples it holds, which steps it formed, handed out and took.
+"""Follows one rank through its trace: the samples it holds, and the steps it formed, handed out and took.
 
-The checker's own bookkeeping, from what the rank did; nothing here knows what the machine would do."""
+This is the checker's own bookkeeping of what the rank did. It does not depend on what the machine would do."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RankChecker:
         self.input = Input(rank, settings, rounds.places)
         self._is_cut_short = False
         self._budget = RankBudget(settings)
-        # Exchanges: how many of each kind have been posted and answered.
+        # Exchanges: the number of each kind posted and answered.
         self.posted = dict.fromkeys(ExchangeKind, 0)
         self.answered = dict.fromkeys(ExchangeKind, 0)
         self._fingerprint = Fingerprint(settings.fingerprint)
@@ -67,16 +67,16 @@ class RankChecker:
         self.reported_cause = ""
         self._phases = Phases()
         self._answer = ""
-        """What the event asks for: an effect, or nothing."""
+        """The effect that the event requires, or an empty text."""
         self.lost_peers: set[int | None] = set()
-        """Ranks whose loss this one was told of, even after its end; None when it was not said which."""
+        """The ranks whose loss this one was told of, even after its end; None stands for an unknown rank."""
         self._told = Told()
         self.is_complete = False
-        """True when it finished COMPLETE, and its last agreement spoke of nothing else."""
+        """True when the rank finished COMPLETE, and its last agreement held neither a failure nor a stop."""
 
     @property
     def size(self) -> int:
-        """How much is remembered of this rank, in samples or the like. Spec: R9.5."""
+        """How much is remembered of this rank, in samples and similar items. Spec: R9.5."""
         finish = self.output.finish
         texts = len(self.failure) + len(self.reported_cause) + (len(finish.cause) if finish else 0)
         kept = (self._posted_counts, self._counted, self.lost_peers, self.output.update_ends)
@@ -84,11 +84,11 @@ class RankChecker:
 
     @property
     def round(self) -> int:
-        """The round the rank is in: one further with each that it has counted."""
+        """The rank's present round, which advances with each answer to its counts."""
         return self._first_round + self.answered[ExchangeKind.COUNTS]
 
     def close_account(self) -> Account:
-        """Returns what it has trained on, as far as the trace goes."""
+        """Returns the account of what the rank has trained on, up to the end of the trace."""
         self.account.is_whole = self.is_complete and not self.settings.is_quota
         is_read = self.input.is_ended and not self.input.is_open
         self.account.close((row[0] for row in self.input.held.values()), self.planned_steps, is_read=is_read)
@@ -97,7 +97,7 @@ class RankChecker:
     def handle(self, record: Record) -> None:
         """Judges one record.
 
-        Raises: TraceError when it is malformed.
+        Raises: TraceError when the record is malformed.
         """
         kinds = [check_fields(item) for item in record.effects]
         kind = START if record.event is None else check_fields(record.event)
@@ -150,7 +150,7 @@ class RankChecker:
             self._handle_event(event)
 
     def _resume(self, event: JsonObject) -> None:
-        """Begins at a saved round: what lies before ``start`` counts as emitted, but for the samples carried, and as taken."""
+        """Begins at a saved round. Samples before ``start`` count as emitted and taken, except for those carried."""
         self.is_resumed = True
         self.account.is_placed = False
         start = decode_resumed(event).start
@@ -256,7 +256,7 @@ class RankChecker:
         offered, held = offer.samples_max, len(self.input.held)
         is_met = self._rounds.is_quota_met(number)
         if held and (is_met or (offered == 0 and self.settings.quota_samples is not None)):
-            # Offering none although some are held says: the quota is reached.
+            # A rank that offers no samples although it holds some declares the quota reached.
             what = f"offers {offered} of {held} samples; the quota {'has been' if is_met else 'is not'} reached"
             self._expect(is_met and offer.samples_min == offered == 0, Property.QUOTA, what)
         else:
@@ -317,7 +317,7 @@ class RankChecker:
         self._judge(self.input.draws.note_want(wanted))
         self._posted_counts = rows
         if (agreement := self._told.agreement) is None:
-            return  # which is not the time for it: see `Phases`
+            return  # `Phases` reports counts that come too early
         steps, least, rule = len(rows), 1, self.settings.rule
         what = f"{steps} steps from at most {agreement.samples_max} samples of a rank: not from 1 to that many"
         if self.input.updates.size is not None:
@@ -347,7 +347,7 @@ class RankChecker:
         self._judge_numbers(number, steps)
         due = number - self.settings.max_age_rounds
         emitted = [step.positions for step in steps]
-        if {*chain(*emitted)} <= self.input.held.keys():  # else it is known what is wrong
+        if {*chain(*emitted)} <= self.input.held.keys():  # otherwise `_judge_step` reports what is wrong
             whole, target = self.input.list_window(number), len(self._posted_counts)
             bounds = self._budget.in_force, self.input.get_mark(due)
             if what := find_other_choice(whole, emitted, target, *bounds):
@@ -363,7 +363,7 @@ class RankChecker:
         self._judge(self.input.updates.judge_carried(self.input.held, self.input.marks[number], number))
         late, what = find_disorder(groups, len(self._posted_counts), number, self.settings)
         self._expect(not what, Property.ORDER, what, steps[late].number if steps else None)
-        if len(steps) == len(self._posted_counts):  # a round that is cut is the last
+        if len(steps) == len(self._posted_counts):  # a cut round is the last, so its want does not matter
             self._judge(self.input.draws.judge_want(window, list(self.input.held.values()), number + 1))
         judged = (Property.ONCE, Property.BUDGET, Property.SIZES, Property.WEIGHT, Property.AGE)
         self._findings.checked.update(dict.fromkeys(judged, len(steps)))
@@ -383,7 +383,7 @@ class RankChecker:
         others = self._rounds.note_round(self.rank, number, self._counted, len(steps), self._findings)
         what = f"collates {len(steps)} steps, another rank {others}"
         self._expect(len(steps) == others, Property.ALIGN, what, first)
-        # One mistake is enough: go on as if the steps were there, so that it is not found again in every later round.
+        # Continue as if missing steps were there, so that one mistake is not reported again in every later round.
         self.planned_steps = first + max(len(steps), others, 0 if self.settings.is_quota else posted)
 
     def _judge_step(self, number: int, offset: int, step: TracedStep, due_before: int) -> Rows:

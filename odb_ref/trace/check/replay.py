@@ -1,4 +1,4 @@
-"""REPLAY: the machine, given the events of a trace, must answer with its effects. The one checker that drives the core."""
+"""REPLAY: given the events of a trace, the machine must return the same effects. The only check that drives the core."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from odb_ref.trace.format import (
 )
 
 Rules = Sequence[TargetRule]
-"""Target rules that do not ship, which a trace may name."""
+"""Target rules beside the shipped ones, which a trace may name."""
 
 Depths = Mapping[int, int]
-"""The queue's depth by rank, in steps: a trace does not say it, but its fullest queue tells as much as can matter."""
+"""The queue's depth by rank, in steps. A trace does not record it, but the fullest queue shows all that can matter."""
 
 
 def replay(paths: Sequence[str | Path], depths: Depths, findings: Findings, rules: Rules) -> str:
-    """Returns why a job cannot be replayed; empty when it was. Notes the first difference of each rank.
+    """Returns why a job cannot be replayed, or an empty text if it was. Notes the first difference of each rank.
 
     Raises: TraceError when a record is malformed. Spec: R9.
     """
@@ -90,7 +90,7 @@ def _perform(machine: Machine, event: JsonObject | None) -> tuple[Effect, ...]:
 
 
 def _compare(machine: Machine, record: Record) -> str:
-    """Returns how the machine's effects differ from the recorded ones; empty when they do not."""
+    """Returns how the machine's effects differ from the recorded ones, or an empty text if they do not."""
     try:
         effects = _perform(machine, record.event)
     except TraceError:

@@ -1,4 +1,4 @@
-"""What every rank must see alike in a round, and the quota: followed once for all ranks, at the first that gets there."""
+"""What must be the same on all ranks in a round, and the quota. The first rank to reach a round sets what others must match."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ from odb_ref.trace.check.own.draws import DrawnPlaces
 from odb_ref.trace.check.verdict import Findings, Property
 
 _KEPT: Final = 32
-"""At least so many rounds are kept."""
+"""The least number of rounds kept."""
 
 
 class Rounds:
-    """The rounds of a job: number of steps, samples emitted."""
+    """The rounds of a job: their steps, and the samples emitted."""
 
     def __init__(self, quota_samples: int | None) -> None:
         self._quota_samples = quota_samples
         self._start: tuple[int, int, int] | None = None
-        """Round, steps and samples of all ranks at which the first rank began: the next three, once it has."""
+        """The next three values, once the first rank has begun."""
         self.first_round = 0
         self.steps_before = 0
-        """Steps planned before the first round of the trace; likewise samples of all ranks."""
+        """The steps planned before the first round of the trace."""
         self.planned_samples_before = 0
+        """The samples of all ranks planned before the first round of the trace."""
         self.count = 0
-        """How many rounds the trace has had."""
+        """The number of rounds so far."""
         self.empty_count = 0
-        """How many of them made no step: those that only draw a part of an update, or one without a good sample."""
+        """The number of rounds without a step: they only draw a part of an update, or have no good sample."""
         self.steps: list[int] = []
-        """Steps of the last rounds: no rank of a right trace is more than one behind another."""
+        """The steps of each of the last rounds. In a correct trace no rank is more than one round behind another."""
         self.total_steps = 0
         self.samples_before: list[int] = [0]
-        """Samples of all ranks planned before each of those rounds, and after the last."""
+        """The samples of all ranks planned before each of those rounds, and after the last."""
         self.places = DrawnPlaces()
-        """What the ranks have drawn of a common order, if they share one."""
+        """The places the ranks have drawn of a common order, if they share one."""
 
     def begin(self, first_round: int, planned_steps: int, planned_samples: int) -> bool:
-        """Notes where a rank begins, zeros but for a resumed epoch. False when it differs from others in the same round.
+        """Notes where a rank begins: all zeros, except in a resumed epoch. False if others begin the same round differently.
 
-        Ranks that begin in different rounds are not a mistake of the trace: they must end with a mismatch (R7.3).
+        Ranks that begin in different rounds do not make a trace wrong; they must end with a mismatch (R7.3).
         """
         start = first_round, planned_steps, planned_samples
         if self._start is None:
@@ -48,18 +49,18 @@ class Rounds:
         return start == self._start or first_round != self._start[0]
 
     def _get_index(self, number: int) -> int:
-        """Returns where round ``number`` stands among those kept."""
+        """Returns the index of round ``number`` among those kept."""
         return number - self.first_round - (self.count - len(self.steps))
 
     def is_quota_met(self, number: int) -> bool:
-        """Returns True when the rounds before ``number`` have emitted the quota. False when they are not known."""
+        """Returns True when the rounds before ``number`` have emitted the quota, and False if they are not known."""
         index = self._get_index(number)
         if self._quota_samples is None or not 0 <= index < len(self.samples_before):
             return False
         return self.samples_before[index] >= self._quota_samples
 
     def note_round(self, rank: int, number: int, counted: Rows, steps: int, findings: Findings) -> int:
-        """Returns how many steps other ranks have in round ``number``; ``steps``, when this rank is the first to say."""
+        """Returns how many steps other ranks have in round ``number``, or ``steps`` if this rank is the first there."""
         index = self._get_index(number)
         if index != len(self.steps):
             return self.steps[index] if 0 <= index < len(self.steps) else steps

@@ -1,4 +1,4 @@
-"""Which properties say nothing about a job, and why."""
+"""The properties that do not apply to a job, and why."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BY_CONFIGURATION: Final = frozenset(
         Property.UPDATE,
     }
 )
-"""Properties that are judged by the header's configuration, and so cannot be when the ranks have different ones."""
+"""The properties judged by the header's configuration, which is not possible if the ranks have different ones."""
 
 
 def compute_not_applicable(
     ranks: Sequence[RankChecker], finishes: Sequence[tuple[RankChecker, TracedFinish]], streams: Sequence[Stream]
 ) -> dict[Property, str]:
-    """Returns why a property says nothing about this job."""
+    """Returns the properties that do not apply to this job, each with the reason."""
     reasons: dict[Property, str] = {}
     settings = streams[0].settings
     kinds = {finish.kind for _, finish in finishes}

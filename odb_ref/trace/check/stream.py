@@ -1,4 +1,4 @@
-"""Trace files into jobs, and a job's files into one order in which every answer follows what it answers."""
+"""Groups trace files into jobs, and merges a job's files into one order in which every answer follows the posts it answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from odb_ref.trace.reading import Lines, TraceReader
 
 
 class Posts(Protocol):
-    """Who has posted to what."""
+    """Knows which ranks have posted to which exchange."""
 
     def is_early(self, record: Record) -> bool:
         """Returns True when the record answers an exchange to which not all ranks have posted."""
@@ -21,16 +21,16 @@ class Posts(Protocol):
         """Returns the ranks that the record waits for."""
 
     def lose(self, ranks: set[int]) -> None:
-        """Notes that the traces of ``ranks`` have ended: their posts are unknown, not absent."""
+        """Notes that the traces of ``ranks`` have ended, so that their missing posts count as unknown."""
 
 
 class Stream:
-    """A trace file with its next record in sight.
+    """A trace file with its next record ready.
 
-    With ``is_growing`` the file is still being written: ``next`` is None while its next line is not there, and `advance`
-    looks again. ``file`` is read in the place of the file at ``path``.
+    With ``is_growing`` the file is still being written: ``next`` is None until its next line is written, and `advance`
+    looks again. ``file``, if given, is read instead of the file at ``path``.
 
-    Raises: TraceError when the file is not a trace; a last line that is cut off, as by a killed process, only ends it.
+    Raises: TraceError when the file is not a trace. A last line that is cut off, as by a killed process, only ends the stream.
     """
 
     def __init__(self, path: str | Path, file: Lines | None = None, *, is_growing: bool = False) -> None:
@@ -63,7 +63,7 @@ class Stream:
             self.ranks.add(self.next.rank)
 
     def end(self) -> None:
-        """Waits for nothing more: what is not written by now does not come."""
+        """Stops waiting for more: the present end of the file is the end of the trace."""
         self._reader.end()
         if self.next is None:
             self.advance()
@@ -85,9 +85,9 @@ def list_traces(folder: Path) -> list[Path]:
 def group_into_jobs(streams: Sequence[Stream]) -> list[list[Stream]]:
     """Returns the files of each epoch of each job, in the order given.
 
-    Files of one job agree in driver, epoch, world size and peer, and in the run where they say it, and begin with different
-    ranks; a rank that comes again begins another job. Where ranks have peers, those of each number are judged as a job.
-    Spec: R17.5.
+    Files of one job agree in driver, epoch, world size and peer, and in the run if they name one, and begin with different
+    ranks. A file whose rank is already in the job begins another job. If ranks have peers, the peers of each number are judged
+    as one job. Spec: R17.5.
     """
     jobs: list[list[Stream]] = []
     for stream in streams:
@@ -109,12 +109,12 @@ def is_of_job(stream: Stream, job: Sequence[Stream]) -> bool:
 
 
 def merge(streams: Sequence[Stream], exchanges: Posts) -> Iterator[tuple[Stream, Record] | None]:
-    """Yields all records of a job, with their stream, an answer only when all ranks it waits for have posted.
+    """Yields all records of a job with their streams, each answer only after all ranks it waits for have posted.
 
-    In one file the order is as written. Between files it is any order that could have been; where there is none, a rank
-    whose file has ended is gone (`Posts.lose`), and otherwise the answer that came too early is let through. Streams
-    move on when the next record is asked for. While some grow, so may ``streams`` itself; yields None when there is nothing
-    to do until then.
+    Records of one file come in the order written. Those of different files come in any possible order. If there is none, a
+    missing rank whose file has ended counts as gone (`Posts.lose`); failing that, the early answer is let through. A stream
+    advances when the next record is requested. While files grow, ``streams`` itself may grow too, and the iterator yields None
+    when it has to wait.
     """
     while True:
         has_moved = False

@@ -1,4 +1,4 @@
-"""What a check answers: for each property, whether it holds, is violated, or does not apply. Spec: R9."""
+"""The result of a check: for each property, whether it holds, is violated, or does not apply. Spec: R9."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 
 class Property(StrEnum):
-    """What a trace can be judged by. EXCHANGE is the assumption the others rest on: every answer is what was posted."""
+    """The properties a trace is judged by. EXCHANGE is the assumption of the others: every answer combines what was posted."""
 
     EXCHANGE = "EXCHANGE"
     ALIGN = "ALIGN"
@@ -36,7 +36,7 @@ class Property(StrEnum):
 
 
 Judgement = tuple[Property, str]
-"""A property, and how it is violated; no words when it is not."""
+"""A property that was checked, and how it is violated; an empty text means that it is not."""
 
 
 class Status(StrEnum):
@@ -53,7 +53,7 @@ def _or_dash(value: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One place where a property does not hold; None where rank, round or step cannot be said."""
+    """One violation of a property. Rank, round or step is None if unknown or if the violation has none."""
 
     property: Property
     what: str
@@ -68,7 +68,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class PropertyVerdict:
-    """The verdict on one property: from how many instances, and why when it does not apply."""
+    """The verdict on one property, with the number of instances checked, and the reason if it does not apply."""
 
     property: Property
     status: Status
@@ -91,11 +91,11 @@ class JobVerdict:
     properties: tuple[PropertyVerdict, ...]
     violations: tuple[Violation, ...]
     unsaid: tuple[str, ...] = ()
-    """What these traces cannot show, and why."""
+    """The questions that these traces cannot answer, and why."""
 
     @property
     def is_ok(self) -> bool:
-        """True when nothing is violated."""
+        """True when no property is violated."""
         return not self.violations
 
     def get_status(self, property_: Property) -> Status:
@@ -105,7 +105,7 @@ class JobVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on all jobs of the files given."""
+    """The verdict on all jobs in the given files."""
 
     jobs: tuple[JobVerdict, ...]
 
@@ -116,22 +116,22 @@ class Verdict:
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """Those of all jobs."""
+        """The violations of all jobs."""
         return tuple(violation for job in self.jobs for violation in job.violations)
 
 
 KEPT_VIOLATIONS: Final = 5
-"""How many violations of one property are kept: the first ones tell the cause, the others follow from it."""
+"""The most violations kept of one property. The first ones show the cause; the others follow from it."""
 
 
 class Findings:
-    """Collects what was checked and what was violated."""
+    """Collects the checks made and the violations found."""
 
     __slots__ = ("_counts", "_violations", "checked")
 
     def __init__(self) -> None:
         self.checked: Counter[Property] = Counter()
-        """How many instances of each property were looked at."""
+        """The number of instances checked of each property."""
         self._counts: Counter[Property] = Counter()
         self._violations: list[Violation] = []
 
@@ -151,11 +151,13 @@ class Findings:
             self._violations.append(Violation(property_, what, rank, round_, step))
 
     def judge(self, not_applicable: dict[Property, str]) -> tuple[PropertyVerdict, ...]:
-        """Returns a verdict for each property; ``not_applicable`` says why one does not apply. A violation always counts."""
+        """Returns a verdict for each property. ``not_applicable`` holds the reasons of those that do not apply. A violated
+        property always counts as violated.
+        """
         return tuple(self._judge(item, not_applicable.get(item, "")) for item in Property)
 
     def get_violations(self, ignored: frozenset[Property]) -> tuple[Violation, ...]:
-        """Returns the violations noted, in the order they were found, but for the properties ``ignored``."""
+        """Returns the violations in the order they were found, without those of the properties ``ignored``."""
         return tuple(item for item in self._violations if item.property not in ignored)
 
     def _judge(self, property_: Property, reason: str) -> PropertyVerdict:

@@ -1,1 +1,1 @@
-"""What other ways of batching would do with the same samples."""
+"""Baselines: what other ways of batching would do with the same samples."""

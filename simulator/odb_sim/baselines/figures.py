@@ -1,7 +1,7 @@
-"""What a baseline costs: the same figures as for the protocol, from a plan of batches (see `plans`).
+"""The cost of a baseline: the same figures as for the protocol, computed from a plan of batches (see `plans`).
 
-A plan is fixed before the run, and all ranks take equally many steps: its times follow from a recurrence over steps, with a
-plain DataLoader for each rank, whose workers read and collate the batches.
+A plan is fixed before the run, and all ranks take the same number of steps. Its times follow from a recurrence over steps, with
+a plain DataLoader for each rank, whose workers read and collate the batches.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from odb_sim.inputs.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class _Batches:
-    """Figures of every batch, as arrays of shape (ranks, steps); a rank without a batch in a step has zeros."""
+    """Figures of every batch, in arrays of shape (ranks, steps). A rank without a batch in a step has zeros."""
 
     samples: Integers
     real: Integers
     padded: Integers
     row_pairs: Seconds
-    """Sum of the squared lengths of the rows, padding included: what attention costs."""
+    """The sum of the squared lengths of the rows with padding, which is the cost of attention."""
 
 
 def _measure(workload: Workload, plans: list[RankBatches]) -> _Batches:
@@ -61,7 +61,7 @@ def _measure(workload: Workload, plans: list[RankBatches]) -> _Batches:
 
 
 def _count_steps(batches: _Batches, mode: Mode, quota_samples: int | None) -> int:
-    """Returns the steps that are taken: all in join mode; in quota mode none in which a rank idles, and none past the quota."""
+    """Returns the number of steps taken. Join mode takes all; quota mode stops at the quota, or before a rank would idle."""
     steps = int(batches.samples.shape[1])
     if mode is Mode.JOIN:
         return steps
@@ -80,9 +80,9 @@ def simulate_plan(
     fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> RunRecord:
-    """Returns the steps of a plan.
+    """Returns the record of a simulated plan.
 
-    Each rank has a plain DataLoader, as `odb_sim.engine.loading` describes it.
+    Each rank has a plain DataLoader, as described in `odb_sim.engine.loading`.
     """
     workload, costs, conditions, seed = epoch.workload, epoch.costs, epoch.conditions, epoch.seed
     batches = _measure(workload, plans)
@@ -103,7 +103,7 @@ def simulate_plan(
     for step in range(steps):
         begun_s[:, step] = free_s
         for rank, (seconds, asked_s) in enumerate(zip(load_s[:, step].tolist(), free_s.tolist(), strict=True)):
-            # A rank that has run dry takes nothing: its loader is done.
+            # A rank that has run dry takes nothing from its loader.
             loader = loaders[rank]
             has_batch = batches.samples[rank, step] > 0
             taken_s[rank, step] = loader.take(seconds, asked_s) if has_batch else asked_s
@@ -115,7 +115,7 @@ def simulate_plan(
         emitted += int(batches.samples[:, step].sum())
         if on_progress is not None:
             on_progress(emitted)
-    # What is ready waits for what comes before it.
+    # A batch that is ready early still waits for those before it.
     loaded_s = np.maximum.accumulate(loaded_s, axis=1)
     if timeline is not None:
         is_idle = batches.samples[:, :steps] == 0
@@ -153,7 +153,7 @@ def simulate_plan(
 
 
 def _stretch(seconds: Seconds, slow: tuple[tuple[int, float], ...], jitter: float, seed: int) -> Seconds:
-    """``seconds``, of shape (ranks, steps), with slow ranks and jitter."""
+    """Returns ``seconds``, of shape (ranks, steps), with slow ranks and jitter applied."""
     factors = np.ones((len(seconds), 1))
     for rank, factor in slow:
         factors[rank] = factor
@@ -167,7 +167,7 @@ def _count_queued(loaded_s: Seconds, taken_s: Seconds, most: int) -> Integers:
     queued: Integers = np.zeros(loaded_s.shape, dtype=np.int64)
     for rank, (loaded, taken) in enumerate(zip(loaded_s, taken_s, strict=True)):
         queued[rank] = np.searchsorted(loaded, taken, side="right") - np.arange(len(taken))
-    # A batch that takes no time to load is there the moment it has room, which is a moment too early.
+    # A batch that takes no time to load is there as soon as it has room, so the count may be one too many.
     sums: Integers = np.clip(queued, 1, min(most, queued.shape[1] + 1)).sum(axis=0)
     return sums
 
@@ -208,8 +208,8 @@ def _build_row(
 def _add_spans(
     timeline: Timeline, moments_s: Sequence[Seconds], collectives_s: Seconds, is_idle: NDArray[np.bool_]
 ) -> None:
-    """Adds the spans of all steps; of shape (ranks, steps) are the moments at which a rank wants a batch, at which it is
-    loaded, taken, computed, and at which the rank goes on.
+    """Adds the spans of all steps. ``moments_s`` holds, in shape (ranks, steps), the times at which a rank wants a batch, the
+    batch is loaded, taken and computed, and the rank continues.
     """
     before_s = np.zeros(len(is_idle))
     for step, collective_s in enumerate(collectives_s.tolist()):
@@ -225,7 +225,7 @@ def _add_spans(
 
 
 def _sum_moves(workload: Workload, plan: RankBatches, steps: int) -> int:
-    """Returns by how many places a rank's samples are moved from where they stand in the shard they come from."""
+    """Returns by how many places a rank's samples are moved in total, from their places in the shards they come from."""
     starts = np.append(plan.starts, len(plan.order))[: steps + 1]
     order = plan.order[: starts[-1]]
     shards = np.searchsorted(workload.offsets, order, side="right") - 1

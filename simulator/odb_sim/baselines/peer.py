@@ -1,23 +1,23 @@
-"""The released peer, `online-dynamic-batching` 0.1.2, as a described baseline: no line of it is here.
+"""The released peer, `online-dynamic-batching` 0.1.2, as a baseline. None of its code is used.
 
-Described from its public documentation and from watching it run (`tests/simulator/test_peer.py` compares the two batch by
-batch). A round goes so:
+The baseline follows its public documentation and observations of its runs (`tests/simulator/test_peer.py` compares the two
+batch by batch). A round works as follows:
 
-1. A rank waits for new samples: a twentieth of its buffer more in each round, then the whole buffer. They join what the
-   last round left over.
-2. Sorted from the longest; the first group is a single sample, and each further one has the samples that the budget
-   holds of the length that the group before it ended with. The last may be unfilled.
-3. All ranks take the steps of the rank with the most groups, but no more than any rank that still reads has new
-   samples: every sample that arrives pays for one step at most.
-4. A rank with fewer groups splits single samples off its longest group that has two; one with more keeps those with the
-   most samples and leaves the rest over.
-5. The steps of a round are shuffled, alike on all ranks.
+1. A rank waits for new samples: in each round a twentieth of its buffer more, up to the whole buffer. They join the samples
+   left over by the last round.
+2. The samples are sorted from the longest. The first group is a single sample. Each further group has as its size the number
+   of samples, of the length with which the previous group ended, that fit the budget. The last may be incomplete.
+3. All ranks take the steps of the rank with the most groups, but no more than any rank that still reads has new samples, so
+   every new sample pays for at most one step.
+4. A rank with fewer groups splits single samples off its longest group of two or more. A rank with more keeps the groups with
+   the most samples and leaves the others over.
+5. The steps of a round are shuffled, in the same way on all ranks.
 
-Why it is not a target rule of ours: what tells it apart is not how many steps a round has, for which `paper` stands, but
-how groups are formed and split, and that a step must be paid for. What is left over when a rank has no new sample is lost.
+It is not one of our target rules because it differs not in the number of steps of a round, for which `paper` stands, but in how
+groups are formed and split, and in that a step must be paid for. Samples left over when a rank has no new ones are lost.
 
-This is its best case. On uneven shards the real one may hang or end with an error once a rank has run dry
-(``python -m tests.bench --peer-cases``); here the others go on, as they do where it does not, and the dry rank idles.
+This is its best case. On uneven shards the real peer may hang or end with an error once a rank has run dry
+(``python -m tests.bench --peer-cases``). In this baseline the others then continue, and the dry rank idles.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from odb_sim.inputs.workload import Workload
 _RAMP_SHARE: Final = 0.05
 
 Batch = list[int]
-"""Samples of a batch, as indices into the workload."""
+"""The samples of a batch, as indices into the workload."""
 
 
 def plan_peer(workload: Workload, budget_tokens: int, window_samples: int, seed: int) -> list[RankBatches]:
-    """Returns the batches that the peer makes of each shard, with a buffer of ``window_samples`` samples."""
+    """Returns the batches that the peer forms of each shard, with a buffer of ``window_samples`` samples."""
     random = np.random.default_rng(seed)
     lengths = workload.tokens.tolist()
     firsts, ends = workload.offsets[:-1].tolist(), workload.offsets[1:].tolist()
@@ -46,7 +46,7 @@ def plan_peer(workload: Workload, budget_tokens: int, window_samples: int, seed:
     wanted = 0.0
     while any(first < end for first, end in zip(firsts, ends, strict=True)):
         take = min(window_samples, max(1, int(wanted)))
-        # Added up, not multiplied: with a buffer of 64 the eleventh window is seen to hold 31 samples, not 32.
+        # Added up, not multiplied, because the peer's eleventh window of a buffer of 64 holds 31 samples, not 32.
         wanted = min(float(window_samples), wanted + window_samples * _RAMP_SHARE)
         arrived = [min(take, end - first) for first, end in zip(firsts, ends, strict=True)]
         pools = [
@@ -66,11 +66,11 @@ def plan_peer(workload: Workload, budget_tokens: int, window_samples: int, seed:
 
 
 def form_groups(pool: Sequence[int], lengths: Sequence[int], budget_tokens: int) -> list[Batch]:
-    """Returns the samples as groups from the longest on; none of two or more exceeds the budget."""
+    """Returns the samples in groups from the longest on. No group of two or more exceeds the budget."""
     groups: list[Batch] = []
     group: Batch = []
     size = 1
-    # The later of equal lengths comes first.
+    # Among samples of equal length the later comes first.
     for sample in reversed(sorted(pool, key=lambda sample: lengths[sample])):
         group.append(sample)
         if len(group) >= size:
@@ -81,7 +81,7 @@ def form_groups(pool: Sequence[int], lengths: Sequence[int], budget_tokens: int)
 
 
 def align(groups: list[Batch], target: int) -> tuple[list[Batch], Batch]:
-    """Returns exactly ``target`` groups, and the samples left over. There are at least as many samples as steps."""
+    """Returns exactly ``target`` groups, and the samples left over. There must be at least ``target`` samples."""
     groups = [list(group) for group in groups]
     place = 0
     while len(groups) < target:

@@ -2,8 +2,8 @@
 
 ============  =========================================================================================================
 `standard`    fixed batches in sampler order, padded to the longest of the batch. The batch size is the largest with which
-              even a batch of the longest samples of the data set fits the token budget, at least 1: what an engineer must
-              choose who knows nothing of the lengths of a batch before it is made, and wants no run to die of memory.
+              even a batch of the longest samples of the data set fits the token budget, at least 1. An engineer must choose
+              it if the lengths of a batch are unknown in advance and no run may fail for lack of memory.
 `hfg`         ``group_by_length`` of Hugging Face's Trainer: shuffled, cut into mega-batches of 50 batches, each sorted by
               length, the longest sample of all first; then fixed batches of the same size as `standard`.
 `balanced`    cost-rebalanced fixed batches: each step takes the samples that `standard` takes on all ranks together, in
@@ -17,7 +17,7 @@
 ============  =========================================================================================================
 
 `standard` keeps the shards of the workload. The others know all lengths before the run, so they deal batches to ranks
-evenly, whatever the shards: batch i goes to rank i mod W in step i div W, as fairseq and Accelerate do. A rank without a
+evenly, whatever the shards: batch i goes to rank i mod W in step i div W, as in fairseq and Accelerate. A rank without a
 batch in the last step idles.
 """
 
@@ -50,7 +50,7 @@ class RankBatches:
 
 
 def compute_batch_size(workload: Workload, budget_tokens: int) -> int:
-    """Returns the samples in a fixed batch: the longest up to the budget, at least 1 and at most all there are."""
+    """Returns the size of a fixed batch: the number of longest samples that fit the budget, between 1 and all samples."""
     return min(max(1, budget_tokens // int(workload.tokens.max())), workload.samples_total)
 
 
@@ -71,7 +71,7 @@ def plan_hfg(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatc
     for start in range(0, len(order), mega_samples):
         part = order[start : start + mega_samples]
         order[start : start + mega_samples] = part[np.argsort(-workload.tokens[part], kind="stable")]
-    # The longest of all leads, so that a run which is to die of memory does so at once.
+    # The longest sample comes first, so that a run which will exceed the memory does so at once.
     leaders = order[::mega_samples]
     longest = int(workload.tokens[leaders].argmax()) * mega_samples
     order[[0, longest]] = order[[longest, 0]]
@@ -79,7 +79,7 @@ def plan_hfg(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatc
 
 
 def plan_balanced(workload: Workload, budget_tokens: int, _seed: int) -> list[RankBatches]:
-    """Returns each step's samples, split anew over the ranks."""
+    """Returns fixed steps whose samples are split over the ranks by cost."""
     ranks = workload.ranks
     step_samples = compute_batch_size(workload, budget_tokens) * ranks
     orders: list[list[Integers]] = [[] for _ in range(ranks)]
@@ -94,7 +94,7 @@ def plan_balanced(workload: Workload, budget_tokens: int, _seed: int) -> list[Ra
 
 
 def _cut_for_ranks(tokens: list[int], ranks: int) -> list[int]:
-    """Starts of runs of the sorted ``tokens``, one for each rank, whose largest padded size is the least possible."""
+    """Returns the starts of runs of the sorted ``tokens``, one per rank, whose largest padded size is the least possible."""
     low, high = tokens[-1], tokens[-1] * -(-len(tokens) // ranks)
     while low < high:
         middle = (low + high) // 2
@@ -103,7 +103,7 @@ def _cut_for_ranks(tokens: list[int], ranks: int) -> list[int]:
         else:
             low = middle + 1
     starts = cut_sorted(tokens, high)
-    # One long sample can set the size, and the rest then fits fewer runs than there are ranks: none is to idle for that.
+    # One long sample can set the size, so that the rest fits fewer runs than there are ranks. No rank should idle for that.
     while len(starts) < min(ranks, len(tokens)):
         ends = [*starts[1:], len(tokens)]
         _, start, end = max(
@@ -116,7 +116,7 @@ def _cut_for_ranks(tokens: list[int], ranks: int) -> list[int]:
 
 
 def cut_sorted(tokens: list[int], budget_tokens: int) -> list[int]:
-    """Starts of the fewest runs of ``tokens``, sorted from the shortest, that each fit the budget with padding."""
+    """Returns the starts of the fewest runs of ``tokens``, sorted from the shortest, that each fit the budget with padding."""
     starts, start = [0], 0
     for index, length in enumerate(tokens):
         if (index - start + 1) * length > budget_tokens and index > start:
@@ -133,7 +133,7 @@ def plan_gmt(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatc
 
 
 def plan_bmt(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatches]:
-    """Batches of samples from one length bucket each."""
+    """Returns batches of samples from one length bucket each."""
     shuffled = np.random.default_rng(seed).permutation(workload.samples_total)
     buckets = np.floor(np.log(workload.tokens[shuffled]) / np.log(_BUCKET_GROWTH)).astype(np.int64)
     by_bucket = np.argsort(buckets, kind="stable")
@@ -150,7 +150,7 @@ def plan_bmt(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatc
 
 
 def plan_packing(workload: Workload, budget_tokens: int, seed: int) -> list[RankBatches]:
-    """Returns the rows of whole samples, packed."""
+    """Returns packed rows of whole samples."""
     batches: list[Integers] = []
     for start in range(0, workload.samples_total, _PACKED_AT_ONCE):
         chunk = workload.tokens[start : start + _PACKED_AT_ONCE].tolist()
@@ -160,7 +160,7 @@ def plan_packing(workload: Workload, budget_tokens: int, seed: int) -> list[Rank
 
 
 def pack_best_fit(tokens: list[int], budget_tokens: int) -> list[list[int]]:
-    """Best-fit decreasing: each sample, longest first, goes where the least room is left; indices into ``tokens``."""
+    """Returns packs of indices into ``tokens`` by best-fit decreasing: each sample, longest first, goes where it fits best."""
     packs: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # room left and pack, sorted
     for index in sorted(range(len(tokens)), key=lambda i: -tokens[i]):
@@ -177,7 +177,7 @@ def pack_best_fit(tokens: list[int], budget_tokens: int) -> list[list[int]]:
 
 
 def _shuffle(order: Integers, starts: Integers, seed: int) -> tuple[Integers, Integers]:
-    """Returns the same batches in another order."""
+    """Returns the same batches in a random order."""
     batches = np.split(order, starts[1:])
     plan = _join([batches[i] for i in np.random.default_rng(seed).permutation(len(batches)).tolist()])
     return plan.order, plan.starts
@@ -189,7 +189,7 @@ def _join(batches: list[Integers]) -> RankBatches:
 
 
 def _deal(workload: Workload, order: Integers, starts: Integers, *, is_packed: bool = False) -> list[RankBatches]:
-    """Batch i to rank i mod W."""
+    """Deals batch i to rank i mod W."""
     return [
         RankBatches(plan.order, plan.starts, is_packed)
         for plan in _deal_batches(np.split(order, starts[1:]), workload.ranks)
@@ -204,7 +204,7 @@ def _deal_batches(batches: list[Integers], ranks: int) -> Iterator[RankBatches]:
 
 
 Planner = Callable[[Workload, int, int], list[RankBatches]]
-"""Workload, token budget, seed: the plan of each rank."""
+"""Returns the plan of each rank, given workload, token budget and seed."""
 
 PLANNERS: Final[dict[str, Planner]] = {
     "standard": plan_standard,
@@ -215,4 +215,4 @@ PLANNERS: Final[dict[str, Planner]] = {
     "packing": plan_packing,
 }
 FIXED_SIZE: Final = ("standard", "hfg", "balanced")
-"""Baselines that `compute_batch_size` sets the batch size of."""
+"""The baselines whose batch size `compute_batch_size` sets."""

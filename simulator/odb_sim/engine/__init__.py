@@ -1,1 +1,1 @@
-"""The discrete-event world: ranks, trainers and the exchange, and what is measured of them."""
+"""The discrete-event world: ranks, trainers and the exchange, and the measurements of a run."""

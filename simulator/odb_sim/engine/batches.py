@@ -1,4 +1,4 @@
-"""What the trainers train on: counted once for each rank and round, when it is collated, then for each step over all ranks."""
+"""The batches the trainers train on, counted once per rank and round when collated, then per step over all ranks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from odb_sim.inputs.lengths import Integers
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Some batches: an integer for each, all 0 where it is idle; and the samples' ids and positions, batch after batch."""
+    """Some batches: figures for each, all 0 if it is idle, and the samples' ids and positions, batch after batch."""
 
     samples: Integers
     real: Integers
     padded: Integers
     longest: Integers
     pairs: Seconds
-    """Squared lengths of the samples, summed."""
+    """The sum of the squared lengths of the samples."""
     ids: Integers
     positions: Integers
 
 
 def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Batches:
-    """Returns what is in ``groups``."""
+    """Returns ``groups`` as batches."""
     counts = np.fromiter(map(len, groups), np.int64, len(groups))
     samples = list(chain.from_iterable(groups))
     lengths = np.fromiter([sample.length for sample in samples], np.int64, len(samples))
@@ -43,14 +43,14 @@ def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Ba
         begins = (np.cumsum(counts) - counts)[filled]
         real[filled] = np.add.reduceat(lengths, begins)
         pairs[filled] = np.add.reduceat(lengths.astype(np.float64) ** 2, begins)
-        # The longest is looked for, not assumed first: a wrong grouping must show here.
+        # The longest is computed, not assumed to be first, so that a wrong grouping shows.
         longest[filled] = np.maximum.reduceat(lengths, begins)
     padded = real if layout is Layout.PACKED else counts * longest
     return Batches(counts, real, padded, longest, pairs, ids, positions)
 
 
 def _line_up(collated: Sequence[Batches]) -> Iterator[Batches]:
-    """Yields for each step what all ranks train on, of what each rank has collated for all of them."""
+    """Yields the batches of all ranks for each step, given those that each rank has collated for all steps."""
     counts = np.stack([batches.samples for batches in collated], axis=1)
     columns = zip(
         counts,
@@ -70,19 +70,19 @@ def _line_up(collated: Sequence[Batches]) -> Iterator[Batches]:
 
 
 class Shelf:
-    """Holds the batches of all ranks from when they are collated until they are trained on."""
+    """Holds the batches of all ranks from their collation until they are trained on."""
 
     __slots__ = ("_collated", "_ranks", "_ready")
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._collated: defaultdict[int, dict[int, Batches]] = defaultdict(dict)
-        """What ranks have collated of a round, while others have not."""
+        """By round, what some ranks have collated while others have not."""
         self._ready: dict[int, Batches] = {}
-        """What all ranks train on, by step."""
+        """The batches of all ranks, by step."""
 
     def put(self, rank: int, steps: Sequence[Step], batches: Batches) -> None:
-        """``rank`` has collated the batches of ``steps``: those of a round."""
+        """Adds the batches that ``rank`` has collated for ``steps``, which are those of a round."""
         if not steps:
             return
         collated = self._collated[steps[0].round]
@@ -93,9 +93,9 @@ class Shelf:
             self._ready.update(zip((step.number for step in steps), lined_up, strict=True))
 
     def take(self, number: int) -> Batches:
-        """Returns what is trained on in step ``number``, by rank.
+        """Returns the batches of step ``number``, by rank.
 
-        Raises: InvariantError when a rank has not collated it (RELEASE).
+        Raises: InvariantError when a rank has not collated the step (RELEASE).
         """
         if number not in self._ready:
             raise InvariantError("RELEASE", f"step {number} is taken, and not collated on every rank")

@@ -1,7 +1,7 @@
-"""The ranks of a round-synchronous run, a block at a time: what they hold, read, offer and emit, as arrays.
+"""The ranks of a round-synchronous run, one block at a time: what they hold, read, offer and emit, as arrays.
 
-A block is small enough for its windows to stay in a processor's cache. It keeps no more than the windows and how far each
-rank has read; what its steps hold is handed out a round at a time.
+A block is small enough for its windows to stay in a processor's cache. It keeps only the windows and how far each rank has
+read; the contents of its steps are passed on round by round.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from odb_sim.inputs.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the steps of one round hold, an integer or float for each; and the seconds the slowest rank collates them."""
+    """Figures of the steps of one round, one number per step, and the seconds that the slowest rank takes to collate them."""
 
     samples: Integers
     real: Integers
@@ -65,12 +65,12 @@ class Figures:
     compute_s: Seconds
     slowest_s: Seconds
     ranks_s: Seconds
-    """Seconds that each rank computes each step, of shape (ranks, steps)."""
+    """The seconds that each rank computes each step, in shape (ranks, steps)."""
     collate_s: float
 
 
 def merge_figures(parts: Sequence[Figures]) -> Figures:
-    """Returns the figures of blocks, as those of all their ranks."""
+    """Returns the figures of several blocks merged into those of all their ranks."""
     return Figures(
         samples=np.sum([part.samples for part in parts], axis=0),
         real=np.sum([part.real for part in parts], axis=0),
@@ -89,7 +89,7 @@ def merge_figures(parts: Sequence[Figures]) -> Figures:
 class Block:
     """Some of the ranks. A round is `ask` or `draw`, `read`, `compute_offer`, `align`, `emit`; the next asks before `emit`.
 
-    A sample is named by its place in the workload: where a rank has its own shard, the order of places is that of positions.
+    A sample is named by its place in the workload. Within a rank's own shard, places and positions have the same order.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Block:
         self._workload = workload
         self._costs = costs
         self._seen = seen
-        """Which samples of the whole workload are emitted."""
+        """Marks the samples of the whole workload that are emitted."""
         offsets = workload.offsets[ranks.start : ranks.stop]
         self._ends = workload.offsets[ranks.start + 1 : ranks.stop + 1]
         """Where in the workload each rank's own shard ends."""
@@ -117,7 +117,7 @@ class Block:
         self._loader_factors = _list_factors(conditions.slow_loaders, ranks)
         own = [starts[rank] if starts else RoundStart() for rank in ranks]
         self._known = offsets + np.array([start.read_samples for start in own])
-        """The place below which each rank has read all that is its own to read. A mark is such a place."""
+        """The place below which each rank has read all its samples. A mark is such a place."""
         self._is_ended = np.array([start.is_ended for start in own])
         self._marks = [offsets + np.array(marks) for marks in zip(*(start.marks for start in own), strict=True)]
         self._held_counts = np.array([len(start.carried) for start in own])
@@ -137,32 +137,32 @@ class Block:
         else:
             self._reader = OrderReader(costs.loader, workload.tokens, ranks=len(ranks))
         self.wants = compute_wanted(config, starts[0].round if starts else 0, self._held_counts, self._is_ended)
-        """For how many samples more each rank has room."""
+        """The number of samples for which each rank has room."""
         self.rank_tokens: Integers = np.zeros(len(ranks), dtype=np.int64)
-        """Real tokens that each rank has trained on."""
+        """The real tokens that each rank has trained on."""
         self._asked_before = self._known - offsets
         self._runs_read = [(offsets, np.zeros_like(offsets))]
-        """Where the last runs begin that each rank has read, and the position of the first of each."""
+        """For the last runs that each rank has read: the first place and the first position."""
         self._emitted = self._asked_before - self._held_counts
         self.moved_places = 0
 
     def ask(self) -> None:
-        """Each rank asks its own shard for the samples it wants."""
+        """Lets each rank request the samples it wants from its own shard."""
         self._first, self._asked = self._known, np.minimum(self.wants, self._ends - self._known)
         self._known = self._known + self._asked
         self._is_ended = self._is_ended | ((self.wants > 0) & (self._known == self._ends))
 
     def draw(self, firsts: Integers, counts: Integers, drawn: int) -> None:
-        """Each rank asks for what it draws of the common order, of which all ranks have ``drawn`` so many by now."""
+        """Lets each rank request its draw from the common order, of which all ranks have ``drawn`` places so far."""
         self._first, self._asked = firsts, counts
-        # What is older than this is emitted (AGE), but for a rank that draws nothing: its run is the next one's.
+        # Older runs are emitted (AGE), except for a rank that draws nothing, whose run is that of the next draw.
         self._runs_read = [*self._runs_read, (firsts, self._asked_before)][-self._config.max_age_rounds - 3 :]
         self._asked_before = self._asked_before + counts
         self._known = np.full_like(self._known, drawn)
         self._is_ended = np.full_like(self._is_ended, drawn == self._config.shared_samples)
 
     def read(self, asked_s: float, agreed_tokens: int) -> float:
-        """Fills the windows and forms their groups, of a budget agreed on; when the rank that reads longest has done so."""
+        """Fills the windows and forms their groups under the agreed budget. Returns when the slowest rank has read."""
         counts = self._asked
         if isinstance(self._reader, OrderReader):
             answers_s = self._reader.read(self._first, counts, asked_s, self._loader_factors)
@@ -191,13 +191,13 @@ class Block:
 
     @property
     def held_samples(self) -> int:
-        """Samples that all its ranks hold in their windows."""
+        """The samples that all ranks of the block hold in their windows."""
         return int(self._windows.counts.sum())
 
     def compute_offer(self, round_: int, *, is_quota_met: bool) -> Offer:
-        """Returns the offers of all its ranks, reduced."""
+        """Returns the reduced offer of all ranks of the block."""
         config, counts = self._config, self._windows.counts
-        # As `odb_ref.core.rounds.compute_due_before`: nothing is due before so many marks are kept.
+        # As in `odb_ref.core.rounds.compute_due_before`, nothing is due until ``max_age_rounds`` marks are kept.
         has_due = len(self._marks) == config.max_age_rounds
         due_before = self._marks[0] if has_due else np.zeros_like(counts)
         self._due = find_due(self._windows, self._bounds, due_before)
@@ -212,7 +212,7 @@ class Block:
         )
 
     def align(self, round_: int, target: int) -> Integers:
-        """Forms ``target`` steps on each rank, and says how many samples all its ranks have in each."""
+        """Forms ``target`` steps on each rank. Returns how many samples the block's ranks have in each step."""
         config = self._config
         self._runs = align_windows(
             self._windows,
@@ -233,14 +233,14 @@ class Block:
             self.wants = compute_wanted(self._config, round_ + 1, carried, self._is_ended)
         else:
             carried_tokens = self._windows.tokens - self._runs.compute_sums(self._windows.sums).sum(axis=1)
-            drawn = int(self._known[0])  # by all ranks: the same for each
+            drawn = int(self._known[0])  # drawn by all ranks together, so the same for each
             self.wants = compute_shared_wants(self._config, round_ + 1, self._windows, carried_tokens, drawn)
         samples: Integers = sizes.sum(axis=0)
         return samples
 
     def emit(self, steps: int, fill: Fill | None = None) -> Figures:
-        """Returns what the first ``steps`` of the round hold, and tells ``fill``: they are trained on, all else stays in the
-        windows.
+        """Returns the figures of the first ``steps`` steps of the round, and tells ``fill``. These steps are trained on; all
+        other samples stay in the windows.
 
         Raises: InvariantError when a sample is emitted twice.
         """
@@ -277,7 +277,7 @@ class Block:
         )
 
     def _find_positions(self, ids: Integers, counts: Integers) -> Integers:
-        """Returns the positions of samples, each in its rank's own input: so many of each rank, rank by rank."""
+        """Returns the position of each sample in its rank's input. ``ids`` holds ``counts`` samples of each rank in turn."""
         positions = np.zeros_like(ids)
         for firsts, numbers in self._runs_read:
             is_later = ids >= np.repeat(firsts, counts)
@@ -285,7 +285,7 @@ class Block:
         return positions
 
     def _keep_others(self, runs: Runs, sizes: Integers) -> Integers:
-        """Returns what the steps emit; what they do not is held on, in any order: a window is sorted before it is grouped."""
+        """Returns the samples that the steps emit. The others stay held, in any order, because windows are sorted later."""
         samples = self._windows.samples.reshape(-1)
         ranks, width = self._windows.samples.shape
         begins = runs.begins + np.arange(ranks)[:, None] * width
@@ -305,7 +305,7 @@ class Block:
 
 
 def _list_factors(slow: tuple[tuple[int, float], ...], ranks: range) -> Seconds:
-    """Returns how many times as long each of ``ranks`` takes."""
+    """Returns the factor by which each of ``ranks`` takes longer."""
     factors = np.ones(len(ranks))
     for rank, factor in slow:
         if rank in ranks:

@@ -1,4 +1,4 @@
-"""What a planner must know before a run's figures are believed, in a sentence each."""
+"""Cautions: what a planner must know before believing a run's figures, in one sentence each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from odb_sim.inputs.workload import Workload
 
 
 class About(StrEnum):
-    """What a caution is about."""
+    """The subject of a caution."""
 
     MEMORY = "memory"
     BATCH_SIZE = "batch_size"
@@ -36,7 +36,7 @@ class About(StrEnum):
 
 
 _FEW_BATCHES: Final = 8
-"""A window of fewer batches loses what a planner would notice: 3 % and more on every bundled trace, a third with two."""
+"""A window of fewer batches loses enough to notice: 3 % or more on every bundled trace, and a third with two batches."""
 _ENOUGH_BATCHES: Final = 16
 _ALIKE: Final = 0.2
 """Lengths with a smaller coefficient of variation fill batches in any window."""
@@ -60,10 +60,10 @@ def list_cautions(
     missed: Sequence[Fault] = (),
     harmless: Sequence[Fault] = (),
 ) -> tuple[Caution, ...]:
-    """Returns what the figures of ``summary`` do not show by themselves; most runs give none.
+    """Returns the cautions that the figures of ``summary`` do not show by themselves; most runs have none.
 
-    ``is_steady`` is False where the budget changes during the run; ``missed`` are the faults asked for that did not
-    happen, ``harmless`` those that did when every step had been taken.
+    ``is_steady`` is False if the budget changes during the run. ``missed`` are the requested faults that did not happen, and
+    ``harmless`` those that happened after every step had been taken.
     """
     found: list[Caution] = []
     budget, largest = summary.token_budget, summary.largest_batch_tokens
@@ -123,7 +123,7 @@ def list_cautions(
 
 
 def _describe_large_update(summary: Summary) -> str:
-    """Returns that updates hold more than the global batch that was asked for; empty where they do not."""
+    """Returns a caution that updates hold more than the requested global batch, or an empty text."""
     asked, held, unit = summary.global_batch, summary.samples_per_update, "samples"
     if summary.global_tokens is not None:
         asked, held, unit = summary.global_tokens, summary.tokens_per_update, "tokens"
@@ -136,8 +136,8 @@ def _describe_large_update(summary: Summary) -> str:
 
 
 def _describe_small_window(workload: Workload, summary: Summary) -> str:
-    """Returns why a larger window would do better, empty where that is not certain: what else bounds a batch, or lengths that
-    are all alike, makes a small window as good.
+    """Returns why a larger window would do better, or an empty text if that is not certain. A small window is as good if other
+    limits bound a batch, or the lengths are all alike.
     """
     mean, shard = float(workload.tokens.mean()), int(np.diff(workload.offsets).max())
     enough = min(ceil(_ENOUGH_BATCHES * summary.token_budget / mean), shard)
@@ -152,10 +152,10 @@ def _describe_small_window(workload: Workload, summary: Summary) -> str:
 
 
 def summarize_cautions(cautions: Iterable[Caution]) -> list[str]:
-    """Returns a line for each caution: of many runs with the same one, the first's, and how many others have it."""
+    """Returns a line for each kind of caution: the first run's text, and how many other texts there are."""
     by_kind: dict[tuple[About, str], list[str]] = {}
     for caution in cautions:
-        # Each setting is a matter of its own: that of its option.
+        # Cautions about settings are grouped by the option they name.
         option = next((word for word in caution.text.split() if word.startswith("--")), "")
         texts = by_kind.setdefault((caution.about, option if caution.about is About.SETTING else ""), [])
         if caution.text not in texts:

@@ -1,4 +1,4 @@
-"""The collectives of the loaders, as one SimPy object: what all ranks post is combined when the last one has posted."""
+"""The collectives of the loaders, as one SimPy object. The posts of all ranks are combined once the last one has posted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Process = Generator[simpy.Event, object, None]
 class SimulatedExchange:
     """Takes one post of each rank, waits as long as the network needs, and answers all ranks with the combination.
 
-    Without jitter one event serves all ranks, since a collective then ends for all of them at once, and they are answered
-    in order; with jitter, each learns at a time of its own. ``stretch`` draws how long a latency takes on one rank.
+    Without jitter a collective ends for all ranks at once, so one event serves them all, and they are answered in order. With
+    jitter, each rank is answered at its own time. ``stretch`` draws how long a latency takes on one rank.
     """
 
     __slots__ = ("_answer", "_cost", "_env", "_missing", "_posts", "_stretch", "count_rounds", "seconds")
@@ -41,14 +41,14 @@ class SimulatedExchange:
         self._posts: list[Post | None] = [None] * ranks
         self._missing = ranks
         self.count_rounds = 0
-        """Rounds that formed steps: one exchange of counts each."""
+        """The rounds that formed steps, counted by their exchanges of counts."""
         self.seconds = 0.0
-        """Simulated seconds that exchanges took, from the last post to the answer."""
+        """The simulated seconds of all exchanges, each from the last post to the answer."""
 
     def post(self, rank: int, post: Post) -> None:
-        """``rank`` takes part in the collective that is open.
+        """Adds the post of ``rank`` to the open collective.
 
-        Raises: InvariantError when it already has.
+        Raises: InvariantError when the rank has already posted to it.
         """
         if self._posts[rank] is not None:
             raise InvariantError("ALIGN", f"rank {rank} posts {post} while its {self._posts[rank]} is open")

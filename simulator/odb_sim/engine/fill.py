@@ -1,7 +1,7 @@
-"""What each rank trains on in each step: kept only where it is asked for, of a few ranks, for a page to draw.
+"""What each rank trains on in each step, kept on request for a few ranks, so that a page can draw it.
 
-`Fill` listens to a run, whichever way it is simulated. `Fill.build` then gives a `FillMap` of bounded size: at most
-`MOST_RANKS` ranks, at most `MOST_CELLS` batches, and of each at most `MOST_LENGTHS` lengths. A longer epoch shows its
+`Fill` listens to a run, whichever way it is simulated. `Fill.build` then returns a `FillMap` of bounded size: at most
+`MOST_RANKS` ranks, at most `MOST_CELLS` batches, and at most `MOST_LENGTHS` lengths of each. A longer epoch shows its
 beginning, its middle and its end.
 """
 
@@ -26,15 +26,15 @@ _MILLISECONDS: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilledBatch:
-    """The batch of one rank in one step; of an idle one, all are 0."""
+    """The batch of one rank in one step. All fields of an idle one are 0."""
 
     samples: int
     real: int
     padded: int
     lengths: tuple[int, ...]
-    """The longest, at most `MOST_LENGTHS`, by falling length."""
+    """The longest lengths, at most `MOST_LENGTHS`, falling."""
     wait_ms: float = 0.0
-    """For how long the rank waits for the slowest, once it has computed."""
+    """How long the rank waits for the slowest after it has computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,32 +44,32 @@ class Column:
     step: int
     round: int
     waited_for: int | None
-    """The rank that all others wait for; None where they do not wait, or it is not known."""
+    """The rank that all others wait for, or None if they do not wait or it is unknown."""
     cells: tuple[FilledBatch, ...]
     """One for each rank of the map."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillMap:
-    """Batches of a run by rank and step, and of how large a run they are."""
+    """Some batches of a run, by rank and step, with the size of the whole run."""
 
     label: str
     budget_tokens: int
     is_lowered: bool
-    """True where another budget than that was in force at times."""
+    """True if another budget was in force at times."""
     ranks: tuple[int, ...]
     columns: tuple[Column, ...]
     ranks_total: int
     steps_total: int
 
     def shorten(self, cells: int) -> FillMap:
-        """Returns the map with at most so many cells."""
+        """Returns the map with at most ``cells`` cells, but at least one column."""
         kept = choose_steps(len(self.columns), max(1, cells // len(self.ranks)))
         return replace(self, columns=tuple(self.columns[place] for place in kept))
 
 
 def choose_ranks(ranks: int, most: int = MOST_RANKS, also: Collection[int] = ()) -> tuple[int, ...]:
-    """Returns at most ``most`` ranks: evenly spread, the first and the last among them, and in the place of others ``also``."""
+    """Returns at most ``most`` ranks: those in ``also``, and others evenly spread."""
     if ranks <= most:
         return tuple(range(ranks))
     wanted = sorted(also)[:most]
@@ -79,7 +79,7 @@ def choose_ranks(ranks: int, most: int = MOST_RANKS, also: Collection[int] = ())
 
 
 def choose_steps(steps: int, most: int) -> list[int]:
-    """Returns at most ``most`` of so many steps: all, or the first, those in the middle and the last."""
+    """Returns at most ``most`` of ``steps`` steps: all, or some at the start, in the middle and at the end."""
     if steps <= most:
         return list(range(steps))
     part = most // _STRETCHES
@@ -91,7 +91,7 @@ def choose_steps(steps: int, most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What one rank trains on in some steps: an integer for each, and the lengths of all samples, step after step."""
+    """What one rank trains on in some steps: an integer for each step, and the lengths of all samples, step by step."""
 
     samples: Integers
     real: Integers
@@ -112,17 +112,17 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some steps over the ranks that are kept."""
+    """Some steps of the ranks kept."""
 
     round: int
     rows: dict[int, _Row]
     waits_s: Seconds
-    """Its shape is (ranks, steps)."""
+    """Has shape (ranks, steps)."""
     waited_for: Integers
 
 
 class Fill:
-    """Listens to a run of ``ranks`` ranks: `add` says what ranks train on in the next steps, `end` when each was done."""
+    """Listens to a run of ``ranks`` ranks: `add` takes what ranks train on in the next steps, `end` when they computed it."""
 
     def __init__(self, ranks: int, also: Collection[int] = ()) -> None:
         self.ranks: Final = choose_ranks(ranks, also=also)
@@ -132,10 +132,10 @@ class Fill:
         self._parts: list[_Part] = []
 
     def add(self, first_rank: int, samples: Integers, real: Integers, padded: Integers, lengths: Integers) -> None:
-        """Takes what some ranks, the first of them ``first_rank``, train on in the next steps.
+        """Takes what the ranks from ``first_rank`` on train on in the next steps.
 
-        The first three are of shape (ranks, steps); ``lengths`` are those of all samples, rank by rank, and step by step in
-        each.
+        ``samples``, ``real`` and ``padded`` have shape (ranks, steps). ``lengths`` has all samples, rank by rank, and step by
+        step within a rank.
         """
         ends = np.cumsum(samples.sum(axis=1))
         for place, (begin, end) in enumerate(zip(np.append(0, ends), ends, strict=False)):
@@ -144,9 +144,9 @@ class Fill:
                 self._open[first_rank + place] = row
 
     def end(self, round_: int, ready_s: Seconds, ends_update: Booleans) -> None:
-        """Says when each rank has computed each of the steps that were added: of shape (all ranks, steps); any zero will do.
+        """Takes when each rank has computed each of the added steps, in shape (all ranks, steps). Any origin of time will do.
 
-        Only where a step ``ends_update`` do ranks wait for one another.
+        Ranks wait for one another only after steps that ``ends_update`` marks.
         """
         waits_s = np.where(ends_update, ready_s.max(axis=0) - ready_s, 0.0)[list(self.ranks)]
         waited_for = np.where(ends_update & (self._all > 1), ready_s.argmax(axis=0), -1)
@@ -154,7 +154,7 @@ class Fill:
         self._open = {}
 
     def build(self, label: str, budget_tokens: int, *, is_lowered: bool = False) -> FillMap:
-        """Returns what was heard, within the bounds that the module's text states."""
+        """Returns the map of the run so far, within the bounds stated at the top of the module."""
         places = [(part, step) for part in self._parts for step in range(len(part.waited_for))]
         kept = choose_steps(len(places), MOST_CELLS // len(self.ranks))
         columns = tuple(self._build_column(number, *places[number]) for number in kept)
@@ -182,5 +182,5 @@ class Fill:
 
 
 def list_longest(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Returns the longest of ``lengths`` that a cell holds."""
+    """Returns the longest of ``lengths``, at most the number a cell may hold."""
     return tuple(sorted(lengths, reverse=True)[:MOST_LENGTHS])

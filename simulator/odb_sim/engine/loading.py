@@ -1,15 +1,15 @@
-"""How a DataLoader loads, in seconds: its workers, what is fetched ahead, and who collates. One model for every policy.
+"""The time a DataLoader takes to load: its workers, prefetching and collation. All policies share this model.
 
-A PyTorch DataLoader gives item i (a batch, or a chunk of samples) to worker i mod W. ``prefetch_factor`` x W items are given
-out at the start, and one more whenever one is taken; a worker does its items one after the other, and they are taken in
-order. That is `Workers`, and all a plain DataLoader is: its items are batches, read and collated by a worker.
+A PyTorch DataLoader gives item i (a batch, or a chunk of samples) to worker i mod W. It gives out ``prefetch_factor`` x W
+items at the start, and one more whenever one is taken. A worker does its items one after the other, and they are taken in
+order. `Workers` models this, which is all a plain DataLoader does: its items are batches, read and collated by a worker.
 
-Ours reads chunks of 16 samples in the same way, under a process of its own: `WindowReader` answers the machine's reads from
-them. A thread of that process takes chunks ahead until half a window lies ready. The process also receives the samples and
-collates the batches: these share one processor, whatever the number of workers. What a rank draws of a common order (R14) is
-not known before, so nothing of it is read ahead: `OrderReader`.
+Our loader reads chunks of 16 samples in the same way, under its own process, and `WindowReader` answers the machine's reads
+from them. A thread of that process takes chunks ahead until half a window is ready. The process also receives the samples and
+collates the batches, which share one processor, whatever the number of workers. What a rank draws from a common order (R14) is
+not known in advance, so `OrderReader` reads nothing ahead.
 
-Every worker and the loader process have a processor of their own here: more workers than a machine has are not modelled.
+Every worker and the loader process have their own processor. A machine with fewer processors than workers is not modelled.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from odb_sim.inputs.costs import LoaderCost, Seconds
 from odb_sim.inputs.lengths import Integers
 
 CHUNK_SAMPLES: Final = 16
-"""How many samples a worker of ours reads at a time."""
+"""The number of samples that a worker of our loader reads at a time."""
 
 
 class Workers:
-    """The workers of one rank's DataLoader. Items are taken in order, each when it is asked for and ready."""
+    """The workers of one rank's DataLoader. Items are taken in order, each once it is requested and ready."""
 
     __slots__ = ("_count", "_free_s", "_last_s", "_taken_s", "done_s")
 
     def __init__(self, loader: LoaderCost) -> None:
         self._count = 0
         self._free_s = [0.0] * loader.workers
-        """When each worker is done with what it was given."""
+        """When each worker is done with its items."""
         self._taken_s = [0.0] * (loader.workers * loader.prefetch_factor)
-        """When each of the last items was taken, and its place given out anew."""
+        """When each of the last items was taken, so that another could be given out."""
         self._last_s = 0.0
         self.done_s = 0.0
-        """When the item taken last was ready."""
+        """When the last item taken was ready."""
 
     def take(self, seconds: float, asked_s: float) -> float:
-        """Returns when the next item, which costs a worker ``seconds``, is there for who asks at ``asked_s``."""
+        """Returns when the next item, which costs a worker ``seconds``, can be taken if requested at ``asked_s``."""
         free_s, taken_s = self._free_s, self._taken_s
         worker, place = self._count % len(free_s), self._count % len(taken_s)
         self._count += 1
@@ -51,30 +51,29 @@ class Workers:
 
 
 class WindowReader:
-    """Reads the windows of one rank: how long the machine waits for an answer that is partly read ahead."""
+    """The reader of one rank's windows: computes how long the machine waits for an answer that is partly read ahead."""
 
     def __init__(self, loader: LoaderCost, tokens: Integers, window_samples: int) -> None:
         self._loader = loader
         self._workers = Workers(loader)
         self._tokens = tokens
-        """Lengths of the samples, in reading order."""
+        """The lengths of the samples, in reading order."""
         self._read_ahead = window_samples // 2
         self._answered = 0
-        """Samples that the machine has been given."""
+        """The number of samples passed to the machine."""
         self._answered_s = 0.0
         self._pulled = 0
-        """Chunks that lie ready, or have been given."""
+        """The number of chunks taken from the workers so far."""
         self._pulled_s = 0.0
 
     def read(self, count: int, asked_s: float, slowness: float = 1.0) -> float:
-        """Returns when the next ``count`` samples, or all that are left, are there; reading takes ``slowness`` times as
-        long.
+        """Returns when the next ``count`` samples, or all that are left, are there. Reading takes ``slowness`` times as long.
 
-        An answer waits for one sample more: whether the source has ended must not depend on timing.
+        An answer waits for one sample more, so that whether the source has ended does not depend on timing.
         """
         last = -(-len(self._tokens) // CHUNK_SAMPLES) - 1
         needed = min((self._answered + count) // CHUNK_SAMPLES, last)
-        # Samples the thread takes without being asked, since the last answer made room.
+        # The chunks the thread takes ahead of a request, since the last answer made room.
         ahead = min((self._answered + self._read_ahead - 1) // CHUNK_SAMPLES, last)
         seconds = self._compute_chunks_s(self._pulled, max(needed, ahead) + 1, slowness)
         answer_s = max(asked_s, self._pulled_s)
@@ -89,7 +88,7 @@ class WindowReader:
         return answer_s
 
     def _compute_chunks_s(self, begin: int, end: int, slowness: float) -> list[float]:
-        """Returns the seconds that a worker takes for each of the chunks ``begin`` to ``end``."""
+        """Returns the seconds a worker takes for each chunk from ``begin`` to ``end``."""
         tokens = self._tokens[begin * CHUNK_SAMPLES : end * CHUNK_SAMPLES]
         if not len(tokens):
             return []
@@ -104,7 +103,7 @@ class WindowReader:
 
 
 class BlockWorkers:
-    """`Workers` of many ranks at once, that read chunks."""
+    """`Workers` for many ranks at once, whose items are chunks."""
 
     __slots__ = ("_free_s", "_loader", "_taken_s", "_tokens", "count", "last_s", "slowness")
 
@@ -113,19 +112,19 @@ class BlockWorkers:
         self._loader = loader
         self._tokens = tokens
         self.slowness = slowness
-        """How many times as long each rank's workers take."""
+        """The factor by which each rank's workers take longer."""
         self._free_s: Seconds = np.zeros((ranks, loader.workers))
         self._taken_s: Seconds = np.zeros((ranks, loader.workers * loader.prefetch_factor))
         self.count: Integers = np.zeros(ranks, dtype=np.int64)
-        """Chunks that each rank has taken."""
+        """The number of chunks each rank has taken."""
         self.last_s: Seconds = np.zeros(ranks)
-        """When it took the last."""
+        """When each rank took its last chunk."""
 
     def take(
         self, ranks: Integers, firsts: Integers, sizes: Integers, asked_s: Seconds | float, known_s: float = 0.0
     ) -> Seconds:
-        """Returns when the next chunk of each of ``ranks`` is there for who asks at ``asked_s``: ``sizes`` samples from
-        ``firsts`` on, which no worker begins before it is ``known_s`` that they are to be read.
+        """Returns when each of ``ranks`` can take its next chunk if requested at ``asked_s``. The chunks hold ``sizes`` samples
+        from ``firsts`` on, and no worker begins one before ``known_s``.
         """
         worker, place = self.count[ranks] % self._free_s.shape[1], self.count[ranks] % self._taken_s.shape[1]
         done_s = np.maximum(self._free_s[ranks, worker], np.maximum(self._taken_s[ranks, place], known_s))
@@ -145,7 +144,7 @@ class BlockWorkers:
 
 
 class OrderReader:
-    """Reads what ranks draw of a common order, many ranks at once: nothing is read before it is drawn."""
+    """The reader of a common order, for many ranks at once. It reads nothing before it is drawn."""
 
     __slots__ = ("_workers",)
 
@@ -153,7 +152,7 @@ class OrderReader:
         self._workers = BlockWorkers(loader, tokens, np.ones(ranks))
 
     def read(self, firsts: Integers, counts: Integers, asked_s: float, slowness: Seconds) -> Seconds:
-        """Returns when each rank has what it has drawn at ``asked_s``: so many samples, from its place in ``firsts`` on."""
+        """Returns when each rank has the ``counts`` samples from ``firsts`` on that it has drawn at ``asked_s``."""
         self._workers.slowness = slowness
         answer_s = np.full(len(counts), asked_s)
         for begin in range(0, int(counts.max(initial=0)), CHUNK_SAMPLES):
@@ -164,7 +163,7 @@ class OrderReader:
 
 
 class BlockReader:
-    """`WindowReader` for many ranks at once: the same sums and comparisons, on arrays; a test holds the two equal."""
+    """`WindowReader` for many ranks at once: the same sums and comparisons on arrays. A test keeps the two equal."""
 
     __slots__ = ("_answered", "_answered_s", "_offsets", "_read_ahead", "_sizes", "_workers")
 
@@ -180,13 +179,13 @@ class BlockReader:
     ) -> None:
         self._workers = BlockWorkers(loader, tokens, slowness)
         self._offsets, self._sizes = offsets, sizes
-        """Where the samples of each rank begin in ``tokens``, and how many there are."""
+        """Where the samples of each rank begin in ``tokens``, and their number."""
         self._read_ahead = window_samples // 2
         self._answered: Integers = np.zeros(len(offsets), dtype=np.int64)
         self._answered_s: Seconds = np.zeros(len(offsets))
 
     def read(self, counts: Integers, asked_s: float) -> Seconds:
-        """Returns when each rank has its next samples; a rank with a count of 0 asks for nothing, and has it at once."""
+        """Returns when each rank has its next samples. A rank with a count of 0 requests nothing and does not wait."""
         is_asking = counts > 0
         last = -(-self._sizes // CHUNK_SAMPLES) - 1
         needed = np.minimum((self._answered + counts) // CHUNK_SAMPLES, last)

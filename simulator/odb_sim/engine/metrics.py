@@ -1,4 +1,4 @@
-"""What a run is judged by. Counted from the batches the trainers took, not from what the protocol says of itself.
+"""The figures of a run, counted from the batches the trainers took, not from what the protocol reports.
 
 Every figure of a `Summary` has its formula in GLOSSARY.md.
 """
@@ -18,14 +18,14 @@ from odb_sim.engine.batches import Batches
 from odb_sim.inputs.lengths import Integers
 
 SHORT: Final = "short"
-"""The outcome of a run that ends in order, and before its quota is met."""
+"""The outcome of a run that ends in order but before its quota is met."""
 COMPLETE: Final = Outcome(OutcomeKind.COMPLETE)
 _POSITION_BITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """One step over all ranks. Seconds are sums over ranks, but for start and end."""
+    """One step over all ranks. Seconds are sums over ranks, except start and end."""
 
     step: int
     round: int
@@ -47,7 +47,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What was asked for: the part of a summary that is not measured."""
+    """The settings of a run: the part of a summary that is not measured."""
 
     lengths: str
     policy: str
@@ -72,7 +72,7 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(RunSettings):
-    """The figures of one run: the keys of ``--json``."""
+    """The figures of one run, which are the keys of ``--json``."""
 
     samples_emitted: int
     samples_unique: int
@@ -117,12 +117,12 @@ class Summary(RunSettings):
 
 
 class Recorder:
-    """Sums up a run step by step; in each, every rank takes part (ALIGN)."""
+    """Records a run step by step. Every rank takes part in each step (ALIGN)."""
 
     def __init__(self, *, ranks: int, samples_total: int, budget_tokens: int, emitted: Sequence[int] = ()) -> None:
         self._budget_tokens = budget_tokens
         self._emitted: Integers = np.array(emitted or [0] * ranks)
-        """Samples that each rank has emitted, those before a resumed epoch included."""
+        """The samples that each rank has emitted, including those before a resumed epoch."""
         self.moved_places = 0
         self._rank_tokens: Integers = np.zeros(ranks, dtype=np.int64)
         self._seen = np.zeros(samples_total, dtype=np.bool_)
@@ -145,7 +145,7 @@ class Recorder:
         sync_wait_s: float,
         collective_s: float,
     ) -> None:
-        """All ranks have done the step: ``batches``, one each."""
+        """Records a step that all ranks have done, with one batch for each in ``batches``."""
         is_over = batches.padded > self._budget_tokens
         is_single = batches.samples == 1
         samples = len(batches.ids)
@@ -176,9 +176,9 @@ class Recorder:
         )
 
     def end(self) -> RunRecord:
-        """Returns what the run is judged by.
+        """Returns the record of the run.
 
-        Raises: InvariantError when the steps do not add up to what the ranks took.
+        Raises: InvariantError when the tokens of the steps do not add up to those of the ranks.
         """
         record = RunRecord(
             rows=self.rows,
@@ -196,11 +196,11 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What the trainers have taken: each step, and what the steps by themselves do not say."""
+    """What the trainers have taken: each step, and totals that the steps alone do not give."""
 
     rows: list[StepRow]
     rank_tokens: Integers
-    """Real tokens that each rank has trained on."""
+    """The real tokens that each rank has trained on."""
     samples_unique: int
     moved_places: int
     rounds: int
@@ -220,12 +220,12 @@ def compute_summary(
     abort_s: float | None = None,
     ended_s: float = 0.0,
 ) -> Summary:
-    """Returns the figures of a run; formulas in GLOSSARY.md. A ratio of nothing is 0.
+    """Returns the figures of a run; their formulas are in GLOSSARY.md. A ratio whose denominator is 0 is 0.
 
-    ``ended_s`` is when the last loader had ended, where that counts: ranks that wait for one that is gone train on nothing.
-    ``expected_samples`` is what an epoch holds that is complete.
+    ``ended_s`` is when the last surviving rank had ended after a fault, since ranks that wait for a lost one train on nothing.
+    ``expected_samples`` is the number of samples of a complete epoch.
 
-    Raises: InvariantError when a run that says it is complete has not trained on all of it.
+    Raises: InvariantError when a run ends COMPLETE without having trained on all of them.
     """
     rows = record.rows
     emitted, real, padded, critical = (
@@ -288,12 +288,12 @@ def _ratio(part: float, whole: float) -> float:
 
 
 UPDATE_COLUMNS: Final = ("samples an update", "tokens an update", "micro-batches an update")
-"""What every table says of an update, so that nobody compares different trainings."""
+"""The columns about updates in every table, so that different trainings are not compared by mistake."""
 
 
 def list_update_values(summary: Summary) -> list[str]:
-    """Returns the cells under `UPDATE_COLUMNS`: of an update, in the mean, samples and tokens without padding of all ranks, and
-    the micro-batches that a rank accumulates.
+    """Returns the cells under `UPDATE_COLUMNS`, means over updates: samples and tokens without padding over all ranks, and the
+    micro-batches that a rank accumulates.
     """
     return [
         f"{summary.samples_per_update:,.0f}",
@@ -303,21 +303,21 @@ def list_update_values(summary: Summary) -> list[str]:
 
 
 def describe_update(summary: Summary) -> str:
-    """Returns the same in words."""
+    """Returns the values of `list_update_values` as a phrase."""
     samples, tokens, steps = list_update_values(summary)
     return f"{samples} samples, {tokens} tokens in {steps} micro-batches"
 
 
-# How far training strays from what the sampler chose: places that samples are moved by, and length from step to step.
+# How far training deviates from the sampler's choice: the places samples are moved by, and the lengths from step to step.
 
 
 def sum_moves(emitted: Integers, counts: Integers, positions: Integers) -> int:
-    """Returns by how many places the samples of some batches are moved, all together.
+    """Returns by how many places the samples of some batches are moved in total.
 
-    Before batch b its rank has emitted ``emitted[b]`` samples; it holds ``counts[b]`` of ``positions``, which are those of all
-    batches, one after the other. Inside a batch samples have no order, so they count as in the sampler's.
+    Before batch b its rank has emitted ``emitted[b]`` samples. The batch holds ``counts[b]`` samples; ``positions`` has those
+    of all batches, one after the other. Samples have no order inside a batch, so they count as if in the sampler's order.
     """
-    # In place: this is where a large simulation needs the most memory.
+    # In place, because a large simulation needs the most memory at this point.
     moves = np.repeat(np.arange(len(counts)) << _POSITION_BITS, counts)
     moves |= positions
     moves.sort()
@@ -327,8 +327,8 @@ def sum_moves(emitted: Integers, counts: Integers, positions: Integers) -> int:
 
 
 def compute_autocorrelation(values: Sequence[float]) -> float:
-    """Returns how much a value is like the one before: 1 where they run on, 0 where they are mixed; 0 of fewer than two, and of
-    equal ones.
+    """Returns the autocorrelation of successive values: near 1 if they change slowly, near 0 if they are mixed. It is 0 for
+    fewer than two values, or equal ones.
     """
     deviations = np.array(values) - np.mean(values) if values else np.zeros(0)
     square = float((deviations**2).sum())

@@ -1,4 +1,4 @@
-"""One rank of a simulated epoch: its machine, and what its effects take in time."""
+"""One rank of a simulated epoch: its machine, and the time that its effects take."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from odb_sim.inputs.conditions import Fault, FaultKind
 
 
 class Rank:
-    """One rank: performs what its machine asks for, and turns what comes of it into events.
+    """One rank: performs the effects of its machine, and answers them with events.
 
-    ``post`` takes part in an exchange for a rank, ``notice`` tells the trainers that a rank has a step more, or has ended.
+    ``post`` takes part in an exchange for a rank. ``notice`` tells the trainers that a rank has another step, or has ended.
     """
 
     def __init__(
@@ -54,21 +54,21 @@ class Rank:
         self.number = machine.config.rank
         self._slowness = dict(stage.conditions.slow_loaders).get(self.number, 1.0)
         self._receiving = 0
-        """Samples that are read while the next batches are collated."""
+        """The samples being read while the next batches are collated."""
         first = stage.epoch.starts[self.number].read_samples if stage.epoch.starts else 0
         shard = stage.workload.compute_span(self.number, first, stage.workload.samples_total)
         loader, window = stage.costs.loader, machine.config.window_samples
         self._reader = WindowReader(loader, stage.workload.tokens[shard], window)
         self._is_drawing = machine.config.shared_samples is not None
         self._draw_reader = OrderReader(loader, stage.workload.tokens, ranks=1)
-        """Reads what is drawn of a common order: one of the two is used."""
+        """Reads the samples drawn from a common order. Only one of the two readers is used."""
         self._read_fault = stage.conditions.find_fault(FaultKind.READ, self.number)
         self._collate_fault = stage.conditions.find_fault(FaultKind.COLLATE, self.number)
         self.queue: deque[Step] = deque()
         """Delivered steps that the trainer has not taken."""
         self.outcome: Outcome | None = None
         self.is_gone = False
-        """True once the process is gone: it neither hears nor says anything."""
+        """True once the process is gone, after which it handles no event."""
 
     def begin(self) -> None:
         """Starts the epoch, or resumes it."""
@@ -84,7 +84,7 @@ class Rank:
         self._perform(self.machine.begin(start, tuple(chain.from_iterable(carried))))
 
     def handle(self, event: Event) -> None:
-        """Hands the machine an event, and does what it asks for."""
+        """Passes an event to the machine, and performs the effects."""
         if self.is_gone:
             return
         effects = self.machine.handle(event)
@@ -97,7 +97,7 @@ class Rank:
             self._perform(effects)
 
     def answer(self, answer: Answer) -> None:
-        """A collective of the loaders has ended."""
+        """Passes on the answer of a collective of the loaders that has ended."""
         if self._stage.timeline is not None:
             self._stage.timeline.add(self.number, "exchange", "exchange", self._posted_s, self._stage.env.now)
         self.handle(answer)
@@ -130,13 +130,13 @@ class Rank:
                     assert_never(effect)
 
     def _find_places(self, effect: Read, count: int) -> slice[int, int, None]:
-        """Returns where in the workload lies what is to be read."""
+        """Returns the places in the workload of the samples to read."""
         if effect.first is not None and self._is_drawing:
             return slice(effect.first, effect.first + effect.count)
         return self._stage.workload.compute_span(self.number, self._read_samples, count)
 
     def _compute_answer_s(self, effect: Read, count: int) -> float:
-        """Returns when it is there."""
+        """Returns when the samples of a read are there."""
         now, slowness = self._stage.env.now, self._stage.stretch(self._slowness)
         if effect.first is None or not self._is_drawing:
             return self._reader.read(count, now, slowness)

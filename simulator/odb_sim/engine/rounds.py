@@ -1,16 +1,16 @@
-"""A whole epoch a round at a time: what `world` simulates event by event, where nothing goes otherwise than planned.
+"""Simulates a whole epoch one round at a time. Without faults and jitter it gives the figures of `world`, which goes by events.
 
 How a run goes
 --------------
-Without faults and jitter the ranks are in the same place at the same time: an agreement, and what is released by it, reaches
-all of them at once, and a step begins when all have ended the one before. So a round is one pass over all ranks (`blocks`),
-and its times are a handful of numbers: the ranks post their offers when the slowest has read and collated and when there is
-room in the queues, which the steps taken say.
+Without faults and jitter the ranks are in step: an agreement, and the steps it releases, reach all of them at once, and a step
+begins when all have ended the previous one. So a round is one pass over all ranks (`blocks`), and its times are a handful of
+numbers. The ranks post their offers once the slowest has read and collated, and the queues have room, which depends on the
+steps taken.
 
-Nothing here decides anything about the protocol: the agreement, the target, the window sizes and the cut of a quota are the
-core's own functions, the rest are twins of them (`odb_ref.arrays`). The world with the real machine stays the authority: for
-any settings it must give the same steps, tokens and times, and a test asks both. One figure may differ, where an agreement and
-the start of a step fall on the same instant by chance: whether the steps it releases are in the queue already.
+This module decides nothing about the protocol. The agreement, the target, the window sizes and the cut of a quota come from
+the core's own functions, and the rest from their twins (`odb_ref.arrays`). The world with the real machine stays the authority:
+for any settings both must give the same steps, tokens and times, which a test checks. One figure may differ, if an agreement
+and the start of a step happen to coincide: whether the steps it releases are already in the queue.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from odb_sim.inputs.costs import Seconds
 from odb_sim.inputs.workload import Workload
 
 _BLOCK_SAMPLES: Final = 1 << 19
-"""Samples that the windows of a block hold, about: some megabytes an array."""
+"""About the number of samples in the windows of a block, so that an array has a few megabytes."""
 _FORGOTTEN: Final = np.zeros((0, 0))
-"""In place of what each rank computes, once the steps are over."""
+"""Replaces the seconds that each rank computes, once the steps are over."""
 
 
 class Clock:
-    """When agreements and steps happen, in simulated seconds: the world's order of events, as a recurrence.
+    """When agreements and steps happen, in simulated seconds: the world's order of events as a recurrence.
 
-    Ranks that wait for one another after every step are always at the same moment: one number stands for all of them. Where
-    updates hold several steps, ranks are apart inside one, and each has a number of its own (``lanes``).
+    Ranks that wait for one another after every step are always at the same time, so one number stands for all of them. If
+    updates hold several steps, the ranks drift apart inside one, and each has its own number (``lanes``).
     """
 
     def __init__(self, *, depth_steps: int, sync_s: float, lanes: int = 1) -> None:
@@ -58,9 +58,9 @@ class Clock:
         self.lanes = lanes
         self._agreed_s: list[float] = []
         self._waited_for: list[int] = []
-        """The step that was taken before the offers of each agreement could be posted."""
+        """The step that had to be taken before the offers of each agreement could be posted."""
         self._released: list[int] = [0, 0]
-        """Steps released by each agreement and those before it; nothing before the first, nor by it."""
+        """The steps released up to each agreement; the first one releases none."""
         self._free_s: Seconds = np.zeros(lanes)
         """When each rank is done with its last step."""
         self._takes_s: list[Seconds] = []
@@ -68,15 +68,16 @@ class Clock:
         """True inside an update."""
         self.updates = 0
         self.starts_s: list[float] = []
-        """When the ranks begin each step, in the mean; likewise when they end it."""
+        """The mean time at which the ranks begin each step."""
         self.ends_s: list[float] = []
+        """The mean time at which the ranks end each step."""
         self.waits_s: list[float] = []
-        """For how long they wait for its batches, in the mean."""
+        """The mean wait of the ranks for the batches of each step."""
         self.slowest_s: list[float] = []
-        """When the slowest rank has computed each step; inside an update, when all have in the mean."""
+        """When the slowest rank has computed each step, or inside an update the mean time over ranks."""
 
     def agree(self, ready_s: float, exchange_s: float) -> float:
-        """Returns when the ranks agree: all have read and collated at ``ready_s``, and all that is released must have room."""
+        """Returns when the ranks agree. All have read and collated at ``ready_s``; all released steps must have room too."""
         last = self._released[-1] - self._depth_steps - 1
         posted_s = max(ready_s, float(self._takes_s[last].max())) if last >= 0 else ready_s
         self._waited_for.append(last)
@@ -84,10 +85,10 @@ class Clock:
         return self._agreed_s[-1]
 
     def release(self, seconds: Seconds, ends_update: Booleans) -> Seconds:
-        """Returns when each step is computed, where the last agreement releases them; a rank takes one when it is there and it
-        has ended the one before.
+        """Returns when each of the steps that the last agreement releases is computed. A rank takes a step once it is released
+        and the rank has ended the previous one.
 
-        ``seconds`` has shape (lanes, steps), and so has what is returned.
+        ``seconds`` and the result have shape (lanes, steps).
         """
         ready_s = np.empty_like(seconds)
         for step, (lanes_s, is_end) in enumerate(zip(seconds.T, ends_update.tolist(), strict=True)):
@@ -106,11 +107,11 @@ class Clock:
         return ready_s
 
     def end_update(self) -> None:
-        """The ranks meet in the collective that ends the update, if they are inside one."""
+        """Lets the ranks meet in the collective that ends the update, if they are inside one."""
         if not self._is_open:
             return
         take_s, slowest_s = float(self._takes_s[-1].max()), float(self._free_s.max())
-        # As the world's sleep is computed: rounding may differ otherwise.
+        # In the order in which the world computes its sleep, so that rounding is the same.
         end_s = take_s + (slowest_s + self._sync_s - take_s)
         self.slowest_s[-1], self.ends_s[-1] = slowest_s, end_s
         self._free_s = np.full(self.lanes, end_s)
@@ -118,12 +119,12 @@ class Clock:
         self._is_open = False
 
     def count_queued(self, ranks: int) -> list[int]:
-        """Returns how many steps are in the ranks' queues when each is taken, itself included."""
+        """Returns, for each step, how many steps are in the ranks' queues when it is taken, itself included."""
         if not self._takes_s:
             return []
         takes_s = np.stack(self._takes_s, axis=1)
         steps = np.arange(takes_s.shape[1])
-        # What waited for a step to be taken comes after it, even when it comes at once.
+        # An agreement whose offers waited for a step to be taken comes after it, even if at the same time.
         seen = np.minimum(
             np.searchsorted(self._agreed_s, takes_s, side="right"),
             np.searchsorted(self._waited_for, steps, side="left"),
@@ -134,7 +135,7 @@ class Clock:
 
 
 class _Budgets:
-    """The budget in force, where all ranks accept what one schedule says. Spec: R15."""
+    """The budget in force if all ranks follow one schedule. Spec: R15."""
 
     __slots__ = ("_acceptance", "_accepted_tokens", "_planned_steps", "agreed_tokens")
 
@@ -149,7 +150,7 @@ class _Budgets:
             self.agreed_tokens, self._accepted_tokens = self._acceptance.compute_first()
 
     def plan(self, steps: int) -> None:
-        """So many steps more are planned, and the next round begins."""
+        """Notes that ``steps`` more steps are planned, and the next round begins."""
         self._planned_steps += steps
         self.agreed_tokens = self._accepted_tokens
         self._acceptance = self._acceptance.ask(self._planned_steps, self.agreed_tokens)
@@ -164,9 +165,9 @@ def simulate_rounds(
     on_progress: Callable[[int], None] | None = None,
     block_samples: int = _BLOCK_SAMPLES,
 ) -> RunRecord:
-    """Returns the steps of an epoch that ends complete.
+    """Returns the record of an epoch, which ends complete.
 
-    Raises: as the world does, where the target rule leaves its bounds or a property of the protocol does not hold.
+    Raises: as the world does, when the target rule leaves its bounds or a property of the protocol does not hold.
     """
     workload, costs, starts, global_batch = epoch.workload, epoch.costs, epoch.starts, epoch.global_batch
     seen = np.zeros(workload.samples_total, dtype=np.bool_)
@@ -237,7 +238,7 @@ def simulate_rounds(
 
 
 def _release(clock: Clock, forming: Figures, ends_update: Booleans, round_: int, fill: Fill | None) -> None:
-    """The last agreement releases the steps of ``round_``; ``fill`` hears when each rank computes them."""
+    """Releases the steps of ``round_`` by the last agreement, and tells ``fill`` when each rank computes them."""
     if clock.lanes > 1:
         ready_s = clock.release(forming.ranks_s, ends_update)
     else:  # the ranks begin each step together
@@ -248,7 +249,7 @@ def _release(clock: Clock, forming: Figures, ends_update: Booleans, round_: int,
 
 
 def _ask(config: Config, blocks: Sequence[Block], drawn: int) -> int:
-    """Asks for the samples of the next windows; returns how much of the common order is drawn then, ``drawn`` before."""
+    """Requests the samples of the next windows. Returns how many places of the common order are then drawn."""
     if config.shared_samples is None:
         for block in blocks:
             block.ask()

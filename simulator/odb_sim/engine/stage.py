@@ -1,4 +1,4 @@
-"""What is simulated of an epoch, and what the parts that simulate it share: the clock, the conditions and the record."""
+"""The settings of a simulated epoch, and what the parts of the simulation share: clock, conditions and record."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from odb_sim.inputs.workload import Sharding, Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch(Terms):
-    """What ranks read and train on, what that costs, and what goes otherwise; beside the terms of the protocol."""
+    """The workload, its costs and the conditions of an epoch, beside the terms of the protocol."""
 
     workload: Workload
     budget_tokens: int
     global_batch: GlobalBatch = EVERY_STEP
-    """What an optimizer update holds: steps are accumulated to it."""
+    """The size of an optimizer update, up to which steps are accumulated."""
     window_samples: int = 256
     depth_steps: int = DEPTH_STEPS
     sharding: Sharding = Sharding.EVEN
     seed: int = 0
     order_seed: int | None = None
-    """How steps are shuffled, in a job that is replayed; None: as ``seed`` says."""
+    """The seed that shuffles steps in a replayed job. None means ``seed``."""
     costs: Costs = field(default_factory=Costs)
     conditions: Conditions = STEADY
     starts: tuple[RoundStart, ...] = ()
-    """Where each rank resumes a saved epoch; empty for one from its beginning."""
+    """Where each rank resumes a saved epoch; empty for an epoch from its beginning."""
     full_reads: tuple[Mapping[int, int], ...] = ()
-    """How many samples a read of each rank finds before the window is full of bytes, by the read's number; empty: no bound."""
+    """By rank and number of the read, the samples it finds before the window is full in bytes; empty without such a bound."""
     budget_schedule: BudgetSchedule | None = None
-    """What every rank accepts as its token budget, by the steps planned. Spec: R15.4."""
+    """The schedule of the token budget that every rank accepts. Spec: R15.4."""
 
 
 class EpochStage:
-    """Holds what ranks and trainers share; it knows neither."""
+    """Holds what ranks and trainers share, but neither ranks nor trainers."""
 
     def __init__(self, epoch: Epoch, *, recorder: Recorder, timeline: Timeline | None, fill: Fill | None) -> None:
         self.env = simpy.Environment(initial_time=0.0)
@@ -66,16 +66,16 @@ class EpochStage:
         self.acted: set[Fault] = set()
         """The faults that have happened."""
         self.fault_s: float | None = None
-        """When the first of them has; None without any."""
+        """When the first fault happened, or None."""
         self._finished_s = 0.0
 
     def stretch(self, seconds: float) -> float:
-        """``seconds`` times the jitter of this occasion."""
+        """Returns ``seconds`` times a jitter drawn for this call."""
         jitter = self.conditions.jitter
         return seconds * self._random.lognormvariate(0, jitter) if jitter else seconds
 
     def find_lengths(self, ids: Integers) -> Integers:
-        """Returns how many tokens the samples have that these ids name."""
+        """Returns the lengths in tokens of the samples with these ids."""
         if self._lengths is None:
             self._lengths = np.zeros(int(self.workload.ids.max()) + 1, dtype=np.int64)
             self._lengths[self.workload.ids] = self.workload.tokens
@@ -83,19 +83,19 @@ class EpochStage:
         return lengths
 
     def note_fault(self, fault: Fault) -> None:
-        """``fault`` acts now."""
+        """Notes that ``fault`` happens now."""
         self.acted.add(fault)
         self.fault_s = self.env.now if self.fault_s is None else self.fault_s
 
     def note_finish(self) -> None:
-        """A rank's loader has ended, or its trainer gives up."""
+        """Notes that a rank's loader has ended, or its trainer has given up."""
         self._finished_s = self.env.now
 
     @property
     def abort_s(self) -> float | None:
-        """Seconds from the first fault to the moment the last surviving rank has ended; None without a fault.
+        """The seconds from the first fault until the last surviving rank ended, or None without a fault.
 
-        That is when its loader has, or its trainer, where that waits for a rank that is gone. 0 when all had ended before.
+        A rank ends with its loader, or with its trainer if that waits for a rank that is gone. 0 if all ended before the fault.
         """
         return None if self.fault_s is None else max(0.0, self._finished_s - self.fault_s)
 

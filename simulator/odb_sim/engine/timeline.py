@@ -1,7 +1,7 @@
-"""Who did what when, for https://ui.perfetto.dev: each rank has a track for its trainer, exchange, collator and reader.
+"""A timeline for https://ui.perfetto.dev: each rank has a track for its trainer, exchange, collator and reader.
 
-A file name that ends in ``.json`` gets Chrome's trace events, which chrome://tracing and scripts read too; there the viewer
-sorts ranks by how much they did. Any other name gets Perfetto's own format, in which ranks and tracks have their order.
+A file name that ends in ``.json`` gets Chrome's trace events, which chrome://tracing and scripts can read too, but the viewer
+sorts ranks by how much they did. Any other name gets Perfetto's own format, which keeps ranks and tracks in order.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _STEPS_BEFORE: Final = 8
 
 
 def choose_fault_begin(rows: Sequence[StepRow], fault_s: float) -> float:
-    """Returns from when on a fault is shown, in seconds: the last steps that begin before it."""
+    """Returns the time, in seconds, from which to show a fault, so that the last steps that begin before it are included."""
     before = [row.start_s for row in rows if row.start_s < fault_s][-_STEPS_BEFORE:]
     return before[0] if before else 0.0
 
 
 class Timeline:
-    """Collects spans of simulated time, of ``ranks`` or of all, and writes them."""
+    """Collects spans of simulated time, of ``ranks`` or (None) of all, and writes them."""
 
     __slots__ = ("_ranks", "_spans")
 
@@ -41,7 +41,7 @@ class Timeline:
         self._spans: list[Span] = []
 
     def add(self, rank: int, track: Track, name: str, start_s: float, end_s: float) -> None:
-        """Adds a span to a track of ``rank``; an empty one is left out."""
+        """Adds a span to a track of ``rank``, unless it is empty."""
         if end_s > start_s and (self._ranks is None or rank in self._ranks):
             self._spans.append((rank, track, name, start_s, end_s))
 
@@ -50,7 +50,7 @@ class Timeline:
         return [span for span in self._spans if span[0] in ranks]
 
     def write(self, path: str | Path) -> None:
-        """Writes names of ranks and tracks first, then the spans in the order they were added."""
+        """Writes the names of ranks and tracks, then the spans in the order they were added."""
         if Path(path).suffix == ".json":
             self._write_json(Path(path))
             return
@@ -70,7 +70,7 @@ class Timeline:
     def _list_names(self) -> list[dict[str, object]]:
         names: list[dict[str, object]] = []
         for rank in self._list_ranks():
-            # The viewer puts the number behind the name.
+            # The viewer appends the number to the name.
             names.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": "rank"}})
             names.append({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}})
             for track in TRACKS:
@@ -79,7 +79,7 @@ class Timeline:
         return names
 
     def encode_packets(self) -> Iterator[bytes]:
-        """Packets of Perfetto's format (perfetto_trace.proto): tracks first, then a begin and an end for each span."""
+        """Yields packets in Perfetto's format (perfetto_trace.proto): tracks, then a begin and an end for each span."""
         is_first = True
         ranks = self._list_ranks()
         for rank in ranks:
@@ -93,7 +93,7 @@ class Timeline:
                     for place, track in enumerate(TRACKS)
                 ),
             ):
-                # The first packet of a sequence says that nothing was lost before it.
+                # The first packet of a sequence declares that nothing was lost before it.
                 yield _encode_packet(_field(60, descriptor) + (_field(13, 1) if is_first else b""))
                 is_first = False
         for rank, track, name, start_s, end_s in self._spans:
@@ -104,7 +104,7 @@ class Timeline:
 
 
 def _compute_tid(rank: int, track: Track) -> int:
-    # Never 0 and never a rank's own number: those are main threads, whatever they are called.
+    # Never 0 or the rank's own number, which the viewer takes for main threads whatever their names.
     return 10 * (rank + 1) + TRACKS.index(track) + 1
 
 
@@ -149,7 +149,7 @@ def _field(number: int, value: int | bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; all but the last have the high bit."""
+    """Returns the value in bytes of seven bits, the lowest first; all but the last have the high bit set."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""The training processes of all ranks, driven by one SimPy process: see the top of `world` for why that is exact."""
+"""The training processes of all ranks, driven by one SimPy process. The top of `world` explains why that is exact."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _TAKEN: Final = StepTaken()
 
 
 class _Step:
-    """A step that some ranks have taken: a number for each of them, in turn."""
+    """A step that some ranks have taken. Its lists have one entry for each of them, in the order they took it."""
 
     def __init__(
         self, batches: Batches, costs_s: list[float], round_: int, *, ends_update: bool, each_step: bool
     ) -> None:
         self.batches = batches
         self.costs_s = costs_s
-        """What each rank would take to compute its batch, were it as fast as the cost model says."""
+        """The seconds each rank takes to compute its batch by the cost model alone."""
         self.round = round_
         self.ends_update = ends_update
         self.is_end = ends_update or each_step
@@ -39,20 +39,22 @@ class _Step:
         self.queued_steps = 0
         self.takers: list[int] = []
         self.begun_s: list[float] = []
-        """When each taker wanted it; then, when it had it, and how long it computes it."""
+        """When each taker wanted the step."""
         self.taken_s: list[float] = []
+        """When each taker got the step."""
         self.compute_s: list[float] = []
+        """How long each taker computes the step."""
 
     @property
     def ready_s(self) -> Seconds:
-        """When each taker has computed it."""
+        """When each taker has computed the step."""
         ready_s: Seconds = np.array(self.taken_s) + np.array(self.compute_s)
         return ready_s
 
 
 class Trainers:
-    """The training processes of all ranks, an update at a time: each takes a batch, computes it, and takes the next; after the
-    last of the update it waits for all in a collective.
+    """The training processes of all ranks, one update at a time. Each takes a batch, computes it, and takes the next. After the
+    last batch of the update it waits for all others in a collective.
     """
 
     def __init__(
@@ -70,31 +72,31 @@ class Trainers:
         self._slowness = dict(stage.conditions.slow_ranks)
         self._leaving = [fault for fault in stage.conditions.faults if fault.kind in (FaultKind.STOP, FaultKind.KILL)]
         self._departed: set[int] = set()
-        """Ranks whose trainer is gone: no update can end any more."""
+        """The ranks whose trainer has left. If there is one, no update can end."""
         self._next = [stage.epoch.starts[0].planned_steps if stage.epoch.starts else 0] * count
         """The step that each rank takes next."""
         self._free_s = [0.0] * count
-        """When it has done the one before."""
+        """When each rank is done with its previous step."""
         self._waiting: set[int] = set()
-        """Ranks that want their next step and do not have it."""
+        """The ranks that want their next step and do not have it."""
         self._busy = 0
-        """Ranks that compute a step, and another step of the update is to follow."""
+        """The number of ranks computing a step that is not the last of its update."""
         self._wakened: list[int] = []
         self._waking: simpy.Event | None = None
         self._open: dict[int, _Step] = {}
-        """Steps that some ranks have taken and others have not, by number."""
+        """The steps that some ranks have taken and others have not, by number."""
         self._taken: _Step | None = None
-        """The last step that all have taken, until it is recorded."""
+        """The last step that all ranks have taken, until it is recorded."""
         self.updates = 0
-        """Updates that have ended."""
+        """The number of updates that have ended."""
 
     def find_obstacle(self) -> Fault | None:
-        """Returns the fault for which a step that some rank has is never ended; None where every step is."""
+        """Returns the fault because of which some rank's step never ends, or None if every step ends."""
         is_left = bool(self._open) or any(rank.queue for rank in self._ranks)
         return next((fault for fault in self._leaving if is_left and fault in self._stage.acted), None)
 
     def notice(self, rank: int) -> None:
-        """A step was delivered to ``rank``, or its epoch is over."""
+        """Notices that a step was delivered to ``rank``, or that its epoch is over."""
         if rank in self._waiting:
             self._wake(rank)
 
@@ -104,13 +106,13 @@ class Trainers:
             self._waking.succeed()
 
     def train(self) -> Process:
-        """Yields the SimPy process of all trainers; ends when no rank has a step left.
+        """Runs all trainers as one SimPy process, until no rank has a step left.
 
-        Raises: InvariantError when ranks differ in the step they take (ALIGN).
+        Raises: InvariantError when ranks take different steps (ALIGN).
         """
         env, sync_s = self._stage.env, self._stage.costs.collective.compute_s(len(self._ranks))
         met: _Step | None = None
-        """A step inside an update after which all have met, until it is known whether it was the last."""
+        """A step inside an update after which all ranks met, until it is known whether it was the last of the epoch."""
         while True:
             self._want(range(len(self._ranks)))
             leavers = yield from self._take_all()
@@ -147,7 +149,7 @@ class Trainers:
                 self.updates += 1
 
     def _take_all(self) -> Generator[simpy.Event, object, list[int]]:
-        """Lets every rank take each step of an update when it has it; returns the ranks whose epoch is over instead."""
+        """Lets every rank take each step of an update as it comes. Returns the ranks whose epoch is over instead."""
         leavers: list[int] = []
         while self._waiting or self._busy:
             wakened, self._wakened = self._wakened, []
@@ -164,7 +166,7 @@ class Trainers:
         return leavers
 
     def _want(self, ranks: Sequence[int]) -> None:
-        """``ranks`` want their next step, but for those that leave before it; the others learn of these."""
+        """Notes that ``ranks`` want their next step. Those that leave before it depart, and the others learn of that."""
         for fault in self._leaving:
             if fault.rank in ranks and fault.at == self._next[fault.rank]:
                 self._depart(fault)
@@ -183,9 +185,9 @@ class Trainers:
         stage.env.process(self._spread(fault))
 
     def _spread(self, fault: Fault) -> Process:
-        """Spreads the news of a stop within a message; of a rank that is gone, when the deadline has passed.
+        """Tells the other ranks of a stop after one message's latency, or of a rank that is gone after the deadline.
 
-        By then their own trainers, held in a collective that cannot end, have given up too.
+        By the deadline their own trainers, held in a collective that cannot end, have given up too.
         """
         stage = self._stage
         others = [rank for rank in self._ranks if rank.number != fault.rank]
@@ -205,22 +207,22 @@ class Trainers:
             stage.note_finish()
 
     def note_held(self) -> None:
-        """Adds to the timeline that trainers wait to the end in a collective that a rank which has left never enters."""
+        """Adds to the timeline the trainers that wait to the end in a collective which a departed rank never enters."""
         for rank in sorted({rank for step in self._open.values() for rank in step.takers} - self._departed):
             self._note_wait(rank, "wait for ranks", self._stage.ended_s)
 
     def _note_wait(self, rank: int, name: str, end_s: float) -> None:
-        """Adds what ``rank`` waits for in vain after a fault."""
+        """Adds to the timeline a wait of ``rank`` that is in vain after a fault."""
         if self._stage.timeline is not None and self._stage.fault_s is not None:
             self._stage.timeline.add(rank, "trainer", name, self._free_s[rank], end_s)
 
     def _take(self, rank: int) -> bool:
-        """``rank`` takes its next step now; False when it is not there."""
+        """Lets ``rank`` take its next step now. Returns False when the step is not there."""
         stage, taker, number, now_s = self._stage, self._ranks[rank], self._next[rank], self._stage.env.now
         queue = taker.queue
         is_told = taker.outcome is not None and taker.outcome.kind is not OutcomeKind.COMPLETE
         if not queue or (self._departed and is_told):
-            return False  # nothing is there, or the rank has been told that another has left
+            return False  # there is no step, or the rank knows that another has left
         queued = len(queue)
         delivered = queue.popleft()
         if delivered.number != number:
@@ -252,7 +254,7 @@ class Trainers:
         return True
 
     def _begin(self, delivered: Step) -> _Step:
-        """Returns the step that a rank is the first to take."""
+        """Returns a new step, which a rank is the first to take."""
         batches = self._stage.shelf.take(delivered.number)
         layout = self._ranks[0].machine.config.layout
         costs_s = self._stage.costs.compute_layout_s(layout, batches.padded, batches.longest, batches.pairs)
@@ -269,19 +271,19 @@ class Trainers:
         return step
 
     def _go_on(self, rank: int) -> Process:
-        """``rank`` computes a step, and wants the next one of the update."""
+        """Lets ``rank`` compute a step, and then want the next one of the update."""
         yield self._stage.env.timeout(self._free_s[rank] - self._stage.env.now)
         self._busy -= 1
         self._want([rank])
         self._wake(rank)
 
     def _record_inner(self, step: _Step) -> None:
-        """All ranks have done a step inside an update, after which nobody waits for others."""
+        """Records a step inside an update, after which no rank waits for others."""
         done_s = compute_mean(step.ready_s)
         self._record(step, done_s, done_s)
 
     def _record(self, step: _Step, slowest_s: float, end_s: float) -> None:
-        """All ranks have done the step at ``slowest_s``, and their collective has ended."""
+        """Records a step that all ranks had computed at ``slowest_s``, and whose collective ended at ``end_s``."""
         stage, takers = self._stage, len(step.takers)
         start_s, compute_s = compute_mean(np.array(step.begun_s)), float(np.sum(step.compute_s))
         data_wait_s = float((np.array(step.taken_s) - np.array(step.begun_s)).sum())

@@ -1,11 +1,11 @@
-"""Which steps end an optimizer update, where an update holds more than one: gradient accumulation, for every policy alike.
+"""Gradient accumulation, the same for every policy: which steps end an optimizer update of several steps.
 
-Without a global batch every step is an update. With one, steps are accumulated: update u ends with the first step, after that
-of update u - 1, by which all ranks together have trained on u times the global batch. So updates hold it in the mean, whatever
-a policy's steps hold, as long as a step does not hold more.
+Without a global batch every step is an update. With one, steps are accumulated: update u ends with the first step, after the
+end of update u - 1, by which all ranks together have trained on u times the global batch. So updates hold the global batch on
+average, whatever a policy's steps hold, as long as no step holds more.
 
-Inside an update ranks neither wait for one another nor send gradients, as in ``no_sync``: each takes its next batch when it
-has computed the last. A collective ends the update.
+Inside an update ranks neither wait for one another nor send gradients, as in ``no_sync``. Each takes its next batch when it has
+computed the last. A collective ends the update.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBatch:
-    """What an optimizer update is to hold over all ranks: so many samples, or tokens without padding. Neither: one step.
+    """The size of an optimizer update over all ranks, in samples or in tokens without padding. Without either, it is one step.
 
-    Raises: UsageError when both are given, or less than 1.
+    Raises: UsageError when both are given, or the size is less than 1.
     """
 
     samples: int | None = None
@@ -41,32 +41,32 @@ class GlobalBatch:
 
     @property
     def goal(self) -> int | None:
-        """Samples or tokens of an update; None where every step is one."""
+        """The samples or tokens of an update, or None if every step is an update."""
         return self.tokens if self.samples is None else self.samples
 
 
 EVERY_STEP: Final = GlobalBatch()
 """Every step is an update."""
 TOLERATED: Final = 1.02
-"""Updates that hold so many times the global batch, in the mean, are let be."""
+"""Updates may hold up to this many times the global batch on average without a caution."""
 
 
 class Accumulation:
-    """The updates of one epoch, a few steps after the other."""
+    """The updates of one epoch, found a few steps at a time."""
 
     __slots__ = ("_global_batch", "_trained", "updates")
 
     def __init__(self, global_batch: GlobalBatch) -> None:
         self._global_batch = global_batch
         self._trained = 0
-        """Samples or tokens, whichever the global batch counts, of all steps so far."""
+        """The samples or tokens, whichever the global batch counts, of all steps so far."""
         self.updates = 0
-        """Updates that have ended."""
+        """The number of updates that have ended."""
 
     def find_ends(self, samples: Integers, tokens: Integers) -> Booleans:
-        """Returns which of the next steps end an update; ``samples`` and ``tokens`` hold those of each over all ranks.
+        """Returns which of the next steps end an update. ``samples`` and ``tokens`` are those of each step over all ranks.
 
-        The last step of an epoch always does, which is not asked here.
+        The last step of an epoch always ends an update, which the caller has to handle.
         """
         ends = np.ones(len(samples), dtype=np.bool_)
         goal = self._global_batch.goal
@@ -79,6 +79,6 @@ class Accumulation:
 
 
 def compute_mean(values: Seconds) -> float:
-    """Returns the mean, and exactly the value where all are equal."""
+    """Returns the mean, which is exactly the common value if all are equal."""
     first = float(values[0])
     return first + float((values - first).mean()) if len(values) > 1 else first

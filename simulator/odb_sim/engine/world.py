@@ -6,14 +6,14 @@ Each rank has a `Machine`. Its effects become SimPy processes: a read or a colla
 and ends in the event that answers it; posts meet in the `SimulatedExchange`; delivered steps lie in the rank's bounded queue.
 Trainers take one step after the other, and each step ends in a collective of all ranks.
 
-Because of that collective all trainers are in the same update, so one SimPy process drives them all: it lets every rank
-that has its step take it, wakes for those whose step comes later, and sleeps until the slowest is done. A queue that a
-take makes room in, an offer that follows, a release: all happen at the time they would with a process for each rank, with
-one event for a step in place of three for each rank and step. That is what makes thousands of ranks affordable; where
-nothing goes otherwise than planned, `rounds` gives the same figures with no event at all.
+Because of that collective all trainers are in the same update, so one SimPy process drives them all. It lets every rank that
+has its step take it, wakes for those whose step comes later, and sleeps until the slowest is done. A queue that gets room, the
+offer that follows, a release: each happens at the time it would with a process for each rank, but with one event for a step
+instead of three for each rank and step. This makes thousands of ranks affordable. Without faults and jitter, `rounds` gives
+the same figures with no event at all.
 
-Nothing here decides anything about the protocol, and nothing depends on the clock of the machine it runs on: the same
-workload, configuration and costs give the same trace, byte for byte (REPLAY).
+This module decides nothing about the protocol, and nothing depends on the real clock: the same workload, configuration and
+costs give the same trace, byte for byte (REPLAY).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from odb_sim.engine.trainers import Trainers
 from odb_sim.inputs.rules import get_instance
 
 TimedObserver = Callable[[int, Event | Resumed | None, Sequence[Effect], float], None]
-"""Rank, event, effects, simulated seconds; `odb_ref.trace.writing.TraceWriter.record` fits."""
+"""Called with rank, event, effects and simulated seconds; `odb_ref.trace.writing.TraceWriter.record` is one."""
 
 
 class SimulatedWorld:
-    """One simulated epoch. Build it, `run` it once, read the ``recorder``."""
+    """One simulated epoch. Build it, `run` it once, then read the ``recorder``."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class SimulatedWorld:
         if len(outcomes) > 1:
             raise InvariantError("ALIGN", f"the ranks ended differently: {sorted(map(str, outcomes))}")
         (outcome,) = (outcome for outcome in outcomes if outcome is not None)
-        # Where the loaders had nothing left to do, or ended in order, it is the trainers that cannot go on.
+        # The loaders had nothing left to do, or ended in order, but a fault may still keep the trainers from continuing.
         if outcome.kind is OutcomeKind.COMPLETE and (fault := self.trainers.find_obstacle()) is not None:
             return fault.outcome
         return outcome
@@ -131,7 +131,7 @@ class SimulatedWorld:
 
 @contextmanager
 def _paused_garbage_collection() -> Iterator[None]:
-    # Millions of samples live at once and none is part of a cycle: searching them for one takes longer than the run.
+    # Millions of samples live at once, and none is part of a cycle. Searching them for cycles takes longer than the run.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What an exploration covers: the ranks' inputs, the configuration of the core, and how much may go wrong."""
+"""The bounds of an exploration: the ranks' inputs, the configuration of the core, and how much may go wrong."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ class Bounds(Terms):
     """A small world. ``lengths`` holds, for each rank, the token counts of its samples in sampler order.
 
     With ``limits``, a sample uses 0 to 2 of each further resource. ``failures``, ``stops`` and ``losses`` bound how
-    many reads or collations fail, how many consumers leave early and how many processes are killed. A read is
-    answered whole, or sample by sample with ``is_single_reads``. ``lost_loaders`` bounds how many processes that read
-    and collate are lost, each at any moment; its rank fails. The source says that it has ended with its last sample
-    when ``is_eager_end`` is true, else when asked for more than it has. A rank is urged at any moment after another's
-    consumer has left, or with ``is_urged_freely`` at any moment, for nothing. A consumer leaves between two steps, or
-    with ``is_left_inside`` also in the middle of one, whose collective then has no end. With ``is_inline`` a rank
-    reads and collates by its consumer's thread (A3): not while that is in a step that another has not entered yet,
-    unless it is urged, and not once it has left. A window may hold ``window_bytes``, where that is not 0: a token has a
-    byte. Each rank's queue holds its number of steps more with
-    ``is_uneven_depth``. The rank ``odd_rank`` has another configuration.
-    Rank r comes to accept the token budgets ``accepted[r]``, one after the other, each at any moment; ranks beyond accept what
-    there is. A ``budget_schedule`` holds on all ranks: pairs of planned steps and the tokens accepted from there on.
+    many reads or collations fail, how many consumers leave early and how many processes are killed. ``lost_loaders`` bounds
+    how many processes that read and collate are lost, each at any time; its rank then fails. A read is answered whole, or
+    sample by sample with ``is_single_reads``. The source reports its end with its last sample if ``is_eager_end`` is true,
+    and otherwise when asked for more than it has. A rank is urged at any time after another's consumer has left, or with
+    ``is_urged_freely`` at any time, for no reason. A consumer leaves between two steps, or with ``is_left_inside`` also in the
+    middle of one, whose collective then never ends. With ``is_inline`` a rank reads and collates in its consumer's thread
+    (A3): not while that is in a step that another rank has not entered yet, unless it is urged, and not once it has left.
+    If ``window_bytes`` is not 0, it bounds the bytes of a window; a token has one byte. With ``is_uneven_depth`` the queue of
+    rank r holds r steps more. The rank ``odd_rank`` has another configuration.
+    Rank r accepts the token budgets ``accepted[r]`` one after the other, each at any time. Ranks without an entry accept the
+    configuration's. A ``budget_schedule`` holds on all ranks: pairs of planned steps and the tokens accepted from there on.
     With ``is_shared`` all ranks draw from one order, which holds the samples of rank 0, then those of rank 1, and so on.
-    With updates (R16) samples whose ids, counted over all ranks, are ``bad`` are set aside.
+    With updates (R16) samples whose ids, counted over all ranks, are in ``bad`` are set aside.
 
-    Raises: UsageError when a value makes no sense.
+    Raises: UsageError when a value is not valid.
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -91,12 +90,12 @@ class Bounds(Terms):
 
     @property
     def ranks(self) -> int:
-        """How many ranks take part."""
+        """The number of ranks."""
         return len(self.lengths)
 
     @property
     def longest_shard(self) -> int:
-        """The most samples of any rank: all, where it may draw them."""
+        """The most samples that any rank can get, which is all of them with shared shards."""
         return self.total_samples if self.is_shared else max(map(len, self.lengths))
 
     @property
@@ -119,7 +118,7 @@ class Bounds(Terms):
         return self.apply(config)
 
     def get_accepted(self, rank: int) -> tuple[int, ...]:
-        """Returns the budgets that ``rank`` comes to accept, in order."""
+        """Returns the budgets that ``rank`` accepts, in order."""
         return self.accepted[rank] if rank < len(self.accepted) else ()
 
     def make_schedule(self) -> BudgetTable | None:
@@ -127,11 +126,11 @@ class Bounds(Terms):
         return BudgetTable(self.budget_schedule) if self.budget_schedule else None
 
     def compute_order(self) -> tuple[Sample, ...]:
-        """Returns the samples of all ranks, rank by rank: what they draw from where they share it."""
+        """Returns the samples of all ranks, rank by rank, which is the common order if they share one."""
         return tuple(chain.from_iterable(map(self.compute_shard, range(self.ranks))))
 
     def compute_shard(self, rank: int) -> tuple[Sample, ...]:
-        """Returns the samples of ``rank``; ids count over all ranks, so that a sample is the same everywhere."""
+        """Returns the samples of ``rank``. Ids count over all ranks, so that an id names the same sample everywhere."""
         first = sum(map(len, self.lengths[:rank]))
         return tuple(
             Sample(
@@ -146,7 +145,8 @@ class Bounds(Terms):
 
 
 def compute_lengths(shards: Sequence[int], lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns for each rank the number of lengths that ``shards`` says, taken in turn from ``lengths``, which repeats.
+    """Returns the lengths of each rank. Shards have the sizes ``shards`` and take their lengths in turn from ``lengths``,
+    which repeats.
 
     Raises: UsageError when a shard is negative, or there is no length to take.
     """

@@ -1,6 +1,6 @@
 """What must hold of one rank, of all ranks together, and at the end. Independent of the core's own invariants.
 
-Everything here is judged from what drivers see (effects, steps handed out), so a core that keeps wrong books is noticed.
+The checks rely on what drivers see (effects, steps handed out), so they notice a core that keeps wrong books.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from odb_sim.explore.updates import check_steps_of_updates, check_whole_updates
 from odb_sim.explore.violation import Breach
 
 _Budgets = tuple[tuple[int, int], ...]
-"""Those that came to be in force, each with its first round: of all that is agreed on, what may depend on the schedule."""
+"""The budgets that came into force, each with its first round. They are the only agreed values that may depend on timing."""
 _MOST_PARTITIONED: Final = 8
-"""Windows of more samples have too many partitions to try."""
+"""The most samples of a window whose partitions are all tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """How far a rank has come: all that properties of several ranks speak of."""
+    """How far a rank has come, as far as properties of several ranks need it."""
 
     round: int
     planned: int
@@ -76,16 +76,16 @@ def compute_progress(rank: ExploredRank) -> RankProgress:
 
 @dataclass(slots=True)
 class RankChecks:
-    """What must hold of each rank by itself. Remembers what each step held: the same whatever the schedule (REPLAY)."""
+    """Checks each rank by itself. It remembers what each step held, which no schedule may change (REPLAY)."""
 
     bounds: Bounds
     steps: dict[tuple[int, int, _Budgets], Step] = field(default_factory=dict)
-    """By rank, step number and the budgets agreed on so far."""
+    """Steps by rank, number and the budgets agreed on so far."""
     rounds: dict[tuple[int, _Budgets], tuple[int, StepCounts]] = field(default_factory=dict)
-    """By step number and those: its round and global counts, the same on all ranks (ALIGN, WEIGHT)."""
+    """Round and global counts by step number and these budgets; the same on all ranks (ALIGN, WEIGHT)."""
 
     def check(self, config: Config, rank: ExploredRank) -> None:
-        """Checks that all holds.
+        """Checks everything that must hold of a rank.
 
         Raises: Breach.
         """
@@ -176,7 +176,7 @@ class RankChecks:
         """Checks the groups to emit. Spec: R3.1."""
         post, groups = rank.post, rank.state.groups
         if rank.state.phase is not Phase.OFFER or not isinstance(post, PostOffer) or not post.offer.ready_min:
-            return  # of a rank that ends the epoch the window may still change
+            return  # the window of a rank that ends the epoch may still change
         budget, _ = _compute_bounds(config, rank.get_budgets(rank.state.round))
         tokens = [_compute_tokens(config, [sample.length for sample in group]) for group in groups]
         to_emit = len(groups) - (len(groups) > 1 and 2 * min(tokens) < budget)
@@ -190,12 +190,12 @@ class RankChecks:
             emitted = [position for step in steps for position in sorted(sample.position for sample in step.group)]
             if emitted != list(range(len(emitted))):
                 raise Breach("ORDER", f"rank {config.rank}: the steps hold positions {emitted}")
-        elif config.quota_samples is None:  # a quota may cut a round, and then not all of it is seen
+        elif config.quota_samples is None:  # a quota may cut a round, whose other steps are then not seen
             for round_, grouped in groupby(steps, key=lambda step: step.round):
                 self._check_fullness(config, round_, list(grouped))
 
     def _check_fullness(self, config: Config, round_: int, steps: Sequence[Step]) -> None:
-        """Checks that the steps of a round, taken back into the order fullest, are that."""
+        """Checks that the steps of a round, with any permutation undone, go from the fullest down."""
         costs = [_compute_tokens(config, [config.cost.of_tokens(s.length) for s in step.group]) for step in steps]
         filled = len(costs) - costs.count(0)
         places = permute(len(steps), config.order_seed, round_) if config.order == StepOrder.SHUFFLED else range(filled)
@@ -217,9 +217,9 @@ class RankChecks:
 
 
 def _compute_bounds(config: Config, budgets: _Budgets) -> tuple[int, tuple[int, ...]]:
-    """Returns the budget in force last and what is left of each limit under it. Spec: R15.1.
+    """Returns the last budget in force, and each limit under it. Spec: R15.1.
 
-    Not by the core's own function: a slip in that must show here.
+    It does not use the core's function, so that an error in that shows.
     """
     if not budgets:
         return config.budget_tokens, config.limits
@@ -228,7 +228,7 @@ def _compute_bounds(config: Config, budgets: _Budgets) -> tuple[int, tuple[int, 
 
 
 def _is_friendly(sizes: Sizes, count: int) -> bool:
-    """Spec: R2.8. Not by the core's own function, either."""
+    """Returns True when a group may have ``count`` samples, again without the core's function. Spec: R2.8."""
     powers = {2**power for power in range(count.bit_length())} | {0}
     return {
         Sizes.ANY: True,
@@ -250,8 +250,8 @@ def _name(step: Step) -> str:
 
 @cache
 def compute_fewest_groups(lengths: tuple[int, ...], budget_tokens: int, most_padding: int | None = None) -> int:
-    """Returns the fewest groups of any partition under the budget, and a bound of padding if there is one, by trying them all:
-    exponential in the number of samples.
+    """Returns the fewest groups of any partition within the budget and, if given, the bound of padding. It tries all
+    partitions, which is exponential in the number of samples.
     """
     if not lengths:
         return 0
@@ -268,7 +268,7 @@ def compute_fewest_groups(lengths: tuple[int, ...], budget_tokens: int, most_pad
 
 
 def check_together(ranks: Sequence[RankProgress]) -> None:
-    """What must hold of all ranks at every moment.
+    """Checks what must hold of all ranks at all times.
 
     Raises: Breach.
     """
@@ -296,10 +296,10 @@ def check_together(ranks: Sequence[RankProgress]) -> None:
 
 
 def check_stillness(ranks: Sequence[RankProgress]) -> None:
-    """What must hold where nothing has to happen any more: every loader is done, and every consumer done, gone or stranded.
+    """Checks a world in which nothing has to happen any more: every loader is done, and every consumer done, gone or stranded.
 
     A consumer is *stranded* when it waits, in the collective of a step, for a consumer that has left or is gone. No loader
-    can help it; one that still has steps for it is in DRAIN, and holds up nobody else.
+    can help it. A loader that still has steps for it is in DRAIN, and delays no other rank.
     Raises: Breach.
     """
     least = min(rank.entered for rank in ranks)
@@ -312,7 +312,7 @@ def check_stillness(ranks: Sequence[RankProgress]) -> None:
 
 
 def check_end(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
-    """What must hold of how the epoch ended.
+    """Checks how the epoch ended.
 
     Raises: Breach.
     """
@@ -345,7 +345,7 @@ def check_end(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
 
 
 def _check_stopped(ranks: Sequence[ExploredRank], outcome: Outcome) -> None:
-    """Checks that nobody gets a step that the consumer named by the outcome has not taken."""
+    """Checks that no rank gets a step that the consumer named by the outcome has not taken."""
     taken = 0 if outcome.rank is None else len(ranks[outcome.rank].taken)
     for i, finish in enumerate(rank.finish for rank in ranks):
         if finish is not None and finish.outcome == outcome and finish.step_limit > taken:
@@ -353,7 +353,7 @@ def _check_stopped(ranks: Sequence[ExploredRank], outcome: Outcome) -> None:
 
 
 def _check_complete(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
-    """Join mode planned every sample once; where nobody left, all consumers took every step, and the same ones."""
+    """Checks that join mode planned every sample once and, if no consumer left, that all took every step, the same ones."""
     if any(rank.is_gone for rank in ranks):
         return
     planned = [
@@ -383,7 +383,7 @@ def _check_complete(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
 
 
 def _check_drawn(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
-    """No place of the common order is drawn twice, and in join mode each is drawn, but for what is set aside."""
+    """Checks that no place of the common order is drawn twice and, in join mode, that each is drawn unless set aside."""
     drawn = sorted(sample.id for rank in ranks for sample in rank.drawn)
     good = sorted(set(range(bounds.total_samples)) - set(bounds.bad))
     if len(set(drawn)) < len(drawn) or (bounds.mode is Mode.JOIN and drawn != good):
@@ -391,7 +391,7 @@ def _check_drawn(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
 
 
 def _check_counts(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
-    """Every step's global counts are the sums over the ranks, and some rank has a sample in it."""
+    """Checks that every step's global counts are the sums over the ranks, and that some rank has a sample in it."""
     for number, steps in enumerate(zip(*(rank.taken for rank in ranks), strict=True)):
         counts = sum((compute_counts(step.group) for step in steps), ZERO_COUNTS)
         samples = [sample for step in steps for sample in step.group]
@@ -404,7 +404,7 @@ def _check_counts(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
 
 
 def _check_quota(bounds: Bounds, ranks: Sequence[ExploredRank], is_dry: bool) -> None:
-    """No rank idled, and the epoch closed at the quota or because a rank ran dry (``is_dry``)."""
+    """Checks that no rank idled, and that the epoch closed at the quota or because a rank ran dry (``is_dry``)."""
     idle = next((i for i, rank in enumerate(ranks) if any(step.is_idle for step in rank.taken)), None)
     if idle is not None:
         raise Breach("QUOTA", f"rank {idle} idles in quota mode")

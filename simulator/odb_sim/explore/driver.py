@@ -1,7 +1,7 @@
-"""Drives the core of one rank, as every driver does: performs effects, answers with events.
+"""Drives the core of one rank, as every driver does: performs effects and answers with events.
 
-It keeps its own books (what is being read and collated, what is posted, what is delivered) and so notices a core that asks
-for something impossible.
+It keeps its own record of what is being read and collated, posted and delivered. So it notices a core that asks for something
+impossible.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from odb_sim.explore.violation import Breach, name_property
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """The functions of the core that a world runs: the shipped ones, or those of a mutant."""
+    """The core functions that a world runs: the real ones, or those of a mutant."""
 
     resume: Callable[[Config, RoundStart, Group], Transition] = resume
     transition: Callable[[Config, State, Event], Transition] = machine.transition
@@ -64,12 +64,12 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class RankDriver:
-    """Drives one core: ``begin`` once, then ``act`` for each thing that happens. Pure: a new rank comes back."""
+    """Drives one core: ``begin`` once, then ``act`` for each thing that happens. Both are pure and return a new rank."""
 
     bounds: Bounds
     config: Config
     shard: tuple[Sample, ...]
-    """Those of all ranks, where they share one order."""
+    """The rank's samples, or those of all ranks if they share one order."""
     core: Core
 
     def begin(self) -> ExploredRank:
@@ -91,7 +91,7 @@ class RankDriver:
         return self._perform(rank, effects)
 
     def act(self, rank: ExploredRank, act: Act, answer: Answer | None = None, lost: int | None = None) -> ExploredRank:
-        """Returns the rank after ``act``; ``answer`` is what the exchange brings, ``lost`` the rank that is gone.
+        """Returns the rank after ``act``. ``answer`` is that of the exchange, and ``lost`` the rank that is gone.
 
         Raises: Breach when the core refuses the event, breaks an invariant or asks for something impossible.
         """
@@ -138,19 +138,19 @@ class RankDriver:
                 assert_never(act)
 
     def _accept(self, rank: ExploredRank, acceptance: Acceptance) -> ExploredRank:
-        """Returns the rank whose machine is told of a changed acceptance. Spec: R15.4."""
+        """Returns the rank after its machine is told of a changed acceptance. Spec: R15.4."""
         rank = replace(rank, acceptance=acceptance)
         is_known = acceptance.offered_tokens == rank.state.accepted_tokens
         return rank if is_known else self._handle(rank, BudgetAccepted(acceptance.tokens))
 
     def _compute_first_budget(self) -> tuple[tuple[int, int], ...]:
-        """Returns the budget of the first round, where it is not the largest there is. Spec: R15.1."""
+        """Returns the budget history of the first round, empty if it has the largest budget. Spec: R15.1."""
         schedule, budget = self.bounds.make_schedule(), self.config.budget_tokens
         first = budget if schedule is None else min(budget, schedule(0, budget))
         return ((0, first),) if first < budget else ()
 
     def _note_budget(self, rank: ExploredRank, answer: Answer | None) -> tuple[tuple[int, int], ...]:
-        """Returns the history of budgets after an agreement that goes on. Spec: R15.3."""
+        """Returns the history of budgets after an agreement that continues the epoch. Spec: R15.3."""
         if not isinstance(answer, Agreed):
             return rank.budgets
         before = rank.budgets[-1][1] if rank.budgets else self.config.budget_tokens
@@ -158,7 +158,7 @@ class RankDriver:
         return rank.budgets if agreed == before else (*rank.budgets, (rank.state.round + 1, agreed))
 
     def _read_places(self, rank: ExploredRank) -> tuple[ExploredRank, SamplesRead]:
-        """Answers with what lies at the places asked for; where some are set aside, the last part says so. Spec: R16.5."""
+        """Answers with the samples at the requested places. If some are set aside, the last part shows it. Spec: R16.5."""
         rest = rank.drawn[rank.state.read_samples :]
         samples = rest[:1] if self.bounds.is_single_reads else rest
         is_last = len(samples) == len(rest)
@@ -199,7 +199,7 @@ class RankDriver:
             raise Breach(name_property(error), f"rank {self.config.rank}, {type(event).__name__}: {error}") from error
         rank = replace(rank, state=state)
         if isinstance(event, Counted):
-            # Before the effects: what the schedule says of the round that begins now is in its offer.
+            # Before the effects, so that the schedule's answer for the round that begins now is in its offer.
             rank = self._accept(rank, rank.acceptance.ask(state.planned_steps, state.agreed_tokens))
         return self._perform(rank, effects)
 
@@ -246,10 +246,10 @@ class RankDriver:
         return tuple(replace(sample, position=i) for i, sample in enumerate(good, len(rank.drawn)))
 
     def _check_offer(self, rank: ExploredRank, offer: Offer) -> None:
-        """Checks that the rank offers the budget that it has come to accept, or less if the schedule says less. Spec: R15.2."""
+        """Checks that the rank offers the budget it accepts now, or that of the schedule if it is less. Spec: R15.2."""
         state = rank.state
         if state.failure or state.is_stopped:
-            return  # the agreement ends the epoch, whatever it says of a next round
+            return  # the agreement ends the epoch, so the budget of a next round does not matter
         given = self.bounds.get_accepted(self.config.rank)
         told = given[: len(given) - len(rank.coming)][-1:]
         schedule = self.bounds.make_schedule()
@@ -274,9 +274,9 @@ def _require_answer(answer: Answer | None) -> Answer:
 
 
 def answer_posts(core: Core, posts: tuple[Post, ...]) -> Answer:
-    """Returns what the exchange answers once all ranks have posted.
+    """Returns the exchange's answer once all ranks have posted.
 
-    Raises: Breach when the posts do not belong together.
+    Raises: Breach when the posts do not fit together.
     """
     try:
         answer = combine_posts(posts, core.reduce)

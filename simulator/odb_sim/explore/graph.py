@@ -1,4 +1,4 @@
-"""The walked graph: its sinks, the ways there, and GraphML or DOT to look at or to compare with a model checker's."""
+"""The graph that a search has walked: its shape, and GraphML or DOT to look at or to compare with a model checker's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMATS: Final = (".graphml", ".dot", ".gv")
 
 
 def describe_rank(rank: ExploredRank) -> str:
-    """Returns one rank in a few words: phase, round, what is under way, and its steps from formed to taken."""
+    """Returns a short description of one rank: phase, round, work under way, and its steps from formed to taken."""
     state = rank.state
     words = [f"{state.phase}{state.round}"]
     words += [f"reading{rank.reading}"] if rank.reading else []
@@ -38,17 +38,18 @@ def describe_rank(rank: ExploredRank) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """What the graph looks like from outside; lengths in transitions."""
+    """The shape of the graph, with lengths in transitions."""
 
     sinks: int
-    """Worlds without a successor: proper ends, and whatever else a schedule cannot leave."""
+    """The number of worlds without a successor, whether proper ends or not."""
     shortest: int
+    """The length of the shortest schedule from the start to a sink."""
     longest: int
-    """The shortest and the longest schedule from the start to a sink."""
+    """The length of the longest schedule from the start to a sink."""
 
 
 def build_graph(search: Search) -> networkx.MultiDiGraph:
-    """Returns the graph that ``search`` has walked: worlds by number from 0, the start, each edge with its action.
+    """Returns the graph that ``search`` has walked. Worlds are numbered from 0, the start, and each edge has its action.
 
     The nodes have a ``label`` that describes the ranks, the edges an ``action`` such as ``Take(1)``.
     """
@@ -64,7 +65,7 @@ def build_graph(search: Search) -> networkx.MultiDiGraph:
 
 
 def name_action(action: Action) -> str:
-    """Returns an action's name in the graph, the same as in the TLA+ model: ``Take(1)``."""
+    """Returns an action's name in the graph, which is the same as in the TLA+ model: ``Take(1)``."""
     return "".join(word.capitalize() for word in action.act.name.split("_")) + f"({action.rank})"
 
 
@@ -74,16 +75,16 @@ def find_sinks(graph: networkx.MultiDiGraph) -> list[int]:
 
 
 def measure_graph(graph: networkx.MultiDiGraph) -> GraphShape:
-    """Returns the shape of a graph, which has no cycle: the measure falls on every transition."""
+    """Returns the shape of a graph, which has no cycle because the measure falls on every transition."""
     distances = networkx.single_source_shortest_path_length(graph, 0)
     sinks = find_sinks(graph)
     return GraphShape(len(sinks), min(distances[sink] for sink in sinks), networkx.dag_longest_path_length(graph))
 
 
 def write_graph(path: Path, graph: networkx.MultiDiGraph) -> None:
-    """Writes the graph: GraphML (Gephi, yEd, networkx) or DOT (Graphviz), as the name of the file ends.
+    """Writes the graph as GraphML (Gephi, yEd, networkx) or DOT (Graphviz), by the suffix of the file's name.
 
-    Raises: UsageError when it ends otherwise, or cannot be written.
+    Raises: UsageError when the suffix is another, or the file cannot be written.
     """
     check_graph_path(path)
     try:
@@ -97,9 +98,9 @@ def write_graph(path: Path, graph: networkx.MultiDiGraph) -> None:
 
 
 def check_graph_path(path: Path) -> None:
-    """Returns when the file's name says in which format it is to be written.
+    """Checks that the suffix of the file's name is a known format.
 
-    Raises: UsageError when it does not.
+    Raises: UsageError when it is not.
     """
     if path.suffix not in FORMATS:
         raise UsageError(f"{path}: the name must end in {' or '.join(FORMATS)}")

@@ -1,4 +1,4 @@
-"""The termination measure: a number that falls on every transition, so that no schedule goes on for ever. Spec: TERM."""
+"""The termination measure: a number that falls on every transition, so that every schedule ends. Spec: TERM."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def compute_measure(bounds: Bounds, config: Config, rank: ExploredRank) -> int:
     A world's measure is the sum over its ranks, and every transition of the world happens to one rank, so it falls on
     every transition. With n the samples of the longest shard and S those of all ranks together it is the sum of
 
-    - 5 (n + 1 - round) + 4 in FILL, 3 in OFFER, 1 in COUNT or REPORT; 0 when ending: in each round every rank that holds
-      samples emits one, so no rank passes round n + 1; with shared shards n is S, and 6 a round, for a read begins with it;
-      with updates (R16) n is the number of their rounds, over an order of S samples, or n for each rank;
-    - S - taken steps: each step holds at least one sample on some rank;
-    - samples not read (of all, with shared shards), and 1 while the source has not said that it has ended;
+    - 5 (n + 1 - round) + 4 in FILL, 3 in OFFER, 1 in COUNT or REPORT; 0 when ending. In each round every rank that holds
+      samples emits one, so no rank passes round n + 1. With shared shards n is S, and a round counts 6, because a read begins
+      with it. With updates (R16) n is the number of their rounds, over an order of S samples, or of n for each rank;
+    - S - taken steps, because each step holds at least one sample on some rank;
+    - the samples not read (of all ranks, with shared shards), and 1 until the source has reported its end;
     - 1 while a read, and 1 while a collation is under way;
-    - 1 each while the consumer has not left, and while the rank has not been urged, has not lost a peer, is not gone;
-    - 1 for each budget that the rank will still come to accept;
-    - 1 while its loader process is not lost, where one may be.
+    - 1 each until the consumer has left, the rank has been urged, has lost a peer, and is gone;
+    - 1 for each budget that the rank will still accept;
+    - 1 until its loader process is lost, if the bounds allow that.
 
-    `compute_bound` is its value at the start. Spec: TERM.
+    `compute_bound` is the world's measure at the start. Spec: TERM.
     """
     state = rank.state
     total = bounds.total_samples
@@ -72,9 +72,9 @@ def _count_readable(bounds: Bounds, rank: int) -> int:
 
 
 def compute_bound(bounds: Bounds) -> int:
-    """Returns a bound on the transitions of any world: W (5 n + S + 15) + S for W ranks, n samples at most on one, S in all.
+    """Returns a bound on the transitions of any schedule: W (5 n + S + 15) + S for W ranks with up to n samples, S in all.
 
-    W more where loader processes may be lost; with shared shards W (8 S + 16); 1 more for each budget that a rank comes to
+    It is W more if loader processes may be lost, W (8 S + 16) with shared shards, and 1 more for each budget that a rank will
     accept.
 
     Spec: TERM.

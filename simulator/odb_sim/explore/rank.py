@@ -1,4 +1,4 @@
-"""One rank and all that is its own, as a value: the core's state, and around it the driver's books, the queue, the consumer."""
+"""One rank with everything it owns, as a value: the core's state, the driver's books, the queue and the consumer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from odb_ref.core.types import Sample, Step
 
 
 class Act(IntEnum):
-    """What can happen next to a rank."""
+    """The things that can happen next to a rank."""
 
     READ = 0
     COLLATE = 1
@@ -29,11 +29,11 @@ class Act(IntEnum):
     DIE = 9
     """The rank's own process is gone."""
     ABANDON = 10
-    """The consumer leaves in the middle of the step it has taken last."""
+    """The consumer leaves in the middle of the last step it took."""
     LOSE_LOADER = 11
     """The process that reads and collates is gone, and the rank fails."""
     ACCEPT = 12
-    """The rank accepts the next of the budgets that it comes to accept."""
+    """The rank accepts the next of its ``coming`` budgets."""
 
 
 ACTS: Final = len(Act)
@@ -45,53 +45,53 @@ class ExploredRank:
 
     state: State
     acceptance: Acceptance
-    """What the driver has the machine accept, as drivers do (R15.4)."""
+    """The budget that the driver makes the machine accept (R15.4)."""
     coming: tuple[int, ...] = ()
-    """The budgets that the rank will come to accept."""
+    """The budgets that the rank will accept later."""
     budgets: tuple[tuple[int, int], ...] = ()
-    """History: each budget that came to be in force, with its first round. Before that, the largest there is."""
+    """History: each budget that came into force, with its first round. Before the first, the largest budget is in force."""
     reading: int = 0
-    """Samples being read: what a ``Read`` asked for and is not answered."""
+    """The samples of a ``Read`` that is not answered yet."""
     is_exhausted: bool = False
-    """The source has said that it has ended."""
+    """The source has reported its end."""
     collating: int | None = None
     """The round being collated."""
     post: Post | None = None
-    """What the rank has given to the exchange and has no answer to."""
+    """The rank's post to the exchange, until it is answered."""
     queue: tuple[Step, ...] = ()
     taken: tuple[Step, ...] = ()
-    """History: what the consumer has got."""
+    """History: the steps that the consumer has taken."""
     drawn: tuple[Sample, ...] = ()
-    """History, with shared shards: what the rank has asked for of the common order. With updates: of its own source too."""
+    """History: the samples requested from the common order, or with updates also from the rank's own source."""
     read_end: int = 0
-    """With updates: the place behind the last that the rank has asked for."""
+    """With updates: the place after the last one requested."""
     windows: tuple[int, ...] = ()
-    """History: how many samples had been read at the end of each window."""
+    """History: the number of samples read by the end of each window."""
     finish: Finish | None = None
     causes: tuple[str, ...] = ()
-    """The failures injected here."""
+    """The failures injected on this rank."""
     is_left: bool = False
     """The consumer has left."""
     is_inside: bool = False
-    """It has left in the middle of a step."""
+    """The consumer has left in the middle of a step."""
     is_urged: bool = False
     is_lost: bool = False
     """The rank has learnt that a peer's process is gone."""
     is_gone: bool = False
     is_loader_lost: bool = False
-    """The process that reads and collates is gone: what it was asked for, and will be, does not come."""
+    """The process that reads and collates is gone, so present and later requests are not answered."""
     is_late: bool = False
-    """It was lost after an offer, whose agreement may end the epoch first, or after the last agreement."""
+    """The loader process was lost after an offer, whose agreement may end the epoch first, or after the last agreement."""
 
     @property
     def has_step(self) -> bool:
-        """True when the consumer would get a step at once."""
+        """True when the consumer can take a step at once."""
         limit = self.finish.step_limit if self.finish is not None else None
         return bool(self.queue) and (limit is None or self.queue[0].number < limit)
 
     @property
     def entered_steps(self) -> int:
-        """The steps whose collectives the consumer has entered: all it has taken, but for one it left in the middle of."""
+        """The steps whose collectives the consumer has entered: all it has taken, except one it left in the middle."""
         return len(self.taken) - self.is_inside
 
     def get_budgets(self, round_: int) -> tuple[tuple[int, int], ...]:
@@ -100,12 +100,12 @@ class ExploredRank:
 
     @property
     def is_done(self) -> bool:
-        """True when nothing of this rank is under way: it has finished, or its process is gone."""
+        """True when the rank has finished or its process is gone."""
         return self.finish is not None or self.is_gone
 
 
 def compute_acts(rank: ExploredRank) -> tuple[Act, ...]:
-    """Returns what may happen to the rank next as far as the rank alone decides; the world has a say in most."""
+    """Returns the acts that this rank's own state allows next. The world restricts most of them further."""
     if rank.is_gone:
         return ()
     acts: list[Act] = []

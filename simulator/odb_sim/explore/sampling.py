@@ -1,4 +1,4 @@
-"""Random worlds, larger than can be explored, under one random schedule each."""
+"""Random worlds, too large to explore, each under one random schedule."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ FAULTS: Final = frozenset({Act.STOP, Act.FAIL_READ, Act.FAIL_COLLATE, Act.DIE, A
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One world under one schedule: what it was, and what went wrong if anything did."""
+    """One world under one schedule, with the violation if there was one."""
 
     bounds: Bounds
     transitions: int
     rounds: int
-    """In which round it ended; 0 where something went wrong."""
+    """The round in which it ended, or 0 after a violation."""
     counterexample: Counterexample | None
 
 
 def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random], TargetRule]) -> Bounds:
-    """Returns a world of up to 24 ranks, as a rule few, with up to 3 faults of each kind, or, nearly half of them, with
-    none.
+    """Returns a world of up to 24 ranks, usually few. Nearly half of all worlds have no faults, the others up to 3 of a kind.
 
-    Some ranks hold many windows of samples, so that there are many rounds and what is carried becomes due; some budgets are
-    far beyond 65,536 tokens. Three in ten share one order; of all, three in five have updates (R16), some with bad samples.
+    Some ranks hold many windows of samples, so that there are many rounds and carried samples become due. Some budgets are far
+    beyond 65,536 tokens. Three in ten worlds share one order. Three in five of all have updates (R16), some with bad samples.
     """
     mode = draw.choice((Mode.JOIN, Mode.JOIN, Mode.QUOTA))
     ranks = draw.choice((1, 2, draw.randint(2, 4), draw.randint(3, 8), draw.randint(2, 4), draw.randint(9, 24)))
     most = draw.choice((5, 30, 30, 80)) if ranks < 9 else 12
     budget = draw.choice((draw.randint(1, 24), draw.randint(1, 128), draw.randint(65_000, 400_000)))
     longest = max(1, budget * draw.choice((1, 2, 5)) // draw.choice((1, 2, 4)))
-    # Ranks whose samples are long in comparison make many groups, and carry what the others do not wait for.
+    # Ranks with comparatively long samples form many groups, and carry those for which the others do not wait.
     shortest = [1 if draw.random() < 0.6 else (longest + 1) // 2 for _ in range(ranks)]
     faults = 0 if draw.random() < 0.45 else 1
     # In quota mode a rank without samples ends the epoch at once.
@@ -90,7 +89,7 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
 def _make_random_budgets(
     draw: random.Random, ranks: int, budget: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...]]:
-    """Returns, for some worlds, budgets that ranks come to accept, and for some of these a schedule."""
+    """Returns, for some worlds, the budgets that ranks will accept, and for some of these a schedule."""
     if draw.random() < 0.75:
         return (), ()
     accepted = [tuple(draw.randint(1, budget + 1) for _ in range(draw.choice((0, 1, 1, 3)))) for _ in range(ranks)]
@@ -100,7 +99,7 @@ def _make_random_budgets(
 
 
 def run_random_schedule(bounds: Bounds, draw: random.Random) -> Sampled:
-    """Returns the world driven to its end by random actions: ranks of very different speed, faults often or very rarely."""
+    """Drives the world to its end by random actions. Ranks have very different speeds; faults come often or very rarely."""
     speeds = [draw.choice((1.0, 0.1, 0.01)) for _ in range(bounds.ranks)]
     fault_weight = draw.choice((1.0, 0.02, 0.001, 0.0001, 0.0001))
     schedule: list[Action] = []
@@ -126,14 +125,14 @@ def run_random_schedule(bounds: Bounds, draw: random.Random) -> Sampled:
 _STATES: Final = 3_000
 _TRIES: Final = 150
 SHRINK_S: Final = 20.0
-"""How long making a counterexample smaller may take."""
+"""The most seconds to spend on shrinking a counterexample."""
 
 
 def shrink(sampled: Sampled, limit_s: float = SHRINK_S) -> Sampled:
-    """Returns a smaller world in which the same property does not hold, with its shortest schedule; or the world as it was.
+    """Returns a smaller world that violates the same property, with its shortest schedule, or the world unchanged.
 
-    Takes away ranks, samples, faults and room, one thing at a time, as long as a short search still finds a violation and
-    there is time.
+    It takes away ranks, samples, faults and room, one at a time, as long as a short search still finds a violation and there
+    is time.
     """
     best = sampled
     tries = 0

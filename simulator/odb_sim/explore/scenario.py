@@ -1,4 +1,4 @@
-"""A schedule as a file: what went wrong, in which bounds, and every action that leads there. ``odb-ref explore --replay``."""
+"""A schedule as a file: the violation, the bounds, and every action that leads to it. See ``odb-ref explore --replay``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A schedule within some bounds. ``property`` is what does not hold after it; empty when all does."""
+    """A schedule within some bounds. ``property`` is the one violated after it, or empty if none is."""
 
     bounds: Bounds
     schedule: tuple[Action, ...]
     property: str = ""
     detail: str = ""
     rule: str = "odb"
-    """How the target rule is found again: a shipped one's name, or ``module:name``."""
+    """How to find the target rule: the name of a shipped one, or ``module:name``."""
 
 
 def write_scenario(path: str | Path, scenario: Scenario) -> None:
@@ -71,14 +71,14 @@ def read_scenario(path: str | Path, load: Callable[[str], TargetRule] = load_rul
         return decode_scenario(json.loads(Path(path).read_text(encoding="utf-8")), load)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:  # no UTF-8, no JSON or no scenario
+    except ValueError as error:  # not UTF-8, not JSON or not a scenario
         raise UsageError(f"{path}: not a saved schedule: {error}") from error
 
 
 def decode_scenario(data: object, load: Callable[[str], TargetRule] = load_rule) -> Scenario:
     """Returns the scenario that `encode_scenario` made.
 
-    Raises: UsageError when it is not one.
+    Raises: UsageError when the data is not a scenario.
     """
     match data:
         case {
@@ -115,7 +115,7 @@ def _decode_bounds(data: JsonObject, rule: TargetRule) -> Bounds:
 
 
 def _decode_rows(data: JsonObject, name: str) -> tuple[tuple[int, ...], ...]:
-    """Returns rows of integers; none where an older file has no such field."""
+    """Returns rows of integers; empty if an older file lacks the field."""
     rows = data.get(name, [])
     if not isinstance(rows, list):
         raise UsageError(f"bounds, field {name}: expected a list of rows")
@@ -124,7 +124,7 @@ def _decode_rows(data: JsonObject, name: str) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One action of a replay, and the rank it happened to, before and after; no rank after what the core refuses."""
+    """One action of a replay, with its rank before and after. ``after`` is None if the action could not be applied."""
 
     action: Action
     before: ExploredRank
@@ -133,9 +133,9 @@ class Moment:
 
 
 def replay(scenario: Scenario, core: Core | None = None) -> Iterator[Moment]:
-    """Yields each action of the schedule in turn, to its end or to the first property that does not hold.
+    """Yields each action of the schedule in turn, up to its end or the first violation.
 
-    Raises: UsageError when an action is not possible where the schedule has it, Breach when the start is wrong.
+    Raises: UsageError when an action is not possible at its place in the schedule, Breach when the start violates a property.
     """
     space, world = make_space(scenario.bounds, core)
     for number, action in enumerate(scenario.schedule, 1):
@@ -165,7 +165,7 @@ def _step(space: Space, world: World, action: Action, number: int, *, is_last: b
 
 
 def compute_scenario(bounds: Bounds, counterexample: Counterexample, rule: str | None = None) -> Scenario:
-    """Returns the counterexample as a scenario; ``rule`` as in `Scenario`, by default the name of a shipped one."""
+    """Returns the counterexample as a scenario. ``rule`` is as in `Scenario`, by default the name of a shipped rule."""
     name = rule or (bounds.rule.name if bounds.rule.name in RULES else "odb")
     return Scenario(
         bounds=bounds,

@@ -1,4 +1,4 @@
-"""Breadth-first search through every interleaving, and the shortest schedule to what goes wrong."""
+"""Breadth-first search through every interleaving, with the shortest schedule to a violation."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
-    """What a search has covered. ``depth`` is the most transitions any world is away from the start."""
+    """What a search has covered. ``depth`` is the greatest distance of a world from the start, in transitions."""
 
     states: int
     edges: int
     depth: int
     ends: int
-    """Worlds in which nothing has to happen any more: all of them proper ends, unless there is a counterexample."""
+    """The number of worlds in which nothing has to happen any more. All are proper ends unless there is a counterexample."""
     rank_states: int
     transition_bound: int
     seconds: float
@@ -42,7 +42,7 @@ class Exploration:
 
     @property
     def states_per_s(self) -> float:
-        """Worlds a second."""
+        """The number of worlds per second."""
         return self.states / self.seconds if self.seconds else 0.0
 
 
@@ -54,9 +54,9 @@ _NO_ACTION: Final = -1
 
 
 def make_space(bounds: Bounds, core: Core | None = None) -> tuple[Space, World]:
-    """Returns a space and its first world, after one undisturbed schedule: what its steps hold is then known.
+    """Returns a space and its first world, after running one schedule without faults, so that the space knows its steps.
 
-    Any other schedule must form the same steps (REPLAY); so the same schedule is always judged in the same way.
+    Any other schedule must form the same steps (REPLAY). So the same schedule is always judged in the same way.
     Raises: Breach.
     """
     space = Space(bounds, core)
@@ -69,21 +69,21 @@ def _begin(space: Space) -> World:
         try:
             world = space.apply(world, codes[0])
         except Breach:
-            break  # The search meets it too, and knows the way.
+            break  # the search will meet it too, with its schedule
     return start
 
 
 def explore(bounds: Bounds, *, core: Core | None = None, max_states: int | None = None) -> Exploration:
-    """Returns every world that any schedule can reach, each checked once, and each transition.
+    """Checks every world that any schedule can reach, and each transition, once. Returns what was covered and found.
 
     A world in which nothing has to happen any more must be a proper end (FREE). The measure falls on every transition
-    (TERM), so the graph has no cycle and no schedule goes on for ever.
+    (TERM), so the graph has no cycle, and every schedule ends.
     """
     return Search(bounds, core=core, max_states=max_states).run()
 
 
 class Search:
-    """A breadth-first search; `run` once. Afterwards it can tell the edges of the graph it has walked."""
+    """A breadth-first search; `run` it once. Afterwards it can list the worlds and edges of the graph it has walked."""
 
     def __init__(
         self,
@@ -171,16 +171,16 @@ class Search:
         return tuple(reversed(actions))
 
     def _find_action(self, space: Space, parent: World, world: World) -> Action:
-        # A way that was walked: an earlier action of the same world cannot be in the way.
+        # The edge was walked, so no earlier action of the same world can raise.
         return decode(next(code for code in space.enabled(parent) if space.apply(parent, code) == world))
 
     def iterate_edges(self) -> Iterator[tuple[World, Action, World]]:
-        """Yields the edges of the walked graph, in the order in which the worlds were met."""
+        """Yields the edges of the walked graph, in the order their worlds were met."""
         if self.space is not None:
             for world in self._parents:
                 for code in self.space.enabled(world):
                     yield world, decode(code), self.space.apply(world, code)
 
     def iterate_worlds(self) -> Iterator[World]:
-        """Returns the worlds, in the order in which they were met."""
+        """Returns an iterator over the worlds, in the order they were met."""
         return iter(self._parents)

@@ -1,4 +1,4 @@
-"""Explorations worth running as a matter of course: each by a name that says what it is about."""
+"""Suites of explorations to run routinely, each with a name that describes it."""
 
 from __future__ import annotations
 

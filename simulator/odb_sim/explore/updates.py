@@ -1,4 +1,4 @@
-"""What must hold of updates of a fixed number of samples, in a rank and in a job that is complete. Spec: R16."""
+"""What must hold of updates of a fixed number of samples, in one rank and in a complete job. Spec: R16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from odb_sim.explore.violation import Breach
 
 
 def check_steps_of_updates(config: Config, rank: ExploredRank, steps: Sequence[Step]) -> None:
-    """Checks that a step holds samples that were read for its update, and no update is emitted in two rounds.
+    """Checks that each step holds only samples read for its update, and that no update is emitted in two rounds.
 
     Raises: Breach. Spec: R16.
     """
@@ -30,7 +30,7 @@ def check_steps_of_updates(config: Config, rank: ExploredRank, steps: Sequence[S
 
 
 def check_whole_updates(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
-    """Checks that every update that was trained on holds all that lies at its places, on all ranks together, and nothing else.
+    """Checks that every update trained on holds, over all ranks, exactly the samples at its places.
 
     Raises: Breach. Spec: R16.1.
     """
@@ -45,7 +45,7 @@ def check_whole_updates(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
         places = range(update * size, (update + 1) * size)
         if bounds.is_shared:
             expected = {place for place in places if place < bounds.total_samples}
-        else:  # place p is the sample p // W of rank p % W, where it has one
+        else:  # place p is sample p // W of rank p % W, if it has one
             of_ranks = ((shards[place % bounds.ranks], place // bounds.ranks) for place in places)
             expected = {shard[i] for shard, i in of_ranks if i < len(shard)}
         if sorted(ids) != sorted(expected - set(bounds.bad)):

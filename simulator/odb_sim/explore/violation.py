@@ -1,4 +1,4 @@
-"""What a search looks for: a property that does not hold."""
+"""The violation of a property, which a search looks for."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Breach(Exception):
 def name_property(error: OdbError) -> str:
     """Returns the id of the property that an error of the core shows to be broken.
 
-    An invariant names its property; any other refusal of an event that a sound driver sent is a deadlock (FREE).
+    An invariant names its property. Any other refusal of an event from a correct driver counts as a deadlock (FREE).
     """
     if not isinstance(error, InvariantError):
         return "FREE"
-    # The core's invariants (I1, I2, ...) say first whose property they keep; others are called after it.
+    # The message of a core invariant (I1, I2, ...) begins with its property. Other invariants are named after theirs.
     word = error.detail.partition(":")[0]
     return word if word.isupper() else error.invariant

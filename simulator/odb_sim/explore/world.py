@@ -1,17 +1,17 @@
 """The coupled system as a pure transition relation: W ranks, the exchange between them, and trainers in lock-step.
 
-- The exchange answers when all ranks have posted; each rank gets the answer at any later moment.
-- A trainer takes step n only when every trainer has taken step n - 1: each step holds a collective.
-- A read or a collation ends, or fails, at any moment; a consumer leaves at any moment between steps, or inside one; a
-  process is killed at any moment. Each rank is urged at any moment after another's consumer left, and learns of a killed
-  process at any moment after.
-- Where a rank reads and collates by its consumer's thread (``Bounds.is_inline``), neither goes on while that is in a step,
-  unless the rank is urged, nor once it has left.
-- A rank comes to accept another token budget at any moment, as often as the bounds say.
-- A process that only reads and collates for a rank is lost at any moment: the rank has failed, and nothing it asks for comes.
+- The exchange answers once all ranks have posted; each rank gets the answer at any later time.
+- A trainer takes step n only when every trainer has taken step n - 1, because each step holds a collective.
+- At any time a read or a collation ends or fails, a consumer leaves between steps or inside one, or a process is killed.
+  At any time after another's consumer has left, a rank is urged. At any time after a process was killed, a rank learns of it.
+- If a rank reads and collates in its consumer's thread (``Bounds.is_inline``), it does neither while that is in a step, unless
+  the rank is urged, nor after the consumer has left.
+- At any time a rank accepts another token budget, as often as the bounds allow.
+- At any time a process that only reads and collates for a rank is lost. The rank has then failed, and its requests are not
+  answered.
 
-A world is a short tuple of small integers. They name what `Space` has met before: the states of ranks and of the exchange.
-The real core runs once for each different state of a rank and each event; a world then costs a few look-ups.
+A world is a short tuple of small integers. They number the states of ranks and of the exchange that `Space` has met before.
+The real core runs once for each different state of a rank and each event, so a world costs only a few look-ups.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from odb_sim.explore.rank import ACTS, Act, ExploredRank, compute_acts
 from odb_sim.explore.violation import Breach
 
 World = tuple[int, ...]
-"""First the state of what the ranks share, then the state of each rank, as numbers of a `Space`."""
+"""The number of the shared state, then the number of each rank's state, in a `Space`."""
 
 
 class Action(NamedTuple):
-    """What happens next, and to which rank."""
+    """What happens next, and the rank it happens to."""
 
     rank: int
     act: Act
@@ -54,30 +54,30 @@ class Action(NamedTuple):
 
 
 def decode(code: int) -> Action:
-    """Returns the action of a number."""
+    """Returns the action with this number."""
     rank, act = divmod(code, ACTS)
     return Action(rank, Act(act))
 
 
 class Shared(NamedTuple):
-    """What belongs to no rank alone. Sets of ranks are bit masks."""
+    """The state that belongs to no single rank. Sets of ranks are bit masks."""
 
     answer: int = 0
-    """The answer of the exchange that some ranks still wait for; 0 when there is none."""
+    """The number of the answer that some ranks still wait for; 0 if there is none."""
     owed: int = 0
-    """The ranks it has not reached."""
+    """The ranks that the answer has not reached."""
     failures: int = 0
     stops: int = 0
     losses: int = 0
     lost_loaders: int = 0
-    """How much has gone wrong so far."""
+    """These four count what has gone wrong so far."""
     left: int = 0
-    """The ranks whose consumers have left: a reason to urge each other rank."""
+    """The ranks whose consumers have left, which is a reason to urge the others."""
     gone: int = 0
 
 
 _NEW: Final = -1
-# Plain integers: the walk compares them millions of times.
+# Plain integers, because the walk compares them millions of times.
 _READ: Final = int(Act.READ)
 _ANSWER: Final = int(Act.ANSWER)
 _TAKE: Final = int(Act.TAKE)
@@ -94,7 +94,7 @@ _WORK: Final = frozenset((_READ, _COLLATE, *_FAILURES))
 
 
 class Space:
-    """All worlds within some bounds, made as they are met.
+    """All worlds within some bounds, made when they are first met.
 
     ``begin``, ``enabled`` and ``apply`` are the whole transition relation. Equal worlds are equal tuples.
     """
@@ -111,7 +111,7 @@ class Space:
         ]
         self._checks = RankChecks(bounds)
         self._full = (1 << bounds.ranks) - 1
-        # Ranks, by number: the rank, and what the walk needs of it.
+        # By number of a rank's state: the rank, and what the walk needs to know of it.
         self._rank_numbers: dict[tuple[int, ExploredRank], int] = {}
         self._ranks: list[ExploredRank] = []
         self._acts: list[tuple[int, ...]] = []
@@ -121,7 +121,7 @@ class Space:
         self._progress: list[int] = []
         self._next: list[list[int]] = []
         self._told: dict[tuple[int, int], int] = {}
-        # What the ranks share, posts, answers and progress, by number.
+        # By number: shared states, posts, answers and progress.
         self._shared_numbers: dict[Shared, int] = {}
         self._shared: list[Shared] = []
         self._shared_next: dict[tuple[int, int], int] = {}
@@ -145,7 +145,7 @@ class Space:
         return world
 
     def enabled(self, world: World) -> list[int]:
-        """Returns every action that is possible, as ``rank * ACTS + act`` (see `decode`)."""
+        """Returns every possible action, as ``rank * ACTS + act`` (see `decode`)."""
         shared = self._shared[world[0]]
         taken, bounds = self._taken, self.bounds
         ranks = world[1:]
@@ -177,7 +177,7 @@ class Space:
                     if shared.stops == bounds.stops or taken[rank] != least:
                         continue
                 elif act == _ABANDON:
-                    # Where another has gone on to the next step, this one is over.
+                    # If another rank has taken the next step, this one is over.
                     if shared.stops == bounds.stops or not bounds.is_left_inside or taken[rank] != most:
                         continue
                 elif act == _DIE:
@@ -194,8 +194,8 @@ class Space:
         return codes
 
     def _is_away(self, number: int, least: int) -> bool:
-        """Returns True when the consumer, whose thread reads and collates, does not ask for a step, and nobody does it in
-        its place.
+        """Returns True when the consumer's thread, which reads and collates, is not free to do so, and no other thread does it
+        instead.
         """
         rank = self._ranks[number]
         return rank.is_left or (self._taken[number] != least and not rank.is_urged)
@@ -208,7 +208,7 @@ class Space:
         i, act = divmod(code, ACTS)
         number, rank = world[0], world[i + 1]
         if act in (_ANSWER, _LOSE):
-            # What comes from outside the rank: the answer, or who is gone.
+            # The news comes from outside the rank: the answer, or the rank that is gone.
             shared = self._shared[number]
             news = shared.answer if act == _ANSWER else -1 - self._find_gone(shared, i)
             after = self._told.get((rank, news), _NEW)
@@ -231,7 +231,7 @@ class Space:
         return (number, *ranks)
 
     def check(self, world: World) -> None:
-        """Checks that all that must hold of the ranks together holds.
+        """Checks everything that must hold of the ranks together.
 
         Raises: Breach.
         """
@@ -241,9 +241,9 @@ class Space:
             self._together.add(key)
 
     def is_over(self, world: World, codes: list[int]) -> bool:
-        """Returns True when nothing *has* to happen any more; ``codes`` is what can.
+        """Returns True when nothing *has* to happen any more; ``codes`` are the actions that can happen.
 
-        What may go wrong need not, so it frees nobody: a world in which ranks wait for a fault is a deadlock.
+        A fault may happen but need not, so a world in which ranks wait for a fault is a deadlock.
         """
         for code in codes:
             i, act = divmod(code, ACTS)
@@ -252,19 +252,19 @@ class Space:
         return True
 
     def check_over(self, world: World) -> None:
-        """Checks that the world, in which nothing has to happen any more, is a proper end.
+        """Checks that a world in which nothing has to happen any more is a proper end.
 
-        Raises: Breach: a deadlock, or an end that is not what the properties promise.
+        Raises: Breach when it is a deadlock, or not an end that the properties promise.
         """
         check_stillness([self._progress_list[self._progress[rank]] for rank in world[1:]])
         check_end(self.bounds, self.get_ranks(world))
 
     def get_ranks(self, world: World) -> tuple[ExploredRank, ...]:
-        """Returns the ranks of a world, as they are."""
+        """Returns the ranks of a world."""
         return tuple(self._ranks[rank] for rank in world[1:])
 
     def get_shared(self, world: World) -> Shared:
-        """Returns what the ranks of a world share."""
+        """Returns the shared state of a world."""
         return self._shared[world[0]]
 
     def get_answer(self, world: World) -> Answer | None:
@@ -272,7 +272,7 @@ class Space:
         return self._answers[self._shared[world[0]].answer]
 
     def compute_measure(self, world: World) -> int:
-        """Returns the termination measure of a world, see `measure.compute_measure`."""
+        """Returns the termination measure of a world; see `measure.compute_measure`."""
         return sum(
             compute_measure(self.bounds, config, rank)
             for config, rank in zip(self._configs, self.get_ranks(world), strict=True)
@@ -283,7 +283,7 @@ class Space:
         return len(self._ranks)
 
     def _advance(self, i: int, number: int, act: int, shared: Shared) -> int:
-        """Returns the number of rank ``i`` after ``act``: the only place where the core runs."""
+        """Returns the number of rank ``i`` after ``act``. After `begin`, this is the only place where the core runs."""
         before = self._ranks[number]
         lost = self._find_gone(shared, i) if act == _LOSE else None
         after = self._drivers[i].act(before, Act(act), self._answers[shared.answer], lost)
@@ -293,7 +293,7 @@ class Space:
         return self._number_rank(i, after)
 
     def _find_gone(self, shared: Shared, i: int) -> int:
-        """Returns the lowest rank but ``i`` whose process is gone."""
+        """Returns the lowest rank other than ``i`` whose process is gone."""
         return next(rank for rank in range(self._count) if rank != i and shared.gone >> rank & 1)
 
     def _number_rank(self, i: int, rank: ExploredRank) -> int:
@@ -321,7 +321,7 @@ class Space:
         return number
 
     def _share(self, shared: Shared, bit: int, act: int) -> Shared:
-        """Returns what the ranks share after ``act`` of the rank with ``bit``."""
+        """Returns the shared state after ``act`` of the rank with ``bit``."""
         if act == _ANSWER:
             owed = shared.owed & ~bit
             return shared._replace(owed=owed, answer=shared.answer if owed else 0)
@@ -336,7 +336,7 @@ class Space:
         return shared
 
     def _settle(self, number: int, ranks: list[int]) -> int:
-        """Returns the number of what is shared, after the exchange has answered if all ranks have posted."""
+        """Returns the number of the shared state after the exchange has answered, if all ranks have posted."""
         shared = self._shared[number]
         if shared.owed:
             return number

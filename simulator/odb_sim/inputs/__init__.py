@@ -1,1 +1,1 @@
-"""What a simulation is given: lengths, the workload made of them, costs, and what goes wrong."""
+"""The inputs of a simulation: lengths, the workload made of them, costs, and faults."""

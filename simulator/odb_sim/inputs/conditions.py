@@ -1,7 +1,7 @@
-"""What goes otherwise than the cost models say: jitter, slow ranks, slow loaders, and faults.
+"""Deviations from the cost models: jitter, slow ranks, slow loaders, and faults.
 
-A run stays a function of its arguments: jitter comes from the seed. Faults have the names of what real jobs meet, and act at
-a sample, a round or a step of one rank, never at a time.
+A run remains a function of its arguments, because jitter comes from the seed. Faults are named after those of real jobs, and
+act at a sample, a round or a step of one rank, never at a time.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import UsageError
 
 LARGEST_FACTOR: Final = 1_000_000
-"""Nothing that takes part in a job is slower than so many times the others."""
+"""The greatest factor by which a rank or loader may be slower."""
 
 
 class FaultKind(StrEnum):
-    """What fails on a rank, and what ``at`` counts."""
+    """The kinds of fault of a rank, and what ``at`` counts."""
 
     READ = "read"
     """The data set raises at sample number ``at`` of the rank."""
     COLLATE = "collate"
     """The collate function raises in round ``at``."""
     STOP = "stop"
-    """The consumer leaves its loop after ``at`` steps, while the others go on."""
+    """The consumer leaves its loop after ``at`` steps, while the others continue."""
     KILL = "kill"
-    """The process is gone after ``at`` steps; the others learn of it when their deadline has passed."""
+    """The process is gone after ``at`` steps. The others learn of it when their deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault of one rank. Never happens where the run ends before it."""
+    """One fault of one rank. It does not happen if the run ends before it."""
 
     kind: FaultKind
     rank: int
@@ -41,12 +41,12 @@ class Fault:
 
     @property
     def cause(self) -> str:
-        """What a report says of it."""
+        """The cause that a report names."""
         return f"{self.kind} fault at {self.at}"
 
     @property
     def outcome(self) -> Outcome:
-        """How an epoch ends that it breaks off: as the machine says it, where the machine hears of it in time."""
+        """The outcome of an epoch that the fault ends, worded as by the machine if it learns of the fault in time."""
         if self.kind is FaultKind.STOP:
             return Outcome(OutcomeKind.STOPPED, self.rank, f"its consumer left after {self.at} steps")
         kind = OutcomeKind.LOST if self.kind is FaultKind.KILL else OutcomeKind.FAILED
@@ -58,13 +58,13 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """The conditions of a run; by default nothing goes otherwise.
+    """The conditions of a run; by default there are no deviations.
 
     ``jitter`` is the standard deviation of the logarithm of a factor, drawn anew for each read, collation, computation and
     exchange on each rank; its median is 1. ``slow_ranks`` and ``slow_loaders`` pair a rank with the factor by which its
     computation, or its reading and collating, takes longer. ``deadline_s`` is how long ranks wait for one that is gone.
 
-    Raises: UsageError when a value makes no sense.
+    Raises: UsageError when a value is not valid.
     """
 
     jitter: float = 0.0
@@ -96,9 +96,9 @@ class Conditions:
                 raise UsageError(f"{fault.kind} fault at {fault.at}: must not be negative")
 
     def check_ranks(self, ranks: int) -> None:
-        """Checks that every rank that is named exists.
+        """Checks that every rank named exists.
 
-        Raises: UsageError naming the one that does not.
+        Raises: UsageError naming one that does not.
         """
         named = [rank for rank, _ in (*self.slow_ranks, *self.slow_loaders)] + [fault.rank for fault in self.faults]
         for rank in named:
@@ -106,12 +106,12 @@ class Conditions:
                 raise UsageError(f"rank {rank} is named, there are ranks 0..{ranks - 1}")
 
     def find_fault(self, kind: FaultKind, rank: int) -> int | None:
-        """Returns where the first fault of this kind happens on ``rank``; None when there is none."""
+        """Returns where the first fault of this kind happens on ``rank``, or None if there is none."""
         return min((fault.at for fault in self.faults if fault.kind is kind and fault.rank == rank), default=None)
 
 
 STEADY: Final = Conditions()
-"""Nothing goes otherwise."""
+"""No deviations."""
 
 
 def parse_factor(text: str) -> tuple[int, float]:
@@ -144,7 +144,7 @@ def parse_fault(text: str) -> Fault:
 class BudgetTable:
     """A schedule of token budgets as a value: the tokens from each number of planned steps on. Spec: R15.4.
 
-    Raises: UsageError when it does not begin with step 0, or its steps do not rise, or tokens are below 1.
+    Raises: UsageError when it does not begin with step 0, its steps do not ascend, or tokens are below 1.
     """
 
     changes: tuple[tuple[int, int], ...]
@@ -155,7 +155,7 @@ class BudgetTable:
             raise UsageError(f"a budget schedule is STEP:TOKENS,..., from step 0 on, with rising steps, got {self}")
 
     def __call__(self, step: int, current: int) -> int:
-        """Returns the tokens once so many steps are planned, whatever the budget in force."""
+        """Returns the tokens once ``step`` steps are planned, whatever the budget in force."""
         return next(tokens for begin, tokens in reversed(self.changes) if step >= begin)
 
     def __str__(self) -> str:
@@ -163,9 +163,9 @@ class BudgetTable:
 
 
 def parse_budget_schedule(text: str) -> BudgetTable:
-    """Returns the schedule that ``text`` says, as in ``0:4096,500:8192``: tokens from each number of steps on. Spec: R15.4.
+    """Returns the schedule in ``text``, such as ``0:4096,500:8192``: tokens from each number of steps on. Spec: R15.4.
 
-    Raises: UsageError when it is not one.
+    Raises: UsageError when the text is not a schedule.
     """
     try:
         pairs = [part.split(":") for part in text.split(",")]

@@ -10,9 +10,9 @@
       "loader": {"workers": 4, "sample_s": 0.001}
     }
 
-The sections and their keys are the fields of `odb_sim.inputs.costs`; what is left out keeps its default, but for ``ranges``:
-a number without one is taken as it is. ``fit`` may hold anything: it is where `odb-ref calibrate` says how it got the numbers.
-A number that makes no sense is refused with the line it stands on, since a plan made from it would look as good as any other.
+The sections and their keys are the fields of `odb_sim.inputs.costs`. A key left out keeps its default, except in ``ranges``,
+where a number without a range counts as exact. ``fit`` may hold anything; `odb-ref calibrate` writes how it got the numbers
+there. An invalid number is refused with its line, since a plan made from it would look as good as any other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Path_ = tuple[str, ...]
 
 
 class _Source:
-    """The text of a cost model, and where its keys stand."""
+    """The text of a cost model, with the lines of its keys."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class _Source:
 
 
 def _make_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Raises: UsageError when a key stands twice: one value would be left out."""
+    """Makes a dict. Raises: UsageError when a key occurs twice, because one value would be lost."""
     found = dict(pairs)
     for name in found:
         if sum(key == name for key, _ in pairs) > 1:
@@ -71,7 +71,7 @@ def _make_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def load_costs(path: str | Path) -> Costs:
     """Returns the cost models of a file.
 
-    Raises: UsageError, in one line with file, line and key, when it is not a cost model or holds a number that makes no sense.
+    Raises: UsageError, in one line with file, line and key, when it is not a cost model or holds an invalid number.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -143,7 +143,7 @@ def _convert(source: _Source, path: Path_, default: object, value: object) -> ob
 
 
 def _locate_keys(text: str) -> dict[Path_, int]:
-    """Returns the line of every key, by the keys that lead to it."""
+    """Returns the line of every key, by its path of keys."""
     tokens = list(_TOKEN.finditer(text))
     lines: dict[Path_, int] = {}
     stack: list[str] = []
@@ -165,12 +165,12 @@ def _locate_keys(text: str) -> dict[Path_, int]:
 
 
 def encode_costs(costs: Costs) -> dict[str, object]:
-    """Returns the cost models as the JSON object of a file, every number written out."""
+    """Returns the cost models as the JSON object of a file, with every number written out."""
     return {"format": FORMAT, "version": VERSION, **asdict(costs)}
 
 
 def write_costs(path: str | Path, costs: Costs, fit: Mapping[str, object] | None = None) -> None:
-    """Writes a cost model that `load_costs` reads; ``fit`` says where the numbers come from."""
+    """Writes a cost model that `load_costs` reads. ``fit`` records where the numbers come from."""
     data = encode_costs(costs)
     if fit is not None:
         data["fit"] = dict(fit)

@@ -1,7 +1,7 @@
-"""What things cost in simulated seconds: the GPU, the network, the loader. Small linear models, all numbers visible.
+"""Costs in simulated seconds of the GPU, the network and the loader: small linear models with all numbers visible.
 
-The defaults are assumptions, chosen as a round description of an 8-billion-parameter model on one H100 per rank, trained in
-bf16 at 400 TFLOP/s, on 10-gigabit Ethernet: 6 FLOPs per parameter and token are 1.2e-4 s/token; causal attention over 32
+The defaults are assumptions: a rounded description of an 8-billion-parameter model with one H100 per rank, trained in bf16 at
+400 TFLOP/s, on 10-gigabit Ethernet. Then 6 FLOPs per parameter and token are 1.2e-4 s/token, and causal attention over 32
 layers of width 4,096 adds 2e-9 s per token and token of context.
 """
 
@@ -22,27 +22,27 @@ from odb_ref.core.offer import WIRE_SIZE
 
 Seconds = NDArray[np.float64]
 Squares = NDArray[np.int64] | NDArray[np.float64]
-"""Squares of lengths, summed: of long rows more than 64 bits hold."""
+"""Sums of squared lengths, which for long rows may exceed 64 bits."""
 Number = TypeVar("Number", float, NDArray[np.float64])
-"""One quantity, or many at once: the same formula prices both."""
+"""One quantity or many at once, priced by the same formula."""
 LARGEST_S: Final = 86_400.0
-"""No single cost is more than a day."""
+"""The greatest single cost, a day."""
 _INTEGER_BYTES = 8
 _COUNT_INTEGERS = 3  # samples, tokens, supervised tokens
 _REPORT_BYTES = 1024
 
 
 class PricedTransport(StrEnum):
-    """How the ranks exchange offers and counts; the decisions are the same."""
+    """How the ranks exchange offers and counts. The decisions are the same."""
 
     REDUCE = "reduce"
-    """A reduction: its cost grows with the logarithm of the world."""
+    """A reduction, whose cost grows with the logarithm of the number of ranks."""
     GATHER = "gather"
-    """Everyone receives everyone's message, as in the paper: the cost grows with the world."""
+    """All ranks receive all messages, as in the paper; the cost grows with the number of ranks."""
 
 
 class Algorithm(StrEnum):
-    """How the trainers' collective goes: which of its messages wait for others."""
+    """The algorithm of the trainers' collective, which decides which messages wait for others."""
 
     TREE = "tree"
     """Up a tree and down again: the latency grows with the logarithm of the ranks."""
@@ -61,9 +61,9 @@ def _check_not_negative(model: object, name: str, value: float) -> None:
 class GpuCost:
     """Seconds of one training step on one rank, without its collective.
 
-    ``fixed_s`` is paid by every step, idle ones too; ``per_token_s`` by every padded token; ``per_token2_s`` by every
-    pair of a padded token and a token of its own row, the quadratic part of attention. No step takes less than ``floor_s``:
-    what is sent in each, behind the computation where that takes longer (sharded parameters).
+    Every step costs ``fixed_s``, even an idle one, every padded token ``per_token_s``, and every pair of a padded token and a
+    token of its own row ``per_token2_s``, the quadratic part of attention. No step takes less than ``floor_s``: the time to
+    send sharded parameters, which overlaps the computation.
 
     Raises: UsageError when a number is negative or not finite.
     """
@@ -78,13 +78,11 @@ class GpuCost:
             _check_not_negative(self, item.name, getattr(self, item.name))
 
     def compute_batches_s(self, padded_tokens: Seconds, longest: Seconds) -> Seconds:
-        """Returns the seconds for batches of so many padded tokens, whose longest sample has ``longest``."""
+        """Returns the seconds for batches of ``padded_tokens`` tokens, whose longest samples have ``longest``."""
         return np.maximum(self.floor_s, self.fixed_s + padded_tokens * (self.per_token_s + self.per_token2_s * longest))
 
     def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: Squares) -> Seconds:
-        """Returns the seconds for many batches at once; ``row_pairs`` sums the squared length of every row, padding
-        included.
-        """
+        """Returns the seconds for many batches at once. ``row_pairs`` sums the squared lengths of the rows with padding."""
         seconds = self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs
         return np.maximum(self.floor_s, seconds) if self.floor_s else seconds
 
@@ -93,9 +91,9 @@ class GpuCost:
 class CollectiveCost:
     """Seconds of the trainers' collective that ends a step (gradients), after the slowest rank.
 
-    Only what no computation hides counts: ``fixed_s`` whatever the ranks, ``latency_s`` for each message that has to wait for
-    another, and ``transfer_s`` for sending all of the data once over a rank's link. With ``each_step`` ranks also meet after
-    every micro-batch inside an update, as those must whose parameters are sharded; that costs no more than the wait.
+    Only time that no computation hides counts: ``fixed_s`` whatever the number of ranks, ``latency_s`` for each message that
+    has to wait for another, and ``transfer_s`` to send all of the data once over a rank's link. With ``each_step`` ranks also
+    meet after every micro-batch inside an update, as they must with sharded parameters; this costs only the wait.
 
     Raises: UsageError when a number is negative or not finite.
     """
@@ -111,10 +109,10 @@ class CollectiveCost:
             _check_not_negative(self, name, getattr(self, name))
 
     def compute_s(self, ranks: int) -> float:
-        """Returns the seconds of one collective of so many ranks.
+        """Returns the seconds of one collective of ``ranks`` ranks.
 
-        With either algorithm each rank sends and receives 2 (W - 1) / W of the data: reduced, then spread. What differs is how
-        many messages wait for one another: 2 (W - 1) around a ring, 2 ceil(log2 W) up a tree and down.
+        With either algorithm each rank sends and receives 2 (W - 1) / W of the data, once to reduce and once to spread it. They
+        differ in how many messages wait for one another: 2 (W - 1) around a ring, 2 ceil(log2 W) up a tree and down.
         """
         match self.algorithm:
             case Algorithm.RING:
@@ -125,16 +123,17 @@ class CollectiveCost:
 
 
 NO_COLLECTIVE: Final = CollectiveCost(fixed_s=0, latency_s=0, transfer_s=0)
-"""For step times that hold their collective."""
+"""The collective for step times that already include it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTable:
-    """Measured seconds of a training step, by padded tokens: ``rows`` of (tokens, seconds), with rising tokens.
+    """Measured seconds of a training step, by padded tokens: ``rows`` of (tokens, seconds), with ascending tokens.
 
-    Linear between the rows, as the first row below them, and on along the last two above them. Without rows there is none.
+    Values are linear between rows, constant below the first, and continue the line of the last two above them. Without rows
+    the table is not used.
 
-    Raises: UsageError naming the row that makes no sense.
+    Raises: UsageError naming a row that is not valid.
     """
 
     rows: tuple[tuple[float, float], ...] = ()
@@ -166,7 +165,7 @@ class StepTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCost:
-    """Seconds of one exchange, by an alpha-beta model: ``alpha_s`` for each message, ``beta_s`` for each byte.
+    """Seconds of one exchange, by an alpha-beta model: ``alpha_s`` per message, ``beta_s`` per byte.
 
     Raises: UsageError when a number is negative or not finite.
     """
@@ -184,13 +183,13 @@ class NetworkCost:
         return self._compute_exchange_s(ranks, WIRE_SIZE * _INTEGER_BYTES)
 
     def compute_counts_s(self, ranks: int, steps: int, *, resources: int = 0, wants: int = 0) -> float:
-        """Returns the seconds from the last rank's counts, with those of so many further resources, to their sums; and with
-        so many integers of what the ranks want.
+        """Returns the seconds from the last rank's counts to their sums. The message also holds the counts of ``resources``
+        further resources and ``wants`` integers for what the ranks want.
         """
         return self._compute_exchange_s(ranks, (steps * (_COUNT_INTEGERS + resources) + wants) * _INTEGER_BYTES)
 
     def compute_reports_s(self, ranks: int) -> float:
-        """Returns the seconds to gather all reports, on failure only."""
+        """Returns the seconds to gather all reports, which happens only after a failure."""
         return (ranks - 1) * (self.alpha_s + self.beta_s * _REPORT_BYTES)
 
     def _compute_exchange_s(self, ranks: int, size_bytes: int) -> float:
@@ -204,12 +203,12 @@ class NetworkCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderCost:
-    """Seconds of reading (decoding, templating, tokenizing) and of collating; `odb_sim.engine.loading` says who does what.
+    """Seconds of reading (decoding, templating, tokenizing) and of collating. `odb_sim.engine.loading` explains who does what.
 
-    A rank's DataLoader has ``workers`` processes and fetches ``prefetch_factor`` items for each ahead. ``sample_s`` and
-    ``per_token_s`` are a worker's, for each sample. Collating is a worker's in a plain DataLoader, and the loader process's in
-    ours. That also takes ``receive_sample_s`` to receive each sample from its worker and to group it; the default is about
-    what a core of a small virtual machine needs.
+    A rank's DataLoader has ``workers`` processes and fetches ``prefetch_factor`` items ahead for each. A worker takes
+    ``sample_s`` for each sample and ``per_token_s`` for each token. In a plain DataLoader a worker collates, in ours the loader
+    process does. That also takes ``receive_sample_s`` to receive each sample from its worker and to group it; the default is
+    about what a core of a small virtual machine needs.
 
     Raises: UsageError when a number is negative or not finite, or there is no worker or nothing fetched ahead.
     """
@@ -232,7 +231,7 @@ class LoaderCost:
     def compute_plain_s(
         self, samples: NDArray[np.int64], real: NDArray[np.int64], padded: NDArray[np.int64]
     ) -> Seconds:
-        """Returns the seconds that a worker of a plain DataLoader takes for each batch; 0 for one without samples."""
+        """Returns the seconds that a worker of a plain DataLoader takes for each batch; 0 for a batch without samples."""
         read_s = self.sample_s * samples + self.per_token_s * real
         collate_s = self.collate_step_s + self.collate_per_token_s * padded
         seconds: Seconds = np.where(samples > 0, read_s + collate_s, 0.0)
@@ -251,12 +250,14 @@ class LoaderCost:
 INLINE_LOADER: Final = LoaderCost(
     workers=1, sample_s=0, per_token_s=0, collate_step_s=0, collate_per_token_s=0, receive_sample_s=0
 )
-"""The loader of a job without workers, whose training thread reads and collates: that is part of the time of its steps."""
+"""The loader of a job without workers. Its training thread reads and collates, which is part of the time of its steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTo:
-    """What the numbers were fitted to: so many ``ranks``, and batches of at most so many ``padded_tokens``. 0: assumed."""
+    """The runs to which the numbers were fitted: their ``ranks``, and the ``padded_tokens`` of their largest batch. 0 means
+    that the numbers are assumed.
+    """
 
     ranks: int = 0
     padded_tokens: int = 0
@@ -268,10 +269,10 @@ class FittedTo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges:
-    """How sure the numbers are: ``rows`` of (name, low, high), within which nine of ten lie. A name is ``gpu.per_token_s``,
-    say, or ``error``: what step times are multiplied by, for all that the model leaves out.
+    """The uncertainty of the numbers: ``rows`` of (name, low, high), a range that holds nine times out of ten. A name is one
+    like ``gpu.per_token_s``, or ``error``, a factor on step times for everything that the model leaves out.
 
-    Raises: UsageError naming the row that makes no sense.
+    Raises: UsageError naming a row that is not valid.
     """
 
     rows: tuple[tuple[str, float, float], ...] = ()
@@ -316,12 +317,12 @@ ASSUMED: Final = Ranges(
         ("loader.sample_s", 5e-4, 2e-3),
     )
 )
-"""Ranges of the defaults: assumed, as they are."""
+"""Ranges of the defaults, which are assumed as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """All cost models of a run. A step table takes the place of the GPU's formula for steps that are not idle."""
+    """All cost models of a run. A step table replaces the GPU's formula for steps that are not idle."""
 
     gpu: GpuCost = field(default_factory=GpuCost)
     collective: CollectiveCost = field(default_factory=CollectiveCost)
@@ -332,7 +333,7 @@ class Costs:
     ranges: Ranges = ASSUMED
 
     def compute_batches_s(self, padded_tokens: NDArray[np.int64], longest: NDArray[np.int64]) -> Seconds:
-        """Returns the seconds for many batches at once, without the step's collective; one of 0 tokens is an idle step."""
+        """Returns the seconds for many batches at once, without the step's collective. A batch of 0 tokens is an idle step."""
         if not self.step_table.rows:
             return self.gpu.compute_batches_s(padded_tokens.astype(np.float64), longest.astype(np.float64))
         return self.compute_steps_s(padded_tokens, padded_tokens)
@@ -340,15 +341,15 @@ class Costs:
     def compute_layout_s(
         self, layout: Layout, tokens: NDArray[np.int64], longest: NDArray[np.int64], pairs: Squares
     ) -> Seconds:
-        """Returns the seconds for many batches of a layout; ``pairs`` sums the squared lengths of their samples, which attend
-        to themselves only where they are packed.
+        """Returns the seconds for many batches of a layout. ``pairs`` sums the squared lengths of their samples, which matters
+        for packed batches, where each sample attends only to itself.
         """
         if layout is Layout.PACKED:
             return self.compute_steps_s(tokens, pairs)
         return self.compute_batches_s(tokens, longest)
 
     def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: Squares) -> Seconds:
-        """Returns the seconds for many batches at once; ``row_pairs`` as in `GpuCost.compute_steps_s`."""
+        """Returns the seconds for many batches at once, with ``row_pairs`` as in `GpuCost.compute_steps_s`."""
         if not self.step_table.rows:
             return self.gpu.compute_steps_s(padded_tokens, row_pairs)
         distinct, places = np.unique(padded_tokens, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Files that commands write. What goes wrong names the file: an error of writing, on a full disk say, does not by itself."""
+"""Files that commands write. Errors name the file, which an OSError of writing, on a full disk for example, does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from odb_ref.core.errors import UsageError
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Makes an OSError that is raised inside name ``path``."""
+    """Makes an OSError raised inside the block name ``path``."""
     try:
         yield
     except OSError as error:
@@ -49,8 +49,7 @@ def write_csv(path: str | Path, rows: Iterable[Iterable[object]]) -> None:
 
 
 def check_writable(*paths: str | Path | None, reads: Iterable[str | Path | None] = ()) -> None:
-    """Checks that every path can be written, that none is named twice and that it is none of those that are read: better said
-    before a long run than after it.
+    """Checks, before a long run, that every path can be written, and that none is given twice or also read.
 
     Raises: UsageError naming the path.
     """

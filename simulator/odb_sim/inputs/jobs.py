@@ -1,6 +1,6 @@
-"""What a training job costs, from its model, GPUs and strategy: seconds of a micro-batch and of what is sent, and memory.
+"""The cost of a training job, given its model, GPUs and strategy: seconds of a micro-batch and of communication, and memory.
 
-With P weights, of which a token meets A, in L layers of width d for attention:
+The model has P weights, of which a token uses A, and L layers of attention width d:
 
 ==============  ========================================================================================================
 a token         6 A operations, forward and backward; 2 A more where activations are computed again
@@ -12,8 +12,7 @@ a token's       what each layer keeps for the backward pass (or, where that is c
 memory          whole), and the logits; beside the states, and a layer's weights where these are sharded
 ==============  ========================================================================================================
 
-No overlap is modelled beyond that, and no pipeline or tensor parallelism. What the numbers rest on stands in
-`data/presets.toml`.
+No further overlap is modelled, and no pipeline or tensor parallelism. `data/presets.toml` has the sources of the numbers.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Where the memory of a GPU goes, in bytes; and the padded tokens of a micro-batch that the rest holds."""
+    """The use of a GPU's memory, in bytes, and the padded tokens of a micro-batch that fit into the rest."""
 
     usable: float
     states: float
-    """Weights, gradients and the optimizer's, of a rank's share, and the layers that are gathered."""
+    """A rank's share of weights, gradients and optimizer states, and the gathered layers."""
     token: float
-    """What each padded token takes."""
+    """The bytes of each padded token."""
 
     @property
     def tokens(self) -> int:
-        """Padded tokens of a micro-batch that fit; 0 where not even the states do."""
+        """The padded tokens of a micro-batch that fit, or 0 if not even the states fit."""
         return max(0, int((self.usable - self.states) / self.token))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """A model on so many GPUs, each a data-parallel rank."""
+    """A model on a number of GPUs, each a data-parallel rank."""
 
     model: Model
     strategy: Strategy
@@ -56,12 +55,12 @@ class TrainingJob:
     node_gpus: int = 8
     """GPUs that share a node, and its faster links."""
     recomputes: bool = False
-    """True where activations are computed again in the backward pass, and not kept."""
+    """True if activations are computed again in the backward pass instead of being kept."""
     constants: Mapping[str, Constant] = field(repr=False)
 
     @property
     def values(self) -> dict[str, float]:
-        """What each constant is taken to be."""
+        """The value of each constant."""
         return {name: constant.value for name, constant in self.constants.items()}
 
     @property
@@ -70,14 +69,14 @@ class TrainingJob:
         return max(count for count in range(1, self.node_gpus + 1) if self.gpus % count == 0)
 
     def compute_bandwidth(self, values: Values) -> float:
-        """Returns the bytes a second that a rank sends in a ring over all ranks: between nodes all GPUs of one send at once."""
+        """Returns the bytes per second of a rank in a ring over all ranks. All GPUs of a node send to other nodes at once."""
         link, network = values["link_bytes_s"], values["network_bytes_s"]
         if self.gpus > self.node_ranks:
             link = min(link, self.node_ranks * network)
         return values["link_share"] * link
 
     def price(self, values: Values) -> Costs:
-        """Returns the cost models, with such ``values`` of the constants. The loader's and the exchange's are the defaults."""
+        """Returns the cost models with these ``values`` of the constants. Loader and exchange have the default costs."""
         model, strategy, ranks = self.model, self.strategy, self.gpus
         again = 2 * values["recompute"] if self.recomputes else 0.0
         peak = values["peak_flops"] * values["peak_share"] / values["model_error"]
@@ -105,7 +104,7 @@ class TrainingJob:
         )
 
     def compute_memory(self, values: Values) -> Memory:
-        """Returns where the memory goes, with such ``values`` of the constants."""
+        """Returns the use of memory with these ``values`` of the constants."""
         model, strategy = self.model, self.strategy
         weight, gradient = values["weight_bytes"], values["gradient_bytes"]
         bytes_of = {"weights": weight, "gradients": gradient, "states": values["state_bytes"] - weight - gradient}
@@ -113,12 +112,11 @@ class TrainingJob:
             size * model.parameters / (self.gpus if name in strategy.sharded else 1) for name, size in bytes_of.items()
         )
         layer = sum(model.layer_weights)
-        if "weights" in strategy.sharded:  # one layer in use and the next on its way, and the gradients of one
+        if "weights" in strategy.sharded:  # one layer in use, the next being gathered, and the gradients of one
             states += (2 * weight + gradient) * max(layer, model.vocabulary * model.hidden) * min(1, self.gpus - 1)
         attention, kv = model.attention_width, model.kv_heads * model.head_width
-        # Kept of a layer: inputs of norms and matrices, queries and keys before and after they are turned, what the gate makes;
-        # and, as in most models with gates,
-        # the two norms in float32.
+        # A layer keeps the inputs of norms and matrices, queries and keys before and after rotation, and the gate's outputs;
+        # also, as in most models with gates, the two norms in float32.
         is_gated = model.matrices > 2
         kept = weight * (4 * model.hidden + 3 * attention + 3 * kv) + 8 * model.hidden * is_gated
         kept += weight * (4 if is_gated else 2) * model.feed_forward
@@ -127,7 +125,7 @@ class TrainingJob:
         return Memory(usable=values["usable_share"] * values["memory_bytes"], states=states, token=token)
 
     def compute_token_range(self) -> tuple[int, int]:
-        """Returns the least and the most padded tokens that fit, nine times of ten: what fewer hold is safe."""
+        """Returns the range in which the padded tokens that fit lie nine times out of ten. Fewer than the first are safe."""
         usual, downs, ups = self.compute_memory(self.values).tokens, [0.0], [0.0]
         for name, constant in self.constants.items():
             ends = [
@@ -150,9 +148,9 @@ def build_job(
     node_gpus: int = 8,
     price_usd: float | None = None,
 ) -> TrainingJob:
-    """Returns the job that presets of these names describe; a price is the user's own, in dollars for a GPU and hour.
+    """Returns the job described by the presets of these names. ``price_usd`` is the user's own, in dollars per GPU and hour.
 
-    Raises: UsageError when there is no such preset, a number makes no sense, or the states alone do not fit.
+    Raises: UsageError when there is no such preset, a number is not valid, or the states alone do not fit.
     """
     if gpus < 1 or node_gpus < 1:
         raise UsageError(f"--gpus and --node-gpus must be at least 1, got {gpus} and {node_gpus}")

@@ -1,7 +1,7 @@
-"""Reading length traces: what a planner knows of a data set, one row for each sample.
+"""Reads length traces, which hold what a planner knows of a data set: one row for each sample.
 
-A trace is a name that ships with the package, a CSV (or CSV.gz) file whose header has ``total_tokens``, or a ``.npy`` file
-of one integer for each sample. Whatever is wrong with it is said in one line, with the file and the line.
+A trace is the name of a bundled one, a CSV (or CSV.gz) file whose header has ``total_tokens``, or a ``.npy`` file with one
+integer for each sample. Every error is reported in one line, with the file and the line.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ TOTAL_COLUMN: Final = "total_tokens"
 SUPERVISED_COLUMN: Final = "supervised_tokens"
 _SUFFIX: Final = ".csv.gz"
 _GZIP: Final = b"\x1f\x8b"
-"""What a compressed file begins with."""
+"""The first bytes of a compressed file."""
 _LARGEST_LENGTH: Final = 2**31 - 1
 _NAME: Final = re.compile(r"[\w./-]{1,40}( [\w./-]{1,20})?")
-"""What may be the name of a column; anything else may be a text of somebody's data set, which no error shows."""
+"""Matches column names. Anything else may be text from a private data set, which errors must not show."""
 _SHORT: Final = re.compile(r"\S{0,24}")
 _WHOLE: Final = re.compile(r"\s*[+-]?[0-9]{1,100}\s*")
 
@@ -44,8 +44,8 @@ _WHOLE: Final = re.compile(r"\s*[+-]?[0-9]{1,100}\s*")
 class Lengths:
     """Lengths of the samples of a data set, in source order: tokens, and the tokens that carry loss (label != -100).
 
-    Where the source does not say which tokens carry loss, all do. ``resources`` holds a row for each sample: what it uses of
-    each further resource that was asked for.
+    If the source does not give the tokens that carry loss, all do. ``resources`` holds a row for each sample with its use of
+    each further resource requested.
     """
 
     name: str
@@ -64,9 +64,9 @@ def list_bundled_names() -> list[str]:
 
 
 def load_lengths(source: str, further: Sequence[str] = ()) -> Lengths:
-    """Returns the lengths that ``source`` names: a bundled trace, or the path of a CSV, CSV.gz or .npy file.
+    """Returns the lengths in ``source``: the name of a bundled trace, or the path of a CSV, CSV.gz or .npy file.
 
-    ``further`` names the columns that hold what a sample uses of further resources.
+    ``further`` names the columns with each sample's use of further resources.
 
     Raises: UsageError, in one line with file and line, when there is no such trace or it holds anything but lengths.
     """
@@ -102,17 +102,17 @@ def _load_bundled(name: str, further: tuple[str, ...]) -> Lengths:
         lengths = _parse_csv(io.TextIOWrapper(gzip.GzipFile(fileobj=packed), encoding="utf-8"), name, name, further)
     for column in (lengths.tokens, lengths.supervised_tokens, lengths.resources):
         if column is not None:
-            column.flags.writeable = False  # all callers have the same
+            column.flags.writeable = False  # all callers share it
     return lengths
 
 
 def describe_remedy(source: str) -> str:
-    """Returns the command that makes lengths of texts."""
+    """Returns the command that makes lengths from texts."""
     return f"odb-ref lengths {source} --tokenizer TOKENIZER --out lengths.csv makes them"
 
 
 def _describe(header: list[str], where: str) -> str:
-    """Returns the names of a header, and nothing of what may be a text of a data set."""
+    """Returns the names of a header, without anything that may be text from a data set."""
     if not all(map(_NAME.fullmatch, header)):
         return f"it is not one; if the file holds texts, {describe_remedy(where)}"
     return f"there are {', '.join(header)}"[:240] + f"; if the file holds texts, {describe_remedy(where)}"
@@ -164,12 +164,12 @@ def _parse_csv(file: IO[str], where: str, name: str, further: Sequence[str]) -> 
 
 
 def _parse_row(row: list[str], columns: list[int], header: list[str], where: str) -> list[int]:
-    """Returns the values of ``columns``: total tokens, supervised tokens, then what is used of further resources."""
+    """Returns the values of ``columns``: total tokens, supervised tokens, then the use of further resources."""
     values = []
     if len(row) != len(header):
         raise UsageError(f"{where}: {len(row)} values, the header has {len(header)} columns")
     for column in columns:
-        if not _WHOLE.fullmatch(row[column]):  # int() takes more: 1_000, say, and digits of other scripts
+        if not _WHOLE.fullmatch(row[column]):  # int() accepts more, such as 1_000 and digits of other scripts
             shown = repr(row[column]) if _SHORT.fullmatch(row[column]) else f"a text of {len(row[column]):,} characters"
             raise UsageError(f"{where}: {header[column]} is {shown}, not a whole number")
         value = int(row[column])

@@ -1,7 +1,6 @@
-"""What is known of GPUs, models, strategies and number formats: `data/presets.toml`, each constant with where it comes from and
-how sure it is.
+"""Presets of GPUs, models, strategies and number formats. In `data/presets.toml` each constant has its source and its range.
 
-A model is one of these by its name, or the ``config.json`` of any other.
+A model is the name of a preset, or the ``config.json`` of any other model.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _ALIASES: Final = {
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
 }
 _UNGATED: Final = ("gpt2", "gpt_neox", "gptj", "opt", "phi", "bloom", "mpt", "falcon", "starcoder2")
-"""Types of models whose feed-forward layers are two matrices, not three."""
+"""Model types whose feed-forward layers have two matrices instead of three."""
 _WIDENING: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A number, the range in which it lies in nine cases of ten, and where both come from."""
+    """A number, the range in which it lies nine times out of ten, and the source of both."""
 
     value: float
     low: float
@@ -43,7 +42,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The sizes of a transformer that its costs depend on."""
+    """The sizes of a transformer on which its costs depend."""
 
     name: str
     source: str
@@ -54,22 +53,22 @@ class Model:
     head_width: int
     vocabulary: int
     feed_forward: int
-    """Width of a feed-forward layer, of all its experts that a token meets."""
+    """The width of a feed-forward layer, summed over the experts that a token uses."""
     matrices: int
-    """Matrices of a feed-forward layer: 3 where it has a gate."""
+    """The matrices of a feed-forward layer: 3 if it has a gate."""
     experts: int
-    """How many times the feed-forward weights are held over how many times a token meets them; 1 without experts."""
+    """The feed-forward weights held, divided by those that a token uses; 1 without experts."""
     is_tied: bool
-    """True where the embedding is the last matrix as well."""
+    """True if the embedding is also the last matrix."""
 
     @property
     def attention_width(self) -> int:
-        """Width of the queries of all heads."""
+        """The width of the queries of all heads."""
         return self.heads * self.head_width
 
     @property
     def layer_weights(self) -> tuple[int, int]:
-        """Weights of a layer's attention, and of its feed-forward part as a token meets it."""
+        """The weights of a layer's attention, and those of its feed-forward part that a token uses."""
         attention = 2 * self.hidden * self.head_width * (self.heads + self.kv_heads)
         return attention, self.matrices * self.hidden * self.feed_forward
 
@@ -82,32 +81,32 @@ class Model:
 
     @property
     def active(self) -> int:
-        """Weights that a token is multiplied with: the embedding is looked up, and of experts a few are met."""
+        """The weights a token is multiplied with: without the embedding, which is looked up, or the experts not used."""
         return self.layers * sum(self.layer_weights) + self.vocabulary * self.hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """What is sharded, and how many times the parameters are sent."""
+    """What is sharded, and how often the parameters are sent."""
 
     name: str
     sharded: frozenset[str]
     each: int
-    """With each micro-batch."""
+    """How often the parameters are sent in each micro-batch."""
     update: int
-    """With each update."""
+    """How often the parameters are sent in each update."""
 
 
 @cache
 def read_presets() -> Mapping[str, Mapping[str, Section]]:
-    """Returns the file: kinds, in each the presets by name, in each the constants by name."""
+    """Returns the contents of the file: by kind, by the preset's name, by the constant's name."""
     text = (resources.files("odb_sim") / "data" / "presets.toml").read_text(encoding="utf-8")
     presets: Mapping[str, Mapping[str, Section]] = tomllib.loads(text)
     return presets
 
 
 def list_names(kind: str) -> list[str]:
-    """Returns the names of the presets of a kind, as in the file."""
+    """Returns the names of the presets of a kind, in the order of the file."""
     return list(read_presets()[kind])
 
 
@@ -122,13 +121,13 @@ def _find(kind: str, name: str) -> Section:
 def load_constants(kind: str, name: str) -> dict[str, Constant]:
     """Returns the constants of a preset.
 
-    Raises: UsageError naming those there are, when there is none of that name.
+    Raises: UsageError naming the presets there are, when none has that name.
     """
     return _read_constants(_find(kind, name))
 
 
 def load_software() -> dict[str, Constant]:
-    """Returns the constants that hold whatever the hardware and the model."""
+    """Returns the constants that apply to all hardware and models."""
     return _read_constants(read_presets()["software"])
 
 
@@ -145,9 +144,9 @@ def _read_constants(section: Section) -> dict[str, Constant]:
 
 
 def load_strategy(name: str) -> Strategy:
-    """Returns what a strategy shards and sends.
+    """Returns the strategy called ``name``.
 
-    Raises: UsageError naming those there are, when there is none of that name.
+    Raises: UsageError naming the strategies there are, when none has that name.
     """
     section = _find("strategy", name)
     sharded = section["sharded"]
@@ -160,9 +159,9 @@ def load_strategy(name: str) -> Strategy:
 
 
 def load_model(name: str) -> Model:
-    """Returns the sizes of a model: one of the presets, or that of a ``config.json``, given as the file or its folder.
+    """Returns the sizes of a model: a preset's, or those in a ``config.json``, given as the file or its folder.
 
-    Raises: UsageError, naming the file and the key, when it is not one.
+    Raises: UsageError, naming the file and the key, when it describes no model.
     """
     path = Path(name)
     if name not in read_presets()["model"] and path.exists():
@@ -173,7 +172,7 @@ def load_model(name: str) -> Model:
             raise UsageError(f"{path}: not the config.json of a model: {error}") from error
         if not isinstance(data, dict):
             raise UsageError(f"{path}: not the config.json of a model: no object")
-        # Models of pictures and texts keep the sizes of the latter apart.
+        # Models of images and text keep the sizes of their text model separately.
         text = data.get("text_config", data)
         return _build_model(str(path), str(path), text if isinstance(text, dict) else data)
     return _build_model(name, "presets.toml", _find("model", name))

@@ -1,4 +1,4 @@
-"""Target rules by name: shipped ones, and those of a user's own module or file."""
+"""Target rules by name: shipped ones, and those in a user's module or file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from odb_ref.core.batching.rules import RULES, TargetRule, get_rule
 from odb_ref.core.errors import UsageError
 
 OWN: Final = ":"
-"""What the name of a rule that does not ship holds: ``module:name`` or ``path.py:name``."""
+"""Occurs in the name of a user's rule: ``module:name`` or ``path.py:name``."""
 
 
 @runtime_checkable
 class PerRank(Protocol):
-    """A rule of which every rank has an instance of its own, as in a job."""
+    """A rule with a separate instance for every rank, as in a job."""
 
     def for_rank(self, rank: int) -> TargetRule:
         """Returns the instance of ``rank``."""
@@ -31,22 +31,22 @@ class PerRank(Protocol):
 
 
 def get_instance(rule: TargetRule, rank: int) -> TargetRule:
-    """Returns what ``rank`` runs: its own instance where there is one, else the rule."""
+    """Returns the rule that ``rank`` runs: its own instance if there is one, else ``rule``."""
     return rule.for_rank(rank) if isinstance(rule, PerRank) else rule
 
 
 def load_rule(name: str) -> TargetRule:
     """Returns the rule called ``name``: a shipped one, ``module:attribute`` or ``path.py:attribute``.
 
-    The attribute is a rule or a class that makes one. Modules are also looked for in the current directory, after all others.
-    Raises: UsageError when there is none.
+    The attribute is a rule, or a class that makes one. The current directory is searched for modules last.
+    Raises: UsageError when there is no such rule.
     """
     module_name, colon, attribute = name.rpartition(OWN)
     if not colon:
         return get_rule(name)
     try:
         module = import_named(module_name)
-    except (Exception, SystemExit) as error:  # Whatever the module does wrong while it is loaded.
+    except (Exception, SystemExit) as error:  # anything the module may do wrong while it is loaded
         raise UsageError(f"rule {name!r}: cannot import {module_name!r}: {describe_error(error)}") from error
     try:
         found: object = getattr(module, attribute)
@@ -65,9 +65,9 @@ def load_rule(name: str) -> TargetRule:
 
 
 def load_policy_rule(name: str) -> TargetRule:
-    """As `load_rule`, for a rule that is to be run beside the shipped ones.
+    """Returns the rule as `load_rule` does, for use beside the shipped ones.
 
-    Raises: UsageError when there is none, or when it carries a shipped rule's name: ranks could not tell the two apart.
+    Raises: UsageError when there is no such rule, or it has a shipped rule's name, since ranks could not tell the two apart.
     """
     rule = load_rule(name)
     if not isinstance(rule.name, str) or not rule.name:
@@ -78,8 +78,8 @@ def load_policy_rule(name: str) -> TargetRule:
 
 
 def digest_rule(name: str) -> str:
-    """Returns a digest of the file that holds the rule ``name``, and of all else of the user's that is imported, perhaps by it;
-    empty for a shipped one, or without such a file.
+    """Returns a digest of the file that holds the rule ``name`` and of all other imported files of the user's, since the rule
+    may use them. The result is empty for a shipped rule, or without such a file.
     """
     module_name, colon, _ = name.rpartition(OWN)
     if not colon:
@@ -90,19 +90,21 @@ def digest_rule(name: str) -> str:
             return ""
         files = sorted({Path(path).resolve(), *_list_own_files(len(sys.modules))})
         return _digest_files(tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file()))
-    except (Exception, SystemExit):  # Whatever is wrong with it is said when it is run.
+    except (Exception, SystemExit):  # running the rule will report the error
         return ""
 
 
 @lru_cache(maxsize=8)
 def _digest_files(files: tuple[tuple[Path, int], ...]) -> str:
-    """Returns a digest of files as they were at a time each."""
+    """Returns a digest of files, given with their times of modification so that changed files are read again."""
     return sha256(b"".join(file.read_bytes() for file, _ in files)).hexdigest()
 
 
 @lru_cache(maxsize=1)
 def _list_own_files(_modules: int) -> frozenset[Path]:
-    """Returns the files of modules that are neither Python's nor installed nor this program's; so many are imported."""
+    """Returns the files of imported modules that belong neither to Python, to installed packages, nor to this program. The
+    argument is the number of imported modules, so that the cache notices new ones.
+    """
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     libraries = [Path(sysconfig.get_path(name)).resolve() for name in names]
     libraries += [Path(str(resources.files(package))).resolve() for package in ("odb_ref", "odb_sim")]
@@ -120,15 +122,15 @@ def describe_error(error: BaseException) -> str:
 def import_named(module_name: str) -> ModuleType:
     """Returns the module of this name, or of this path of a Python file.
 
-    Raises: whatever it raises.
+    Raises: any error that the module raises.
     """
     if not module_name.endswith(".py"):
-        # Last, so that a file called random.py in the current directory stands in for nobody's library.
+        # Last, so that a file called random.py in the current directory replaces no library.
         if "" not in sys.path:
             sys.path.append("")
         return importlib.import_module(module_name)
     path = Path(module_name)
-    # A name of its own: the stem may be that of a module which others import.
+    # A distinct name, because the stem may be that of a module which others import.
     name = f"_odb_rule_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

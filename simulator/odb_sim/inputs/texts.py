@@ -1,6 +1,6 @@
-"""Rows of a data set, from whatever holds it: JSON lines, JSON, parquet, a folder that `datasets` saved, or a Python callable.
+"""Rows of a data set from JSON lines, JSON, parquet, a folder saved by `datasets`, or a Python callable.
 
-A row is a dict, or a text by itself. Nothing of what a row says is ever part of an error: data sets may be private.
+A row is a dict or just a text. Errors never show the contents of a row, because data sets may be private.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | 
 Row: TypeAlias = Mapping[str, Json]
 
 TEXT: Final = "text"
-"""The column of a row that is a text by itself."""
+"""The column of a row that is just a text."""
 FORMATS: Final = "JSON lines (.jsonl, .jsonl.gz), JSON, CSV, parquet, a folder saved by datasets, or module:function"
 _LINES: Final = (".jsonl", ".ndjson")
 _BATCH_ROWS: Final = 1024
@@ -27,15 +27,15 @@ INSTALL: Final = "pip install 'odb-ref[data]'"
 
 
 def is_text_file(path: Path) -> bool:
-    """Returns True where a file holds texts by its name, and no lengths."""
+    """Returns True when a file's name says that it holds texts, not lengths."""
     names = path.name.lower().removesuffix(".gz")
     return names.endswith((*_LINES, ".json", ".parquet", ".arrow", ".txt", ".md")) or (path / "state.json").exists()
 
 
 def read_rows(source: str, split: str | None = None) -> Iterator[tuple[str, Row]]:
-    """Yields where each row stands, and the row; ``split`` is the part of a saved data set that has several.
+    """Yields each row with its location. ``split`` chooses a part of a saved data set that has several.
 
-    Raises: UsageError naming file and line, when it cannot be read or a row is not one.
+    Raises: UsageError naming file and line, when the source cannot be read or holds something that is not a row.
     """
     module, colon, _ = source.rpartition(":")
     path = Path(source)
@@ -60,7 +60,7 @@ def read_rows(source: str, split: str | None = None) -> Iterator[tuple[str, Row]
 
 
 def count_rows(source: str) -> int:
-    """Returns how many rows a file of JSON lines has; 0 where that is not known before they are read."""
+    """Returns the number of rows in a file of JSON lines, or 0 for sources where it is unknown before reading."""
     path = Path(source)
     if not path.is_file() or not path.name.lower().endswith(_LINES):
         return 0
@@ -149,12 +149,12 @@ def _read_saved(path: Path, split: str | None) -> Iterator[object]:
 
 
 def _call(source: str) -> Iterable[object]:
-    """Returns the rows that a callable gives: an iterable, or what has a length and items."""
+    """Returns the rows from a callable, which returns an iterable or an object with a length and items."""
     module_name, _, attribute = source.rpartition(":")
     try:
         found: object = getattr(import_named(module_name), attribute)
         rows = found() if callable(found) else found
-    except (Exception, SystemExit) as error:  # Whatever the user's module does wrong.
+    except (Exception, SystemExit) as error:  # anything the user's module may do wrong
         raise UsageError(f"{source}: {describe_error(error)}") from error
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable | Sequence):
         raise UsageError(f"{source}: gives a {type(rows).__name__}, expected rows")

@@ -1,13 +1,13 @@
-"""How many tokens a row of texts has, and how many of them carry loss, as a trainer would tokenize it.
+"""Counts the tokens of a row of texts, and those that carry loss, as a trainer would tokenize it.
 
-A conversation is rendered by the tokenizer's chat template, whole, and tokenized once; what an assistant says carries loss,
-with the token that ends its turn. Where that begins and ends is read off the template itself: it renders what comes before a
-turn, and what goes up to it. A template whose beginning depends on what follows does not let that be read off: there the
-content of the turn is looked for, without its end.
+A conversation is rendered whole by the tokenizer's chat template, and tokenized once. An assistant's turns carry loss,
+including the token that ends each. To find where a turn begins and ends, the template renders the conversation up to the
+turn's beginning, and up to its end. If an earlier part then depends on what follows, this fails; the content of the turn is
+searched for instead, without its end.
 
-The response to a prompt carries loss, and of a text all of it. A preference pair (``prompt``, ``chosen`` and ``rejected``) is
-two rows as long as the longer. Rows that are tokenized already (``input_ids``, with ``labels`` if not all carry loss) are
-counted as they are.
+The response to a prompt carries loss, and so does all of a plain text. A preference pair (``prompt``, ``chosen`` and
+``rejected``) counts as two rows as long as the longer one. Tokenized rows (``input_ids``, with ``labels`` if not all tokens
+carry loss) are counted as they are.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ _PAIRS: Final = (
     ("instruction", "output"),
 )
 _ROLES: Final = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
-"""Names of conversations in place of those of messages."""
+"""Maps the role names of conversations to those of messages."""
 ASSISTANT: Final = "assistant"
 
 Message = dict[str, Json]
 Template = Callable[[Sequence[Message], bool, Json], str]
-"""Renders turns, whether the next is to begin, and the tools that the conversation may call."""
+"""Renders a conversation, given its turns, whether the next turn should begin, and the tools it may call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowReading:
-    """How rows are read: small enough to be sent to another process."""
+    """How to read rows: a small value that can be sent to another process."""
 
     tokenizer: str | None = None
-    """A file ``tokenizer.json``, a folder that has it, or a name that the hub knows; None for rows that are tokenized."""
+    """A ``tokenizer.json`` file, a folder that holds one, or a name on the hub. None is for tokenized rows."""
     template: str | None = None
-    """A file, `CHATML` or `NO_TEMPLATE`; None: the tokenizer's own, or `CHATML` where it has its tokens."""
+    """A file, `CHATML` or `NO_TEMPLATE`. None means the tokenizer's own, or `CHATML` if the tokenizer has its tokens."""
     columns: tuple[str, ...] = ()
-    """One of texts or conversations, or prompt and response; empty: those that are usual."""
+    """One column of texts or conversations, or two of prompt and response. Empty means the usual names."""
     max_tokens: int | None = None
-    """Where a sample is cut."""
+    """The length at which a sample is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ class CountedRow:
     supervised: int
     is_cut: bool = False
     is_approximate: bool = False
-    """True where the end of an assistant's turn could not be told from the template."""
+    """True if the template did not show where an assistant's turn ends."""
 
 
 def measure(where: str, row: Row, reading: RowReading) -> CountedRow:
     """Returns the lengths of a row.
 
-    Raises: UsageError that names the row, when it has no such columns or they hold something else.
+    Raises: UsageError naming the row, when it lacks the columns or they hold something else.
     """
     columns = reading.columns or _find_columns(row)
     if not columns:
@@ -133,7 +133,7 @@ def _cut(carries: Sequence[bool], is_approximate: bool, reading: RowReading) -> 
 
 
 def _count_end(tokenizer: Tokenizer) -> int:
-    """Returns 1 where a sample ends with a token of its own, as it does wherever the tokenizer knows one."""
+    """Returns 1 if the tokenizer knows an end token, with which each sample then ends, else 0."""
     return int(
         any(tokenizer.token_to_id(name) is not None for name in ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>"))
     )
@@ -166,7 +166,7 @@ def _get_text(where: str, row: Row, column: str) -> str:
 
 
 def _list_messages(where: str, row: Row, columns: Sequence[str]) -> list[Message] | None:
-    """Returns the turns of a conversation, also of one that is a prompt and a response; None for a text."""
+    """Returns the turns of a conversation, or of a prompt and a response; None for a plain text."""
     first = row.get(columns[0])
     if isinstance(first, list):
         last = row.get(columns[-1]) if len(columns) > 1 else None
@@ -228,7 +228,7 @@ def _measure_chat(
         try:
             before = template(messages[:place], True, tools)
             after = template(messages[: place + 1], False, tools).rstrip()
-        except UsageError:  # the template renders whole conversations only
+        except UsageError:  # the template only renders whole conversations
             before = after = "\0"
         if text.startswith(after) and after.startswith(before) and len(before) >= end:
             begin, end = len(before), len(after)
@@ -254,9 +254,9 @@ def _measure_chat(
 
 @cache
 def load_tokenizer(reading: RowReading) -> tuple[Tokenizer, Template | None]:
-    """Returns the tokenizer, and what renders a conversation; None where it has no template.
+    """Returns the tokenizer and its template, or None if it has no template.
 
-    Raises: UsageError when one cannot be had.
+    Raises: UsageError when either cannot be loaded.
     """
     name = reading.tokenizer
     if name is None:
@@ -273,7 +273,7 @@ def load_tokenizer(reading: RowReading) -> tuple[Tokenizer, Template | None]:
     try:
         if file.suffix == ".gz":
             tokenizer = Loaded.from_str(gzip.decompress(file.read_bytes()).decode())
-        elif file.exists() or file.suffix == ".json":  # no name on the hub, which would be asked for half a minute
+        elif file.exists() or file.suffix == ".json":  # not a name on the hub, where a look-up would take half a minute
             tokenizer = Loaded.from_file(str(file))
         else:
             tokenizer = Loaded.from_pretrained(name)
@@ -302,7 +302,7 @@ def _load_template(asked: str | None, folder: Path | None, tokenizer: Tokenizer)
 
 
 def _read_own_template(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """Returns the template beside a tokenizer, and the special tokens that templates name."""
+    """Returns the template stored beside a tokenizer, and the special tokens that templates refer to."""
     text, names = None, {}
     config = folder / "tokenizer_config.json"
     if config.exists():
@@ -329,7 +329,7 @@ def _compile(text: str, names: Mapping[str, str]) -> Template:
         raise UsageError(f"chat templates need jinja2: {INSTALL}") from None
 
     class Generation(Extension):
-        """What transformers adds to templates to mark what an assistant says: shown as it is."""
+        """The tag that transformers adds to templates to mark an assistant's text. Its contents are rendered unchanged."""
 
         tags = {"generation"}  # noqa: RUF012
 

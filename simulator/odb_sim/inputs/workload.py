@@ -1,4 +1,4 @@
-"""The input of a run: which samples each rank reads, in which order. A function of lengths, seed and world size alone.
+"""The input of a run: the samples each rank reads, in order. It depends on lengths, sharding, seed and world size alone.
 
 Ten million samples fit in memory because they stay numpy arrays; `Sample` objects are made when a rank reads them.
 """
@@ -17,30 +17,30 @@ from odb_ref.core.types import Sample, make_sample
 from odb_sim.inputs.lengths import Integers, Lengths
 
 LARGEST_WORKLOAD: Final = 1_000_000_000
-"""Samples of a workload: beyond it the arrays alone take more memory than a machine has to spare."""
+"""The most samples of a workload. With more, the arrays alone would take too much memory."""
 
 
 class Sharding(StrEnum):
-    """How the samples are split over ranks; every rank has at least one."""
+    """How the samples are split over ranks. Every rank has at least one."""
 
     EVEN = "even"
-    """Shard sizes differ by one at most."""
+    """Shard sizes differ by at most one."""
     UNEVEN = "uneven"
     """One sample for each rank, and the rest in proportion to (rank + 1) squared: 1 : 4 : 9 : 16 ..."""
     SHARED = "shared"
-    """No sample is any rank's: all draw from one order as they have room (R14). Baselines, which cannot, split it evenly."""
+    """Ranks have no shards but draw from one order as they have room (R14). Baselines cannot do this and split it evenly."""
 
     @property
     def of_baselines(self) -> Sharding:
-        """What a policy has that does not run the protocol."""
+        """The sharding for a policy that does not run the protocol."""
         return Sharding.EVEN if self is Sharding.SHARED else self
 
 
 def compute_shard_sizes(samples: int, ranks: int, sharding: Sharding) -> Integers:
     """Returns the samples of each rank; they sum to ``samples``.
 
-    Uneven shards are as unequal as a job could plausibly meet, and still bounded: the last rank reads about three times
-    the mean, the first nearly nothing. What rounding leaves over goes to the last ranks, one sample each.
+    Uneven shards are as unequal as a job could plausibly have, but bounded: the last rank reads about three times the mean,
+    the first nearly nothing. Samples left over by rounding go to the last ranks, one each.
 
     Raises: UsageError when there are more ranks than samples.
     """
@@ -61,11 +61,10 @@ def compute_shard_sizes(samples: int, ranks: int, sharding: Sharding) -> Integer
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The epoch's samples in reading order; rank r reads ``offsets[r]`` to ``offsets[r + 1]``, or what it draws of all.
+    """The epoch's samples in reading order. Rank r reads from ``offsets[r]`` to ``offsets[r + 1]``, or what it draws of all.
 
-    ``ids`` names each sample: its row in the source or, where the samples are drawn, the number of the draw. Never twice
-    the same, so that ONCE and COVER can be counted. ``resources`` holds a row for each sample: what it uses of each further
-    resource.
+    ``ids`` names each sample by its row in the source, or by the number of the draw if samples are drawn. Each id is unique, so
+    that ONCE and COVER can be counted. ``resources`` holds a row for each sample with its use of each further resource.
     """
 
     name: str
@@ -77,12 +76,12 @@ class Workload:
 
     @property
     def ranks(self) -> int:
-        """How many ranks share the samples."""
+        """The number of ranks that share the samples."""
         return len(self.offsets) - 1
 
     @property
     def samples_total(self) -> int:
-        """How many samples all ranks have together."""
+        """The samples of all ranks together."""
         return len(self.ids)
 
     def compute_shard_size(self, rank: int) -> int:
@@ -90,18 +89,18 @@ class Workload:
         return int(self.offsets[rank + 1] - self.offsets[rank])
 
     def read_samples(self, rank: int, position: int, count: int) -> tuple[Sample, ...]:
-        """Returns the samples of ``rank`` from ``position`` on, ``count`` of them or what is left."""
+        """Returns ``count`` samples of ``rank`` from ``position`` on, or fewer at the end of the shard."""
         return self.read_places(self.compute_span(rank, position, count), position)
 
     def read_places(self, span: slice[int, int, None], position: int) -> tuple[Sample, ...]:
-        """Returns what lies in ``span`` of the arrays, as the samples of a rank from ``position`` on."""
+        """Returns the samples in ``span`` of the arrays, as those of a rank from ``position`` on."""
         ids, tokens, supervised = self.ids[span], self.tokens[span], self.supervised_tokens[span]
         positions = range(position, position + len(ids))
         costs = map(tuple, self.resources[span].tolist()) if self.resources.size else repeat(())
         return tuple(map(make_sample, ids.tolist(), positions, tokens.tolist(), supervised.tolist(), costs))
 
     def compute_span(self, rank: int, position: int, count: int) -> slice[int, int, None]:
-        """Returns where those samples lie in the arrays."""
+        """Returns the span of those samples in the arrays."""
         start = int(self.offsets[rank]) + position
         return slice(start, min(start + count, int(self.offsets[rank + 1])))
 
@@ -117,7 +116,7 @@ def build_workload(
     """Returns the workload of one epoch: the trace shuffled by ``seed``, or ``samples`` lengths drawn from it with
     replacement.
 
-    Raises: UsageError when ``samples`` or ``seed`` makes no sense or there are more ranks than samples.
+    Raises: UsageError when ``samples`` or ``seed`` is not valid, or there are more ranks than samples.
     """
     if seed < 0:
         raise UsageError(f"seed must not be negative, got {seed}")

@@ -1,4 +1,4 @@
-"""Regression of times on what they would cost: few numbers, none negative, pauses ignored."""
+"""Regression of times on the parts of their cost, with few numbers, none negative, and pauses ignored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Matrix = NDArray[np.float64]
 
 FEWEST_SPANS: Final = 4
-"""With fewer spans in either half nothing is fitted."""
+"""The fewest spans in either half for a fit."""
 _ROUNDS: Final = 60
 _MOST_ROWS: Final = 12
 _SMALLEST: Final = 1e-9
@@ -23,18 +23,18 @@ _MOST_DRAWN: Final = 1000
 _FEWEST_EQUAL: Final = 3
 _FEWEST_COMPARED: Final = 12
 _NINE_OF_TEN: Final = 1.645
-"""Standard deviations of a normal distribution."""
+"""The standard deviations within which nine tenths of a normal distribution lie."""
 _AROUND: Final = 3
-"""The pace of a machine at a span is that of so many spans before it and as many after it."""
+"""The number of spans on either side of a span that show the pace of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedSpans:
-    """The times of one component: ``columns`` is what each would be if one number were 1 and the others 0."""
+    """The times of one component. ``columns`` holds what each would be if one number were 1 and the others 0."""
 
     names: tuple[str, ...]
     columns: Matrix
-    """Shape (spans, numbers)."""
+    """Has shape (spans, numbers)."""
     seconds: Matrix
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class TimedSpans:
         return TimedSpans(tuple(names), self.columns[:, [self.names.index(name) for name in names]], self.seconds)
 
     def compute_errors(self, values: dict[str, float]) -> Matrix:
-        """Returns the predicted less the measured seconds; a number that is not in ``values`` is 0."""
+        """Returns the predicted minus the measured seconds. A number missing in ``values`` counts as 0."""
         predicted: Matrix = self.columns @ np.array([values.get(name, 0.0) for name in self.names])
         return predicted - self.seconds
 
@@ -64,7 +64,7 @@ def join_spans(parts: Sequence[TimedSpans]) -> TimedSpans:
 
 
 def split_spans(parts: Sequence[TimedSpans]) -> tuple[TimedSpans, TimedSpans]:
-    """Returns the spans to fit and those held back, of the spans of each run."""
+    """Returns the spans to fit and those held back, from the spans of each run."""
     if len(parts) > 1:
         return join_spans(parts[::2]), join_spans(parts[1::2])
     (part,) = parts
@@ -74,7 +74,7 @@ def split_spans(parts: Sequence[TimedSpans]) -> tuple[TimedSpans, TimedSpans]:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Where nine of ten fits to other draws of the same spans put the number ``name``."""
+    """The range in which nine of ten fits to other draws of the same spans put the number ``name``."""
 
     name: str
     low: float
@@ -83,49 +83,49 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """How far the spans of one size lie apart: no model of the size alone can have a smaller error than this."""
+    """How much spans of one size differ. No model of the size alone can have a smaller error."""
 
     spans: int
     median: float
-    """Median over the spans of the relative difference to the median of the others of their size."""
+    """The median over spans of the relative difference to the median of the others of their size."""
     p90: float
-    """Nine spans of ten differ less."""
+    """The difference that nine of ten spans stay below."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A component's numbers, and how they do on spans that they were not fitted to."""
+    """A component's numbers, and their errors on spans to which they were not fitted."""
 
     component: str
     values: dict[str, float]
-    """By name; empty when it is not fitted."""
+    """The numbers by name; empty if the component is not fitted."""
     spans_fitted: int
     spans_held: int
     median_error: float = 0.0
-    """Median relative error of a span, held-back half."""
+    """The median relative error of a span in the half held back."""
     p90_error: float = 0.0
     """Nine spans of ten have a smaller relative error."""
     total_error: float = 0.0
-    """Relative error of the sum of all spans; the sign says whether the prediction is too long."""
+    """The relative error of the sum of all spans, positive if the prediction is too long."""
     paced_error: float = 0.0
-    """Median relative error once each prediction is set to the pace of the spans around it: see `compute_paced_errors`."""
+    """The median relative error after each prediction is set to the pace of the spans around it (`compute_paced_errors`)."""
     run_error: float = 0.0
     """Relative error of the sum of a run, or of a quarter of the only one, that nine of ten of those held back lie within."""
     reason: str = ""
-    """Why it is not fitted; empty when it is."""
+    """Why the component is not fitted; empty if it is."""
     ranges: tuple[Range, ...] = ()
-    """How certain each number is."""
+    """The range of each number."""
     scatter: Scatter | None = None
-    """How much spans of equal size differ; None where too few are of equal size."""
+    """How much spans of equal size differ, or None if too few have equal sizes."""
     dropped: tuple[str, ...] = ()
     """Numbers set to 0 since they cannot be told from it: what little they would do here grows with every size above these."""
 
 
 def fit_values(spans: TimedSpans) -> dict[str, float]:
-    """Returns the numbers, none negative, that make the sum of absolute errors least.
+    """Returns the numbers, none negative, that minimise the sum of absolute errors.
 
-    Least absolute deviations follow the median: an evaluation or a checkpoint between two steps moves nothing. There are
-    at most a handful of numbers, so the sets of those that are not 0 are tried, the largest first: where one has a solution
+    Least absolute deviations follow the median, so an evaluation or a checkpoint between two steps has no effect. There are
+    only a handful of numbers, so every set of numbers that are not 0 is tried, the largest first. If one has a solution
     without a negative number, none of its subsets has a better one.
     """
     best: dict[str, float] = dict.fromkeys(spans.names, 0.0)
@@ -171,8 +171,8 @@ def _solve_least_deviations(columns: Matrix, seconds: Matrix) -> Matrix:
 def compute_ranges(spans: TimedSpans) -> tuple[Range, ...]:
     """Returns for each number the range in which nine of ten fits to spans drawn from ``spans`` lie.
 
-    A range that begins at 0 says that the number cannot be told from 0. At most 1,000 spans are drawn at a time, so the
-    ranges of longer records are on the wide side.
+    A number whose range begins at 0 cannot be distinguished from 0. At most 1,000 spans are drawn at a time, so the ranges of
+    longer records are rather wide.
     """
     random = np.random.default_rng(0)
     size = min(len(spans), _MOST_DRAWN)
@@ -182,7 +182,7 @@ def compute_ranges(spans: TimedSpans) -> tuple[Range, ...]:
 
 
 def compute_scatter(spans: TimedSpans) -> Scatter | None:
-    """Returns how much spans with the same columns differ; None when fewer than 12 have at least two others like them."""
+    """Returns how much spans with equal columns differ, or None if fewer than 12 have at least two others like them."""
     _, places = np.unique(spans.columns, axis=0, return_inverse=True)
     order = np.argsort(places.ravel(), kind="stable")
     bounds = np.flatnonzero(np.diff(places.ravel()[order])) + 1
@@ -199,11 +199,11 @@ def compute_scatter(spans: TimedSpans) -> Scatter | None:
 
 
 def compute_paced_errors(predicted: Matrix, seconds: Matrix) -> Matrix:
-    """Returns the relative errors, were it known how fast the machine was just then: what is left is the model's own error.
+    """Returns the relative errors corrected for the speed of the machine at the time, which leaves the model's own error.
 
-    Shape (spans,), in the order of time. The pace is the median of measured over predicted of the three spans before and the
-    three after, never of the span itself: a shared machine runs at two thirds of its speed for seconds at a time, which no
-    model of the work can foresee.
+    They have shape (spans,), in order of time. The pace is the median of measured divided by predicted seconds, over the three
+    spans before and the three after, without the span itself. A shared machine may run at two thirds of its speed for seconds
+    at a time, which no model of the work can foresee.
     """
     paces = seconds / np.maximum(predicted, _SMALLEST)
     around = [
@@ -215,7 +215,7 @@ def compute_paced_errors(predicted: Matrix, seconds: Matrix) -> Matrix:
 
 
 def compute_run_error(values: dict[str, float], parts: Sequence[TimedSpans]) -> float:
-    """Returns what nine of ten of the relative errors of the sums of ``parts`` lie within, were they normal around 0."""
+    """Returns the bound of nine of ten relative errors of the sums of ``parts``, assuming a normal distribution around 0."""
     errors = [
         float(part.compute_errors(values).sum()) / max(_SMALLEST, float(part.seconds.sum()))
         for part in parts
@@ -225,7 +225,7 @@ def compute_run_error(values: dict[str, float], parts: Sequence[TimedSpans]) -> 
 
 
 def judge(component: str, values: dict[str, float], fitted: TimedSpans, held: TimedSpans, errors: Matrix) -> Fit:
-    """Returns the fit with its ``errors`` on the held-back spans, predicted less measured."""
+    """Returns the fit, given its ``errors`` on the held-back spans (predicted minus measured)."""
     relative = np.abs(errors) / np.maximum(held.seconds, _SMALLEST)
     return Fit(
         component,
@@ -240,7 +240,7 @@ def judge(component: str, values: dict[str, float], fitted: TimedSpans, held: Ti
 
 
 def fit_table(tokens: Matrix, seconds: Matrix) -> tuple[tuple[float, float], ...]:
-    """Returns the rows of (tokens, seconds), tokens rising: the medians of bins that hold equally many spans."""
+    """Returns rows of (tokens, seconds) with ascending tokens: the medians of bins with equal numbers of spans."""
     order = np.argsort(tokens, kind="stable")
     rows: dict[float, float] = {}
     for part in np.array_split(order, max(1, min(_MOST_ROWS, len(order) // FEWEST_SPANS))):
@@ -249,13 +249,13 @@ def fit_table(tokens: Matrix, seconds: Matrix) -> tuple[tuple[float, float], ...
 
 
 def fit_apart_from_zero(component: str, fitted: TimedSpans, held: TimedSpans, why_few: str) -> Fit:
-    """Fits as `fit_component` does, with ranges; leaves out, one by one, the numbers whose range begins at 0."""
+    """Fits as `fit_component` does, with ranges, and leaves out, one by one, the numbers whose range begins at 0."""
     fit = fit_component(component, fitted, held, why_few)
     if fit.reason:
         return fit
     kept, ranges = fitted, compute_ranges(fitted)
     while len(kept.names) > 1 and (weak := [item for item in ranges if item.low <= 0]):
-        # The weakest first: without it another may well stand out.
+        # The weakest first, because without it another may become distinguishable.
         columns = dict(zip(kept.names, kept.columns.mean(axis=0).tolist(), strict=True))
         least = min(weak, key=lambda item: item.high * columns[item.name])
         kept = kept.keep([name for name in kept.names if name != least.name])
@@ -268,7 +268,7 @@ def fit_apart_from_zero(component: str, fitted: TimedSpans, held: TimedSpans, wh
 
 
 def fit_component(component: str, fitted: TimedSpans, held: TimedSpans, why_few: str) -> Fit:
-    """Fits ``fitted`` and judges on ``held``; where there are too few spans the fit says ``why_few`` and has no values."""
+    """Fits to ``fitted`` and judges on ``held``. With too few spans the fit has no values, and ``why_few`` as its reason."""
     if min(len(fitted), len(held)) < FEWEST_SPANS:
         halves = f"{len(fitted)} spans to fit to and {len(held)} held back, needs {FEWEST_SPANS} of each"
         reason = f"{halves}: {why_few}"

@@ -1,7 +1,7 @@
-"""The cost of a step from a table of measurements: a CSV file of a few steps that somebody has timed by hand.
+"""The cost of a step from a table of measurements: a CSV file of a few steps timed by hand.
 
-Columns: ``seconds``, and the padded ``tokens`` of a batch, or its ``rows`` and ``longest``. Two sizes are enough for what a
-step costs by itself and by the token; rows of three lengths and more also tell what attention costs.
+Columns: ``seconds``, and the padded ``tokens`` of a batch, or its ``rows`` and ``longest``. Two sizes are enough for the fixed
+cost of a step and the cost per token. Rows of three or more lengths also give the cost of attention.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ TOKENS: Final = "tokens"
 _LARGEST: Final = 2**53
 _GAIN: Final = 0.9
 _FEWEST_DRAWN: Final = 6
-"""With fewer measurements nothing is said of ranges but what is assumed."""
+"""With fewer measurements the ranges are only the assumed ones."""
 ASSUMED_ERROR: Final = 0.1
 _FEWEST_LENGTHS: Final = 3
 
 
 def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
-    """Returns the cost of a step that fits a table best; measured on so many ``ranks``, whose collective it then holds.
+    """Returns the cost of a step that fits a table best. The steps were measured on ``ranks`` ranks, and include their
+    collective.
 
-    The error of each measurement is that of a fit to all others.
+    The error of each measurement is that of a fit to the others.
 
     Raises: UsageError, naming file and line, when it holds anything but measurements, those of one size only, or times that do
     not grow with the tokens.
@@ -45,7 +46,7 @@ def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
     names = ("fixed_s", "per_token_s")
     linear = chosen = spans.keep(names)
     if has_lengths and sizes > _FEWEST_LENGTHS:
-        # Kept only where measurements that it was not fitted to are met better.
+        # Kept only if it predicts measurements better to which it was not fitted.
         is_better = np.abs(_leave_out(spans)).sum() < _GAIN * np.abs(_leave_out(linear)).sum()
         chosen = spans if is_better else linear
     values = fit_values(chosen)
@@ -75,7 +76,7 @@ def calibrate_table(path: str | Path, ranks: int = 1) -> Calibration:
 
 
 def _leave_out(spans: TimedSpans) -> Matrix:
-    """Returns the error of each measurement by a fit to those of other sizes."""
+    """Returns the error of each measurement in a fit to those of other sizes."""
     errors = np.zeros(len(spans))
     _, groups = np.unique(spans.columns, axis=0, return_inverse=True)
     for group in range(int(groups.max()) + 1):

@@ -1,8 +1,7 @@
-"""Recorded runs: the trace files of a job as typed values, with times where the driver wrote them.
+"""Recorded runs: the trace files of a job as typed values, with times if the driver wrote them.
 
-What a trace says is turned into what can be compared with a simulation (`odb_sim.recorded.replay`) and into what a cost
-model can be fitted to (`odb_sim.recorded.calibrate`):
-samples, rounds and steps by rank, and the spans between an effect and its answer.
+They hold samples, rounds and steps by rank, which can be compared with a simulation (`odb_sim.recorded.replay`), and the spans
+between effects and their answers, to which a cost model can be fitted (`odb_sim.recorded.calibrate`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from odb_sim.inputs.workload import LARGEST_WORKLOAD
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A step of one rank: which samples, by position, and what all ranks trained on together."""
+    """A step of one rank: the positions of its samples, and the counts of all ranks together."""
 
     number: int
     positions: tuple[int, ...]
@@ -62,7 +61,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """``seconds`` between a post and its answer; ``steps`` is how many steps were counted, None for an offer."""
+    """``seconds`` between a post and its answer. ``steps`` is the number of steps counted, or None for an offer."""
 
     steps: int | None
     seconds: float
@@ -70,31 +69,31 @@ class Answered:
 
 @dataclass(slots=True)
 class RankRecord:
-    """What one rank did. Times are empty where the trace has none."""
+    """What one rank did. Times are empty if the trace has none."""
 
     rank: int
     samples: list[Sample] = field(default_factory=list)
-    """In the order read: position 0, 1, 2 ... A trace of a resumed epoch does not say what was trained on
-    before: there samples of one token and id -1 stand in, which no step can hold (ONCE)."""
+    """The samples in the order read: position 0, 1, 2 ... A trace of a resumed epoch lacks those trained on before. Samples of
+    one token with id -1 take their places, which no step can hold (ONCE)."""
     places: list[int] = field(default_factory=list)
-    """With shared shards: where the samples asked for stand in the common order."""
+    """With shared shards: the places of the requested samples in the common order."""
     has_gaps: bool = False
-    """True when fewer were read than drawn: some were set aside, and the trace does not say which."""
+    """True when fewer were read than drawn, because some were set aside, and the trace does not say which."""
     start: RoundStart = field(default_factory=RoundStart)
-    """Where the epoch was resumed; for most, its beginning."""
+    """Where the epoch was resumed, or usually its beginning."""
     is_ended: bool = False
     """True when the rank has read its whole source."""
     full_reads: dict[int, int] = field(default_factory=dict)
-    """How many samples a read found that ended because the window was full of bytes, by the number of the read."""
+    """By number of the read: the samples of reads that ended because the window was full in bytes."""
     rounds: list[tuple[RecordedStep, ...]] = field(default_factory=list)
     """The steps of each round that was collated."""
     budgets: list[int] = field(default_factory=list)
-    """What the ranks have agreed on in each round as the budget of the next; NONE where that is the largest there is."""
+    """The budget of the next round agreed on in each round; NONE if it is the configuration's."""
     sizes: list[tuple[int, int]] = field(default_factory=list)
-    """For each step: its padded tokens, and the sum of its rows' squared lengths, padding included."""
+    """For each step: its padded tokens, and the sum of its rows' squared lengths with padding."""
     taken_steps: int = 0
     outcome: str = ""
-    """How the epoch ended; empty when the record breaks off."""
+    """How the epoch ended; empty if the record breaks off."""
     records: int = 0
     reads: list[Span] = field(default_factory=list)
     collations: list[Span] = field(default_factory=list)
@@ -114,7 +113,7 @@ class RecordedRun:
     config: Config
     ranks: tuple[RankRecord, ...]
     workers: int | None = None
-    """Processes that read on each rank, 0 where the thread that trains does; None where the trace does not say."""
+    """The reader processes of each rank, 0 if the training thread reads, or None if the trace does not say."""
 
     @property
     def has_times(self) -> bool:
@@ -123,24 +122,24 @@ class RecordedRun:
 
     @property
     def rounds(self) -> int:
-        """Rounds that every rank has formed steps in."""
+        """The rounds in which every rank has formed steps."""
         return min(len(rank.rounds) for rank in self.ranks)
 
     @property
     def steps(self) -> int:
-        """Steps that every rank's trainer has taken."""
+        """The steps that every rank's trainer has taken."""
         return min(rank.taken_steps for rank in self.ranks)
 
     @property
     def budgets(self) -> Sequence[int]:
-        """What all ranks have agreed on, round by round, as the budget of the next. Spec: R15.3."""
+        """The agreed budget of the next round, round by round. Spec: R15.3."""
         return max((rank.budgets for rank in self.ranks), key=len)
 
     @property
     def budget_schedule(self) -> BudgetTable | None:
-        """A schedule that says on every rank what they have agreed on; None where that was never less than the largest budget.
+        """A schedule that gives every rank the agreed budgets, or None if they were never below the largest budget.
 
-        What they agree on in the first round the rank begins with (`starts`), for no schedule is asked in between.
+        The budget agreed on in the first round is what each rank begins with (`starts`), because no schedule is asked before.
         """
         if not any(budget < self.config.budget_tokens for budget in self.budgets):
             return None
@@ -151,7 +150,7 @@ class RecordedRun:
 
     @property
     def starts(self) -> tuple[RoundStart, ...]:
-        """Where each rank begins, or resumes a saved epoch; empty where all begin as ranks do if nothing is said."""
+        """Where each rank begins, or resumes a saved epoch; empty if all begin with the defaults."""
         starts = [rank.start for rank in self.ranks]
         if self.budget_schedule is not None:
             accepted = compute_offered(self.budgets[0], self.config.budget_tokens)
@@ -160,18 +159,18 @@ class RecordedRun:
 
     @property
     def full_reads(self) -> tuple[Mapping[int, int], ...]:
-        """Where the windows of each rank were full of bytes; empty where no bound was met."""
+        """Where the windows of each rank were full in bytes; empty if none was."""
         full_reads = tuple(rank.full_reads for rank in self.ranks)
         return full_reads if any(full_reads) else ()
 
     @property
     def name(self) -> str:
-        """The first file, and how many more there are."""
+        """The name of the first file, and the number of further ones."""
         return self.paths[0] + (f" and {len(self.paths) - 1} more" if self.paths[1:] else "")
 
 
 def find_workers(runs: Sequence[RecordedRun]) -> int:
-    """Returns how many workers every rank of ``runs`` had; 1 where the traces do not say.
+    """Returns the number of workers that every rank of ``runs`` had, or 1 if the traces do not say.
 
     Raises: UsageError when runs differ.
     """
@@ -184,10 +183,10 @@ def find_workers(runs: Sequence[RecordedRun]) -> int:
 
 
 def load_runs(paths: Sequence[str | Path], *, depth_steps: int | None = None) -> list[RecordedRun]:
-    """Returns the runs that trace files or folders hold, in the order given; files of one job may each hold some of its ranks.
+    """Returns the runs in trace files or folders, in the order given. Files of one job may each hold some of its ranks.
 
-    ``depth_steps`` is the depth of the queue between loader and trainer, which a trace does not say; left out, it is the
-    most steps that any rank ever had in its queue.
+    ``depth_steps`` is the depth of the queue between loader and trainer, which a trace does not record. If it is left out, it
+    is the most steps that any rank ever had in its queue.
 
     Raises: UsageError (TraceError), naming the file, when one cannot be read or is not complete.
     """
@@ -236,7 +235,7 @@ class _Reader:
         self._read: list[Sample] = []
 
     def read(self, record: Record) -> None:
-        """Takes in one record.
+        """Reads one record.
 
         Raises: TraceError when it is malformed or out of order.
         """

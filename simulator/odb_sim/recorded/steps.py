@@ -1,4 +1,4 @@
-"""The fit of a step's time, and of what ends an update: which of the recorded steps are timed, and whose batch is priced."""
+"""Fits the time of a step and of an update's collective: chooses which recorded steps to time, and whose batch to price."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from odb_sim.recorded.runs import RankRecord, RecordedRun
 _QUADRATIC_GAIN: Final = 0.95
 READY_S: Final = 2e-3
 READY_SHARE: Final = 0.05
-"""A step lay ready when it was delivered this long, and this share of the step before it, ahead of being taken."""
+"""A step was ready if it was delivered ``READY_S``, and this share of the previous step, before it was taken."""
 _PARTS: Final = 4
 NO_GPU: Final = GpuCost(fixed_s=0, per_token_s=0, per_token2_s=0)
 
 
 class Meeting(Enum):
-    """Which steps are fitted, and to whose batch, by where ranks wait for one another."""
+    """Where ranks wait for one another, which decides the steps to fit, and to whose batch."""
 
     EVERY_UPDATE = "updates of one step"
     EVERY_STEP = "steps inside an update, after which ranks meet"
@@ -44,7 +44,7 @@ class Meeting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """A run whose steps are to be fitted."""
+    """A run whose steps are fitted."""
 
     run: RecordedRun
     ends: Booleans
@@ -52,17 +52,17 @@ class TimedRun:
     warm_up_steps: int
 
     def list_steps(self) -> range:
-        """Returns the steps that can be timed: all but the first and the last."""
+        """Returns the steps that can be timed: all but the last and those of the warm-up, which has at least one."""
         return range(max(1, self.warm_up_steps), self.run.steps - 1)
 
     def stack_sizes(self) -> NDArray[np.int64]:
-        """Returns padded tokens and squared lengths: shape (ranks, steps, 2)."""
+        """Returns padded tokens and squared lengths, in shape (ranks, steps, 2)."""
         sizes = [rank.sizes[: self.run.steps] for rank in self.run.ranks]
         return np.array(sizes, dtype=np.int64).reshape(len(sizes), -1, 2)
 
 
 def find_ends(run: RecordedRun, global_batch: GlobalBatch) -> Booleans:
-    """Returns which steps end an update: the last of every round where a round holds one (``update_samples``)."""
+    """Returns which steps end an update: with ``update_samples`` the last of every round."""
     rounds = run.ranks[0].rounds
     if run.config.update_samples is not None:
         return np.array([at == len(steps) - 1 for steps in rounds for at in range(len(steps))], dtype=np.bool_)
@@ -87,7 +87,7 @@ def _fit_where(timed: Sequence[TimedRun], meeting: Meeting) -> Fit:
     linear = fit_component("step", linear_fitted, held, why_few)
     if linear.reason:
         return linear
-    # Which rank's batch is the costliest is known once the numbers are.
+    # The rank with the costliest batch is known only once the numbers are.
     quadratic = linear
     for _ in range(2):
         gpu = replace(NO_GPU, **quadratic.values)
@@ -104,7 +104,7 @@ def _fit_where(timed: Sequence[TimedRun], meeting: Meeting) -> Fit:
 
 
 def fit_step_table(timed: Sequence[TimedRun], meeting: Meeting) -> tuple[StepTable, Fit]:
-    """Returns a table of step times, and how it does on what was held back."""
+    """Returns a table of step times, and its fit to the spans held back."""
     fitted, held = split_spans([_gather_steps(one, meeting, replace(NO_GPU, per_token_s=1)) for one in timed])
     at = fitted.names.index("per_token_s")
     table = StepTable(rows=fit_table(fitted.columns[:, at], fitted.seconds))
@@ -113,9 +113,9 @@ def fit_step_table(timed: Sequence[TimedRun], meeting: Meeting) -> tuple[StepTab
 
 
 def fit_collective(timed: Sequence[TimedRun], gpu: GpuCost, meeting: Meeting) -> CollectiveCost:
-    """Returns by how much the end of an update takes longer than ``gpu`` says of the rank that is the last to get there.
+    """Returns the time of the end of an update beyond what ``gpu`` predicts for the rank that reaches it last.
 
-    Where updates of one step are fitted, that is part of their time.
+    If updates of one step are fitted, this is part of their time.
     """
     if meeting is Meeting.EVERY_UPDATE:
         return NO_COLLECTIVE
@@ -131,9 +131,7 @@ def fit_collective(timed: Sequence[TimedRun], gpu: GpuCost, meeting: Meeting) ->
 
 
 def _gather_steps(one: TimedRun, meeting: Meeting, gpu: GpuCost, *, with_pairs: bool = False) -> TimedSpans:
-    """Returns the steps that are fitted in which no rank waited for data; where ranks meet ``gpu`` says whose batch is the
-    costliest.
-    """
+    """Returns the steps to fit, in which no rank waited for data. If ranks meet, ``gpu`` decides whose batch is costliest."""
     names = ("fixed_s", "per_token_s", "per_token2_s")[: 3 if with_pairs else 2]
     ranks, ends, sizes = one.run.ranks, one.ends, one.stack_sizes()
     costliest = gpu.compute_steps_s(sizes[:, :, 0], sizes[:, :, 1]).argmax(axis=0)

@@ -1,13 +1,13 @@
-"""How sure a predicted time or speed-up is, what of it is to blame, and what to measure to know better.
+"""The uncertainty of a predicted time or speed-up, its main cause, and what to measure to reduce it.
 
-A band is where nine of ten outcomes lie, if each input lies in its own range nine times of ten. Three kinds of input move a
-figure: which lengths happened to be drawn (the epoch is simulated again with samples drawn from itself), the numbers of the
-cost model (each is set to either end of its range), and what the model leaves out (a range like any other, of all step times).
-Inputs are taken to err independently, and the logarithm of a figure to follow each: what they do to it is then added as
-squares. A speed-up has a band of its own, narrower than those of the times it is made of: what slows both leaves it alone.
+A band holds nine of ten outcomes, if each input lies in its own range nine times out of ten. Three kinds of input move a
+figure: the lengths that happened to be drawn (the epoch is simulated again with samples drawn from itself), the numbers of the
+cost model (each is set to either end of its range), and what the model leaves out (another range, on all step times). Errors
+of inputs are assumed to be independent, and to act linearly on the logarithm of a figure, so their effects add as squares. A
+speed-up has its own band, narrower than those of the two times, because an input that slows both does not change it.
 
-A long epoch is judged by a part of it. By how much other lengths would move the whole follows from the part's: less, as the
-root of the numbers of samples.
+A long epoch is judged by a part of it. The effect of other lengths on the whole is that on the part, reduced by the square root
+of the ratio of samples.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from odb_sim.studies.runs import Run, run
 Vector = NDArray[np.float64]
 
 LARGEST_BANDED: Final = 20_000
-"""Samples by which a long epoch is judged."""
+"""The samples by which a long epoch is judged."""
 LARGEST_EVENTS: Final = 6_000
-"""Likewise where only events can simulate it."""
+"""The same, if only events can simulate the epoch."""
 LEAST_SAMPLES: Final = 32
-"""The fewest of a rank."""
+"""The fewest samples per rank."""
 LENGTHS: Final = "which lengths were drawn"
 LEFT_OUT: Final = "what the cost model leaves out"
 _LARGEST_QUICK: Final = 100_000
 _LARGEST_QUICK_EVENTS: Final = 2_000
 _DRAWS: Final = 8
 _TWO_SIDED: Final = 1.645
-"""Nine of ten of a normal distribution lie within so many standard deviations."""
+"""The standard deviations within which nine tenths of a normal distribution lie."""
 _OF_DRAWS: Final = 1.86
-"""Likewise where the deviation is that of so few draws."""
+"""The same if the deviation is estimated from these few draws."""
 _CALIBRATE: Final = "odb-ref calibrate, on a run of your own"
 _RECORD: Final = "more runs, for odb-ref calibrate to be judged by"
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertain:
-    """An input that is not known exactly: the costs at either end of its range, and what would narrow it."""
+    """An input that is not known exactly: the costs at either end of its range, and how to narrow it."""
 
     name: str
     low: Costs
@@ -60,21 +60,21 @@ class Uncertain:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A figure times ``low`` to ``high`` is where it lies nine times of ten."""
+    """The range of a figure, which lies between ``low`` and ``high`` times its value nine times out of ten."""
 
     low: float
     high: float
     shares: tuple[tuple[str, float], ...]
-    """Shares of the width, as squares, by input; the largest first."""
+    """The share of each input in the squared width, the largest first."""
     remedy: str
-    """What to measure, to narrow what is most to blame."""
+    """What to measure to narrow the main cause."""
 
     def describe(self, value: float, form: str = ",.2f") -> str:
         """Returns the range of a figure of ``value``."""
         return f"{value * self.low:{form}} to {value * self.high:{form}}"
 
     def widen(self, name: str, low: float, high: float, remedy: str) -> Band:
-        """Returns the band with one more input, which by itself multiplies the figure by ``low`` to ``high``."""
+        """Returns the band with one more input, which alone multiplies the figure by ``low`` to ``high``."""
         down, up = np.log(low), np.log(high)
         own = float(down**2 + up**2)
         before = float(np.log(self.low) ** 2 + np.log(self.high) ** 2)
@@ -94,7 +94,7 @@ class Band:
         return {**ends, "because": dict(self.shares)}
 
     def explain(self) -> str:
-        """Returns what is most to blame for the width, in a sentence; empty where there is no width."""
+        """Returns a sentence that names the main cause of the width, or an empty text if there is no width."""
         if not self.shares:
             return ""
         name, share = self.shares[0]
@@ -102,21 +102,21 @@ class Band:
 
 
 CERTAIN: Final = Band(1.0, 1.0, (), "")
-"""The band of what nothing is said to move."""
+"""The band of a figure without uncertain inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """By how much each input moves the logarithm of each of some times."""
+    """The effect of each input on the logarithms of some times."""
 
     inputs: tuple[tuple[str, str], ...]
-    """The name of each, and what would narrow it; several draws have one name."""
+    """The name of each input, and how to narrow it. Several draws share one name."""
     lows: Vector
-    """Shape (inputs, times)."""
+    """Has shape (inputs, times)."""
     highs: Vector
 
     def combine(self, *weights: float) -> Band:
-        """Returns the band of the product of the times, each to the power of its weight: (1,) is a time, (-1, 1) a speed-up."""
+        """Returns the band of the product of the times, each to the power of its weight: (1,) for a time, (-1, 1) a ratio."""
         ends = np.stack([self.lows @ np.array(weights), self.highs @ np.array(weights)])
         down, up = np.minimum(ends.min(axis=0), 0.0), np.maximum(ends.max(axis=0), 0.0)
         squares = down**2 + up**2
@@ -149,7 +149,7 @@ def _replace(costs: Costs, name: str, value: float) -> Costs:
 
 
 def scale_steps(costs: Costs, factor: float) -> Costs:
-    """Returns the costs with steps that take so many times as long, their collective included."""
+    """Returns the costs with steps, including their collectives, that take ``factor`` times as long."""
     gpu, collective = costs.gpu, costs.collective
     return replace(
         costs,
@@ -173,7 +173,7 @@ def scale_steps(costs: Costs, factor: float) -> Costs:
 
 
 def is_quick(what: Run) -> bool:
-    """Returns True where the bands of a run are soon known: it is simulated again some twenty times, by a part of it."""
+    """Returns True when the bands of a run are quick to compute. A part of the run is simulated some twenty times for them."""
     samples, ranks = what.workload.samples_total, what.workload.ranks
     if _needs_events(what):
         return samples <= _LARGEST_QUICK_EVENTS
@@ -181,7 +181,9 @@ def is_quick(what: Run) -> bool:
 
 
 def estimate(what: Run, summary: Summary) -> Band | None:
-    """Returns the band of the time of a run; None for one that something ended, and where it would have no width."""
+    """Returns the band of the time of a run, or None without one: for a run that did not complete, had faults or full
+    reads, or whose band would have no width.
+    """
     if summary.outcome != COMPLETE.kind or what.conditions.faults or what.full_reads:
         return None
     band = compute_bands([what], list_uncertain(what.costs)).combine(1.0)
@@ -201,9 +203,9 @@ def compute_bands(
     executor: Executor | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> Bands:
-    """Returns the bands of the times of ``runs``, which are on the same samples and at the same costs.
+    """Returns the bands of the times of ``runs``, which must have the same samples and costs.
 
-    An epoch of more than ``most`` samples is judged by so many. ``on_done`` hears how many simulations are done.
+    An epoch of more than ``most`` samples is judged by that number. ``on_done`` gets the number of simulations done.
     """
     executor = executor or Local()
     total = runs[0].workload.samples_total
@@ -215,7 +217,7 @@ def compute_bands(
     varied = [
         [replace(what, workload=redraw(what.workload, count, seed)) for what in cut] for seed in range(1, draws + 1)
     ]
-    if runs[0].starts:  # what is carried over is what it is
+    if runs[0].starts:  # a resumed epoch has fixed samples
         varied = []
     ends = [[replace(what, costs=costs) for what in cut] for item in inputs for costs in (item.low, item.high)]
     todo = [what for group in (cut, *varied, *ends) for what in group]
@@ -230,8 +232,8 @@ def compute_bands(
     names = [(item.name, item.remedy) for item in inputs]
     lows, highs = rest[::2], rest[1::2]
     if varied:
-        # Most of it is how many tokens are drawn, of which the spread is known. How they fit together is seen: as distance from
-        # the epoch itself and not from the mean, since that epoch is one draw of many as well.
+        # The main effect is the number of tokens drawn, whose spread is known. How they fit together is measured, as a distance
+        # from the epoch itself and not from the mean, because the epoch is one draw of many as well.
         tokens = runs[0].workload.tokens
         means = np.log([group[0].workload.tokens.mean() / cut[0].workload.tokens.mean() for group in varied])
         seen = (drawn - logs[0] - means[:, None]) * np.sqrt(count / total / len(varied)) * _OF_DRAWS
@@ -242,7 +244,7 @@ def compute_bands(
 
 
 def redraw(workload: Workload, samples: int, seed: int) -> Workload:
-    """Returns so many samples drawn from a workload with replacement, on as many ranks, in shards of the same proportions."""
+    """Returns ``samples`` samples drawn from a workload with replacement, in shards of the same proportions."""
     rows = np.random.default_rng((seed, workload.samples_total)).integers(0, workload.samples_total, samples)
     bounds = np.round(workload.offsets * (samples / workload.samples_total)).astype(np.int64)
     bounds = np.maximum(bounds, np.arange(len(bounds)))
@@ -258,6 +260,6 @@ def redraw(workload: Workload, samples: int, seed: int) -> Workload:
 
 
 def _measure(what: Run) -> float:
-    """Returns the seconds of a sample, over the epoch."""
+    """Returns the mean seconds per sample of an epoch."""
     summary = run(what).summary
     return max(1e-12, summary.sim_time_s) / max(1, summary.samples_emitted)

@@ -1,9 +1,9 @@
-"""Studies made of cells, each a simulation: repeated where its process dies, and kept, so that a study is taken up again.
+"""Studies made of cells. A cell is a simulation, which is repeated if its process dies, and kept, so that a study can resume.
 
-`run_cells` takes any `concurrent.futures.Executor`: the processes of this machine, `Local` for none at all, a Dask or Ray
-cluster's (`odb_sim.studies.clusters`) and others of that interface. A cell whose worker dies is run once more; one that fails
-twice is a `CellFailure`, and the others go on. With a `Store` each answer is written to a folder as it comes, and found there
-by the same command.
+`run_cells` takes any `concurrent.futures.Executor`: the processes of this machine, `Local` for this process alone, a Dask or
+Ray cluster (`odb_sim.studies.clusters`), and others with that interface. A cell whose worker dies is run once more. One that
+fails twice is a `CellFailure`, and the others continue. With a `Store` each answer is written to a folder as it comes, and the
+same command finds it there.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ FILE: Final = "cells.ndjson"
 _TRIES: Final = 2
 _LOOK_EVERY_S: Final = 2.0
 _PARTS: Final = {"odb_ref": ("core", "arrays"), "odb_sim": ("inputs", "engine", "baselines", "studies")}
-"""The folders whose code decides what a simulation says."""
+"""The folders whose code decides the results of a simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One simulation of a study: what differs between them."""
+    """The settings in which the simulations of a study differ."""
 
     policy: str
     ranks: int
@@ -49,32 +49,32 @@ class Point:
     window_samples: int
     depth_steps: int = 8
     ramp_rounds: int | None = None
-    """None: the study's; likewise the next three."""
+    """None means the study's setting, here and in the next three fields."""
     max_age_rounds: int | None = None
     padding_share: int | None = None
     cost: str | None = None
-    """By its name."""
+    """The name of the cost."""
     samples: int | None = None
-    """Drawn for this simulation; None: those of the study."""
+    """The number of samples drawn for this simulation. None means the samples of the study."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellAnswer:
-    """What came of a point."""
+    """The result of a point."""
 
     point: Point
     summary: Summary
     first_step_s: float
-    """Simulated seconds from the start until a rank has its first step, mean over ranks."""
+    """The simulated seconds from the start until a rank has its first step, as a mean over ranks."""
     cautions: tuple[Caution, ...] = ()
 
     @property
     def rate(self) -> float:
-        """Tokens a second over the epoch."""
+        """The tokens per second over the epoch."""
         return self.summary.tokens_per_s
 
     def to_json(self) -> dict[str, str | int | float | None]:
-        """Returns the figures, without the one that depends on the machine: the same grid gives the same bytes."""
+        """Returns the figures without the one that depends on the machine, so that the same grid gives the same bytes."""
         figures = self.summary.to_json() | {"first_step_s": self.first_step_s}
         del figures["wall_time_s"]
         return figures
@@ -97,7 +97,7 @@ class CellFailure:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One simulation: ``simulate`` is called where the executor says. ``key`` names all that it rests on."""
+    """One simulation. The executor decides where ``simulate`` is called. ``key`` identifies everything it depends on."""
 
     point: Point
     key: str
@@ -106,7 +106,7 @@ class Cell:
 
 @cache
 def compute_program_digest() -> str:
-    """Returns a digest of the program itself: what it simulates with may change while its version does not."""
+    """Returns a digest of the program itself, whose code may change while its version does not."""
     digest = sha256(__version__.encode())
     for package in ("odb_ref", "odb_sim"):
         folder = resources.files(package)
@@ -117,8 +117,8 @@ def compute_program_digest() -> str:
 
 
 def compute_key(arrays: Sequence[Integers], policies: Iterable[str], *settings: object) -> str:
-    """Returns a name for a simulation of these data with these settings by this program; what an own rule's file says is a part
-    of its name, since that may change as well.
+    """Returns a name for a simulation of these data with these settings by this program. It includes the contents of a user's
+    rule file, which may change too.
     """
     rules = [digest_rule(policy) for policy in policies]
     digest = sha256(repr((compute_program_digest(), rules, settings)).encode())
@@ -128,7 +128,7 @@ def compute_key(arrays: Sequence[Integers], policies: Iterable[str], *settings: 
 
 
 class Store:
-    """The answers in a folder, which is made where it is not there; a context manager.
+    """The answers in a folder, which is created if needed; a context manager.
 
     Raises: UsageError when the folder cannot be written, or its file is something else.
     """
@@ -150,7 +150,7 @@ class Store:
                 entry = json.loads(line)
                 self._answers[entry["key"]] = _decode(entry["answer"])
             except (ValueError, KeyError, TypeError):
-                # The last one may be cut off; any other is not ours, or of another version, and its cell is run again.
+                # The last line may be cut off. Any other is not ours, or of another version, and its cell is run again.
                 if number == 1 and text.count("\n") > 1:
                     raise UsageError(f"{self._path}:1: holds no answers of simulations: give another --out") from None
         if text and not text.endswith("\n"):
@@ -158,11 +158,11 @@ class Store:
 
     @property
     def is_lasting(self) -> bool:
-        """True where answers are written."""
+        """True when answers are written to a folder."""
         return self._path is not None
 
     def find(self, key: str) -> CellAnswer | None:
-        """Returns the answer of a cell that has been run before."""
+        """Returns the answer of a cell that was run before, or None."""
         return self._answers.get(key)
 
     def add(self, key: str, answer: CellAnswer) -> None:
@@ -194,16 +194,16 @@ def _decode(data: dict[str, object]) -> CellAnswer:
 
 
 class ClusterGone(UsageError):
-    """Nobody is left who could simulate."""
+    """No worker is left that could simulate."""
 
 
 class WatchedExecutor(Executor):
-    """An executor whose workers are elsewhere, so that it may have none: `run_cells` looks after it while it waits."""
+    """An executor with remote workers, which it may lose. `run_cells` checks it while it waits."""
 
     def check(self) -> None:
-        """Looks whether there is anybody.
+        """Checks that there are workers.
 
-        Raises: UsageError when not.
+        Raises: UsageError when there are none.
         """
 
 
@@ -214,9 +214,9 @@ def run_cells(
     store: Store | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> list[CellAnswer | CellFailure]:
-    """Returns what comes of all cells, in their order. ``on_done`` hears how many are done.
+    """Returns the answers or failures of all cells, in order. ``on_done`` gets the number of cells done.
 
-    Raises: what a simulation raises that refuses its settings or breaks a property; those that have not begun are given up.
+    Raises: the error of a simulation that refuses its settings or breaks a property. Cells not yet begun are then given up.
     """
     store = store or Store(None)
     answers: dict[int, CellAnswer | CellFailure] = {}
@@ -226,7 +226,7 @@ def run_cells(
     todo = deque(place for place in range(len(cells)) if place not in answers)
     tries = dict.fromkeys(todo, 0)
     again = deque[int]()
-    """Cells whose worker died: run alone, since a cluster lays the blame on all that a worker had when it died."""
+    """The cells whose worker died. Each is run alone, because a cluster fails all cells that a worker had when it died."""
     waiting: dict[Future[CellAnswer], int] = {}
     try:
         while todo or waiting or again:
@@ -236,7 +236,7 @@ def run_cells(
                 place = todo.popleft()
                 tries[place] += 1
                 waiting[executor.submit(cells[place].simulate)] = place
-            # What is done is kept at once, also where each cell is simulated while it is handed in.
+            # Answers are kept at once, even if each cell is simulated as it is submitted.
             watched = executor if isinstance(executor, WatchedExecutor) else None
             pause_s = 0 if todo else None if watched is None else _LOOK_EVERY_S
             done = wait(waiting, timeout=pause_s, return_when=FIRST_COMPLETED).done
@@ -250,7 +250,7 @@ def run_cells(
                 except Exception as error:
                     if isinstance(error, OdbError | OSError) and not isinstance(error, WorkerDied):
                         raise
-                    # The process is gone, or a cluster says so in its own words.
+                    # The process is gone, or a cluster reports so with an error of its own.
                     if watched is not None:
                         watched.check()
                     if tries[place] < _TRIES:
@@ -274,7 +274,7 @@ def run_cells(
 
 
 def split_failed(answers: Sequence[CellAnswer | CellFailure]) -> tuple[list[CellAnswer], list[CellFailure]]:
-    """Returns the answers, and what has none.
+    """Returns the answers and the failures separately.
 
     Raises: UsageError when there is no answer at all.
     """

@@ -1,6 +1,6 @@
 """Executors for sweeps by address: a Dask or a Ray cluster, or the processes of this machine.
 
-Neither Dask nor Ray is needed by anything else here, so each is imported when its address is given.
+Nothing else in this program needs Dask or Ray, so each is imported only when its address is given.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ADDRESSES: Final = "dask://HOST:PORT, ray://HOST:PORT or ray://local"
 _CONNECT_S: Final = 10
 _CLOSE_S: Final = 2
 _WORKERLESS_S: Final = 30.0
-"""How long a study waits for a cluster that has no worker."""
+"""The seconds that a study waits for a cluster without workers."""
 
 
 @contextmanager
 def open_executor(address: str | None, workers: int) -> Iterator[Executor]:
-    """Yields the executor at ``address`` (`ADDRESSES`); the cluster's workers need this package. Without an address,
-    ``workers`` processes of this machine. Closed in the end.
+    """Yields the executor at ``address`` (see `ADDRESSES`), and closes it in the end. The cluster's workers need this package.
+    Without an address the executor has ``workers`` processes of this machine.
 
-    Raises: UsageError when the address is of no known kind, nobody answers there, or Dask or Ray is missing.
+    Raises: UsageError when the kind of address is unknown, the cluster does not answer, or Dask or Ray is missing.
     """
     if address is None:
         with make_executor(workers) as executor:
@@ -65,27 +65,27 @@ def _open_dask(place: str) -> Iterator[Executor]:
     except (OSError, ValueError) as error:
         raise _complain(f"dask://{place}", error) from error
     executor = _DaskExecutor(client, f"dask://{place}")
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # what it has to say, check() does
-    # It warns of lengths by the million, which are sent with each simulation, as they must: a worker that has them may die.
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # check() reports the same
+    # Dask warns of millions of lengths sent with each simulation. They must be, because a worker that has them may die.
     warnings.filterwarnings("ignore", message="Sending large graph")
     try:
         yield executor
     finally:
-        # Not waited for: what is under way when this is broken off would take its time.
-        with suppress(Exception):  # nor is it news that a cluster is gone
+        # Without waiting, because work under way at an interruption would take long.
+        with suppress(Exception):  # the cluster may be gone, which does not matter now
             executor.shutdown(wait=False)
             client.close(timeout=_CLOSE_S)
 
 
 class _DaskExecutor(WatchedExecutor):
-    """Dask's own executor, and whether there is still anybody behind it."""
+    """Dask's own executor, with a check that the cluster still has workers."""
 
     def __init__(self, client: Client, address: str) -> None:
         self._client = client
         self._executor: Executor = client.get_executor()
         self._address = address
         self._seen_s = time.monotonic()
-        """When a worker was there last."""
+        """When a worker was last seen."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Returns Dask's future.
@@ -98,9 +98,9 @@ class _DaskExecutor(WatchedExecutor):
             raise ClusterGone(f"{self._address} is gone: {' '.join(str(error).split())[:100]}") from error
 
     def check(self) -> None:
-        """Looks whether a scheduler and a worker are there.
+        """Checks that there are a scheduler and a worker.
 
-        Raises: UsageError when not.
+        Raises: UsageError when there are not.
         """
         if self._client.status not in ("running", "connecting", "newly-created"):
             raise ClusterGone(f"{self._address} is gone")
@@ -111,17 +111,17 @@ class _DaskExecutor(WatchedExecutor):
             raise ClusterGone(f"{self._address} has had no worker for {_WORKERLESS_S:.0f} s")
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Gives up what is under way."""
+        """Gives up all work under way."""
         self._executor.shutdown(wait=wait)
 
 
 class Client(Protocol):
-    """What is used of `distributed.Client`."""
+    """The part of `distributed.Client` that is used."""
 
     status: str
 
     def get_executor(self) -> Executor:
-        """Returns its executor."""
+        """Returns the client's executor."""
         ...
 
     def nthreads(self) -> Mapping[str, int]:
@@ -141,7 +141,7 @@ def _open_ray(place: str) -> Iterator[Executor]:
     except (OSError, ValueError, ImportError) as error:
         raise _complain(f"ray://{place}", error) from error
     try:
-        # Ray's own handler ends the process in the midst of whatever it does, with a status of its own.
+        # Ray's own signal handler would end the process at once, with its own status.
         with _keeping_handlers(handlers):
             yield _RayExecutor(ray)
     finally:
@@ -150,7 +150,7 @@ def _open_ray(place: str) -> Iterator[Executor]:
 
 @contextmanager
 def _keeping_handlers(handlers: Mapping[signal.Signals, _Handler]) -> Iterator[None]:
-    """Sets the handlers of signals back to what they were before something has set its own."""
+    """Restores signal handlers that the code in the block may replace."""
     if current_thread() is main_thread():
         for sent, handler in handlers.items():
             signal.signal(sent, handler)

@@ -1,8 +1,8 @@
-"""Every policy on the same samples, memory limit and costs; for one trace of lengths or for many.
+"""Compares all policies with the same samples, memory limit and costs, for one or many traces of lengths.
 
-A policy whose steps hold more samples makes fewer optimizer updates of an epoch. So every policy is simulated twice: with an
-update for each of its steps, and with steps accumulated to one global batch, the same for all. The second is the ratio that
-compares like with like; it is what `Compared.compute_speedup` gives.
+A policy whose steps hold more samples makes fewer optimizer updates per epoch. So every policy is simulated twice: with an
+update for each of its steps, and with steps accumulated to one global batch, the same for all. Only the second compares like
+with like; `Compared.compute_speedup` returns its ratio.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ from odb_sim.studies.sweep import simulate_run
 
 REFERENCE: Final = "standard"
 FIXED_BATCH: Final = 4
-"""Samples of the fixed batch whose memory is the limit, where none is given."""
+"""The default size of the fixed batch whose memory is the limit."""
 LEAST_WINDOW: Final = 256
 GROUPS_PER_WINDOW: Final = 16
 _OTHER_LENGTHS: Final = 1.03
-"""Mean lengths of which one is so many times another make samples a poor measure."""
+"""The ratio of mean lengths from which samples are a poor measure."""
 
 
 def choose_budget(lengths: Lengths, batch_size: int = FIXED_BATCH) -> int:
-    """Returns the token budget of ``batch_size`` samples as long as the longest: what a run with fixed batches of that size
-    needs.
+    """Returns the token budget of ``batch_size`` samples as long as the longest, which fixed batches of that size need.
 
-    Raises: UsageError when the size is not a batch.
+    Raises: UsageError when the size is not valid.
     """
     if batch_size < 1:
         raise UsageError(f"a batch holds at least 1 sample, got {batch_size}")
@@ -51,7 +50,7 @@ def choose_budget(lengths: Lengths, batch_size: int = FIXED_BATCH) -> int:
 def choose_window(lengths: Lengths, budget_tokens: int, *, shard_samples: int) -> int:
     """Returns the samples of a window: 256, doubled until it holds 16 batches of average samples, or a shard.
 
-    How well a window groups depends on how many batches it holds: below about 15 the last, unfilled one shows.
+    A window groups better the more batches it holds. With fewer than about 15 the last, unfilled one makes a difference.
     """
     window, mean = LEAST_WINDOW, float(lengths.tokens.mean())
     while window * mean < GROUPS_PER_WINDOW * budget_tokens and window < shard_samples:
@@ -61,35 +60,35 @@ def choose_window(lengths: Lengths, budget_tokens: int, *, shard_samples: int) -
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One trace: what every policy was given, and what came of it, in the order asked for."""
+    """One trace: the inputs of every policy, and the results in the order requested."""
 
     what: Run
     summaries: tuple[Summary, ...]
-    """One for each policy, with an update for each of its steps."""
+    """One summary for each policy, with an update for each of its steps."""
     accumulated: tuple[Summary, ...]
-    """One for each policy, at one global batch."""
+    """One summary for each policy, at one global batch."""
     cautions: tuple[Caution, ...] = ()
     bands: Bands | None = None
-    """Bands of the times at one global batch; None where they would take long to know."""
+    """The bands of the times at one global batch, or None if they would take too long to compute."""
 
     @property
     def batch_size(self) -> int:
-        """Samples in a fixed batch: as asked for, or under the memory limit."""
+        """The samples of a fixed batch: as requested, or under the memory limit."""
         return self.what.batch_size or compute_batch_size(self.what.workload, self.what.budget_tokens)
 
     @property
     def global_batch(self) -> GlobalBatch:
-        """What an update holds in the accumulated runs."""
+        """The size of an update in the accumulated runs."""
         return self.what.global_batch
 
     @property
     def reference(self) -> Summary:
-        """What speed-ups are over: `standard` where it is among the policies, else the first."""
+        """The baseline of speed-ups: `standard` if it is among the policies, else the first."""
         return next((summary for summary in self.summaries if summary.policy == REFERENCE), self.summaries[0])
 
     @property
     def chosen(self) -> Summary:
-        """What the reference is compared with first: the first policy that is another."""
+        """The first policy other than the reference, with which it is compared first."""
         return next((summary for summary in self.summaries if summary is not self.reference), self.reference)
 
     def find_accumulated(self, summary: Summary) -> Summary:
@@ -97,11 +96,11 @@ class Compared:
         return self.accumulated[self.summaries.index(summary)]
 
     def compute_speedup(self, summary: Summary) -> float:
-        """Returns the samples per second over those of the reference, both at one global batch; 0 when that has none."""
+        """Returns the samples per second over those of the reference, both at one global batch; 0 if the reference has none."""
         return _divide(self.find_accumulated(summary), self.find_accumulated(self.reference))
 
     def find_band(self, summary: Summary) -> Band | None:
-        """Returns how sure `compute_speedup` is; None where that is not known, and for the reference."""
+        """Returns the band of `compute_speedup`, or None if it is unknown, or for the reference."""
         if self.bands is None or summary is self.reference:
             return None
         return self.bands.combine(
@@ -109,11 +108,11 @@ class Compared:
         )
 
     def compute_own_speedup(self, summary: Summary) -> float:
-        """Returns the same with an update for each step, whatever it holds."""
+        """Returns the speed-up with an update for each step, whatever it holds."""
         return _divide(summary, self.reference)
 
     def to_json(self) -> list[dict[str, str | int | float | None]]:
-        """Returns all figures: an object for each policy."""
+        """Returns all figures as an object for each policy."""
         return [
             own.to_json()
             | {
@@ -155,12 +154,13 @@ def compare(
     store: Store | None = None,
     has_bands: bool = False,
 ) -> tuple[list[Compared], list[CellFailure]]:
-    """Simulates each run with every policy, twice; what has failed twice is left out, and returned beside. ``on_done`` hears
-    how many simulations are done.
+    """Simulates each run twice with every policy. Simulations that fail twice are left out, and returned separately.
 
-    With ``has_bands`` speed-ups have bands whatever these take, else where they are soon known.
+    ``on_done`` gets the number of simulations done.
 
-    A run without a global batch gets the largest that a policy has by itself, so that none has to give up anything for it.
+    With ``has_bands`` speed-ups have bands however long these take; otherwise only if they are quick to compute.
+
+    A run without a global batch gets the largest that any policy has by itself, so that no policy is put at a disadvantage.
 
     Raises: UsageError when a policy does not exist, before any is run, or a global batch leaves a rank without a sample;
     InvariantError when a property does not hold.
@@ -209,8 +209,8 @@ def compare(
 
 
 def _list_length_cautions(compared: Compared) -> tuple[Caution, ...]:
-    """Returns a caution where policies trained on samples of other mean lengths, as they may in quota mode: speed-ups are of
-    samples, and those of tokens are others.
+    """Returns a caution if policies trained on samples of different mean lengths, as they may in quota mode. Speed-ups count
+    samples, so those of tokens differ.
     """
     means = {one.policy: one.real_tokens / max(1, one.samples_emitted) for one in compared.accumulated}
     if max(means.values()) <= _OTHER_LENGTHS * min(means.values()):
@@ -238,7 +238,7 @@ def _make_cell(what: Run, simulate: Callable[[Run, Point], CellAnswer]) -> Cell:
 
 
 def _simulate_own(what: Run, point: Point) -> CellAnswer:
-    """Returns the answer of a run, with what its settings cost."""
+    """Returns the answer of a run, with the cautions about its settings."""
     answer = simulate_run(what, point)
     costly = [replace(caution, text=f"{what.policy}, {caution.text}") for caution in list_costly(what, answer.summary)]
     return replace(answer, cautions=(*answer.cautions, *costly))

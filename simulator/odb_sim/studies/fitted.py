@@ -1,4 +1,4 @@
-"""Batches that leave an update what was asked for: smaller ones, where a policy's steps would hold more than it."""
+"""Fits batches to a global batch: makes them smaller if a policy's steps would hold more than an update should."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MOST_TRIES: Final = 6
 
 
 def fit_batches(what: Run) -> Run:
-    """Returns the run with batches whose steps hold no more than its global batch, in the mean: as it is, where they do not.
+    """Returns the run with batches small enough that steps hold at most its global batch on average, or unchanged if they do.
 
-    Updates of the protocol that hold exactly so many samples (R16) need none of it: a step is a part of one.
+    The protocol's own updates of a fixed number of samples (R16) need no fitting, because a step is only a part of one.
     """
     goal, is_tokens = what.global_batch.goal, what.global_batch.tokens is not None
     if goal is None or (what.is_protocol and what.update_samples is not None):
@@ -33,7 +33,7 @@ def fit_batches(what: Run) -> Run:
 
 
 def describe_fit(asked: Run, fitted: Run) -> tuple[Caution, ...]:
-    """Returns what was made smaller; nothing where nothing was."""
+    """Returns a caution about what was made smaller, if anything was."""
     goal = asked.global_batch.goal or 0
     unit = "samples" if asked.global_batch.tokens is None else "tokens"
     if fitted.batch_size != asked.batch_size:

@@ -1,11 +1,11 @@
-"""Micro-batches of known lengths, as in reinforcement learning: what ranks wait for one another, what dealing the samples out
-would save of that, and what nothing but other data would.
+"""Micro-batches of known lengths, as in reinforcement learning: how long ranks wait for one another, how much of that dealing
+out the samples would save, and how much only other data would.
 
-A step's samples are divided in two ways by `odb_ref.plan` (R13): where they stay on the ranks that have them, equal parts of
-the step in order, and dealt out to all ranks. A collective ends the step; ranks meet before it only if the cost model has
-`each_step`, as in a simulation. Against both stands what no plan can go below: the work of all samples over the ranks, in the
-fewest micro-batches there can be, or the costliest group that must stay together, if that takes longer, both by what no
-micro-batch takes less than.
+`odb_ref.plan` divides a step's samples in two ways (R13): staying on their ranks, which have equal parts of the step in order,
+and dealt out to all ranks. A collective ends the step. Ranks meet before it only if the cost model has `each_step`, as in a
+simulation. Both are compared with a lower bound of any plan: the work of all samples divided by the ranks, in the fewest
+possible micro-batches, or the costliest group that must stay together if that takes longer, with every micro-batch at its
+least possible time.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ DEALT: Final = "dealt out"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divided:
-    """How one way of dividing does: means over the optimizer steps, seconds of one step."""
+    """The figures of one way to divide: means over the optimizer steps, and seconds of one step."""
 
     way: str
     micro_batches: float
     """The number on each rank."""
     least: float
     fill: float
-    """The samples' tokens over the budgets of all micro-batches."""
+    """The samples' tokens divided by the budgets of all micro-batches."""
     wait: float
-    """What the steps take but for the collective, over the seconds that the mean rank computes."""
+    """The time of the steps without the collective, divided by the mean seconds that a rank computes."""
     step_s: float
     wait_s: float
-    """Of ``step_s``, what the mean rank waits for the others."""
+    """The part of ``step_s`` that the mean rank waits for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaysToDivide:
-    """The ways beside each other, and the bound."""
+    """Both ways to divide, and the lower bound."""
 
     steps: int
     samples: int
@@ -56,23 +56,23 @@ class WaysToDivide:
     stay: Divided
     dealt: Divided
     bound_s: float
-    """Seconds of a step that no plan is below, of those that keep groups together."""
+    """The lower bound of the seconds of a step, for plans that keep groups together."""
     split_groups: float
-    """The mean number of a step's groups that are on several ranks where the samples stay."""
+    """The mean number of a step's groups that are on several ranks if the samples stay."""
 
     @property
     def saved_s(self) -> float:
-        """Seconds of a step that dealing the samples out saves."""
+        """The seconds of a step that dealing out the samples saves."""
         return self.stay.step_s - self.dealt.step_s
 
     @property
     def left_s(self) -> float:
-        """Seconds of a step above the bound that are left then: a perfect plan would save them, if there is one."""
+        """The seconds of a step above the bound that are left then. A perfect plan, if there is one, would save them."""
         return self.dealt.step_s - self.bound_s
 
 
 def choose_balance(costs: Costs) -> Cost:
-    """Returns by what to balance: tokens, and what attention takes beside them by the cost model."""
+    """Returns the cost to balance by: tokens, with the time of attention according to the cost model."""
     gpu = costs.gpu
     if costs.step_table.rows or not gpu.per_token2_s or gpu.per_token_s < gpu.per_token2_s:
         return TOKENS
@@ -90,12 +90,12 @@ def divide(
     groups: Integers | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> WaysToDivide:
-    """Returns how the samples of each optimizer step of ``step_samples``, or of one step of all, are divided.
+    """Divides the samples of each optimizer step of ``step_samples``, or of one step with all, and returns the figures.
 
-    ``groups`` has a key for each sample, of which ``options["within"]`` says where they meet (on a rank). ``on_done`` hears
-    how many samples are divided.
+    ``groups`` has a key for each sample; ``options["within"]`` says where samples of one key must be together (on a rank).
+    ``on_done`` gets the number of samples divided.
 
-    Raises: UsageError when the terms make no sense or cannot be met, or a step has fewer samples than ranks.
+    Raises: UsageError when the terms are not valid or cannot be met, or a step has fewer samples than ranks.
     """
     size = len(lengths) if step_samples is None else step_samples
     if not 1 <= ranks <= size:
@@ -149,12 +149,12 @@ def divide(
 
 
 def _count_tokens(batch: Integers, layout: Layout) -> int:
-    """Returns the tokens of a micro-batch, padding included."""
+    """Returns the tokens of a micro-batch with padding."""
     return layout.count_tokens(len(batch), int(batch.max(initial=0)), int(batch.sum()))
 
 
 def _price(tokens: Integers, batches: Iterable[Integers], costs: Costs, layout: Layout) -> list[float]:
-    """Returns the seconds of each of a rank's micro-batches; one without samples is idle."""
+    """Returns the seconds of each of a rank's micro-batches. One without samples is idle."""
     held = [tokens[batch] for batch in batches]
     longest = np.array([int(batch.max(initial=0)) for batch in held])
     padded = np.array([_count_tokens(batch, layout) for batch in held])
@@ -167,7 +167,7 @@ def _measure(
     way: str, plan: Plan, rows: Sequence[Sequence[Integers]], *, tokens: Integers, costs: Costs, layout: Layout
 ) -> Divided:
     seconds = np.array([_price(tokens, row, costs, layout) for row in rows])
-    # Where ranks meet after each micro-batch, each takes as long as the slowest rank's; else only their sums meet.
+    # If ranks meet after each micro-batch, each takes as long as on the slowest rank. Otherwise only the sums count.
     slowest_s = seconds.max(axis=0).sum() if costs.collective.each_step else seconds.sum(axis=1).max()
     compute_s, mean_s = float(slowest_s), float(seconds.sum(axis=1).mean())
     report = plan.report
@@ -185,9 +185,9 @@ def _measure(
 def _compute_bound_s(
     tokens: Integers, keys: Integers | None, *, least: int, ranks: int, costs: Costs, largest: int
 ) -> float:
-    """Returns the seconds that no plan is below: without the padding of rows, whatever the layout.
+    """Returns a lower bound of the seconds of any plan, without the padding of rows, whatever the layout.
 
-    The rank that takes longest does so for the mean rank's work at least, and for the costliest group.
+    The slowest rank has at least the mean work of a rank, and one of the ranks has the costliest group.
     """
     sizes = tokens.astype(np.float64)
     bounds = []
@@ -199,10 +199,10 @@ def _compute_bound_s(
 
 
 def _list_minorants(costs: Costs, largest: int) -> list[tuple[float, float, float]]:
-    """Returns seconds of a micro-batch, of a token, and of a token squared, such that no micro-batch of at most ``largest``
-    tokens takes less than they say, an idle one included.
+    """Returns triples of seconds per micro-batch, per token and per squared token. By each, no micro-batch of at most
+    ``largest`` tokens takes less, not even an idle one.
 
-    What is linear adds up, whichever micro-batches the samples are in.
+    Linear functions add up, whichever micro-batches the samples are in.
     """
     gpu, table = costs.gpu, costs.step_table
     if not table.rows:

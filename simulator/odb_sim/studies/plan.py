@@ -1,8 +1,8 @@
-"""What a training run takes, in time and money, in the best way for a user who changes nothing else, and in other ways.
+"""The time and money of a training run, in the best way for a user who changes nothing else, and in other ways.
 
-Every way trains on the same samples, in the same memory, and at the same global batch where one is asked for. The budget of
-each, and the window where it has one, are searched for (`odb_sim.studies.search`): a smaller one can leave fewer ranks idle at
-the end of an update. A long epoch is judged by a part of it, drawn from the same lengths.
+Every way trains on the same samples, in the same memory, and at the same global batch if one is requested. For each way the
+budget, and the window if it has one, are searched for (`odb_sim.studies.search`), because a smaller one can leave fewer ranks
+idle at the end of an update. A long epoch is judged by a part of it, drawn from the same lengths.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from odb_sim.studies.tune import EDGE, LARGEST_WINDOW, PADDING_SHARES, compute_b
 
 LARGEST_JUDGED: Final = 20_000
 LARGEST_UPDATES: Final = 6_000
-"""Likewise for updates of the protocol, which only events can simulate."""
+"""The same for updates of the protocol, which only events can simulate."""
 _FEWEST_UPDATES: Final = 8
 _LEAST_SHARD: Final = 512
-"""Samples of a rank that the free mode is judged by: no window is larger."""
+"""The fewest samples per rank by which a way without updates is judged, since no window is larger."""
 _LEAST_OF_UPDATES: Final = 64
-"""The same where updates have so many samples."""
+"""The same for updates of a fixed number of samples."""
 _TOLERANCE: Final = 0.01
 _ROUND: Final = 64
-"""Budgets are multiples of so many tokens."""
+"""Budgets are multiples of this number of tokens."""
 _WORDS: Final = {
     "efficiency": "what share of its peak the GPU reaches",
     "attention": "how fast attention is",
@@ -53,15 +53,15 @@ _WORDS: Final = {
     "message_s": "the latency of messages",
     "model_error": LEFT_OUT,
 }
-"""Each constant in words."""
+"""A description of each constant."""
 _REMEDY: Final = "time a few steps of two sizes, and give them to odb-ref calibrate as a CSV file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be planned. ``cost_model`` takes the place of what the presets say of a step.
+    """What to plan. ``cost_model`` replaces the cost of a step by the presets.
 
-    Raises: UsageError when a number makes no sense.
+    Raises: UsageError when a number is not valid.
     """
 
     job: TrainingJob
@@ -69,9 +69,9 @@ class Wanted:
     global_batch: int | None = None
     epochs: float = 1.0
     tokens: int | None = None
-    """In place of epochs."""
+    """The tokens to train on, instead of epochs."""
     memory_tokens: int | None = None
-    """Padded tokens of a micro-batch that fit, where they are known."""
+    """The padded tokens of a micro-batch that fit, if known."""
     cost_model: Costs | None = None
     seed: int = 0
 
@@ -93,20 +93,20 @@ class Wanted:
 
     @property
     def samples(self) -> float:
-        """Samples of the whole run."""
+        """The samples of the whole run."""
         if self.tokens is not None:
             return self.tokens / float(self.lengths.tokens.mean())
         return self.epochs * len(self.lengths)
 
     @property
     def budget_tokens(self) -> int:
-        """What the memory holds for sure, or nearly so."""
+        """The tokens that the memory holds for sure, or nearly so."""
         safe = self.job.compute_token_range()[0] if self.memory_tokens is None else self.memory_tokens
         return max(1, safe // _ROUND * _ROUND or safe)
 
     @property
     def costs(self) -> Costs:
-        """What things cost. Whether ranks meet after each micro-batch, which timed steps do not say, the strategy does."""
+        """The costs of the run. Whether ranks meet after each micro-batch follows from the strategy, not from timed steps."""
         if (given := self.cost_model) is None:
             return self.job.price(self.job.values)
         each_step = given.collective.each_step or self.job.strategy.each > 0
@@ -114,7 +114,7 @@ class Wanted:
 
     @property
     def judged_samples(self) -> int | None:
-        """How many samples are drawn to judge by; None: the data themselves."""
+        """The number of samples drawn to judge by. None means the data themselves."""
         most, update = LARGEST_JUDGED, self.global_batch
         if update is not None:
             most = max(_FEWEST_UPDATES, LARGEST_UPDATES // update) * update
@@ -122,7 +122,7 @@ class Wanted:
         return most if len(self.lengths) > most else None
 
     def list_inputs(self) -> list[Uncertain]:
-        """Returns what of the costs is not known exactly."""
+        """Returns the costs that are not known exactly."""
         if self.cost_model is not None:
             return list_uncertain(self.costs)
         job, values = self.job, self.job.values
@@ -136,7 +136,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to train, what it needs, and what came of its epoch."""
+    """One way to train, what it needs, and the result of its epoch."""
 
     name: str
     needs: str
@@ -145,7 +145,7 @@ class Way:
 
     @property
     def sample_s(self) -> float:
-        """Seconds of a sample, over the epoch."""
+        """The mean seconds per sample of the epoch."""
         return self.summary.sim_time_s / max(1, self.summary.samples_emitted)
 
 
@@ -159,7 +159,7 @@ class RunPlan:
     cautions: tuple[str, ...]
 
     def compute_seconds(self, way: Way) -> float:
-        """Returns how long the whole run takes."""
+        """Returns the seconds of the whole run."""
         return way.sample_s * self.wanted.samples
 
     def compute_gpu_hours(self, way: Way) -> float:
@@ -171,30 +171,30 @@ class RunPlan:
         return self.compute_gpu_hours(way) * self.wanted.job.values["price_usd"]
 
     def compute_speedup(self, way: Way) -> float:
-        """Returns the time of fixed batches over that of a way."""
+        """Returns the time of fixed batches divided by that of a way."""
         return self.ways[1].sample_s / way.sample_s
 
     def band(self, way: Way) -> Band:
-        """Returns how sure the time of a way is, and with it its GPU-hours."""
+        """Returns the band of the time of a way, and so of its GPU-hours."""
         return self.bands.combine(*[float(one is way) for one in self.ways])
 
     def band_money(self, way: Way) -> Band:
-        """Returns how sure the money is: the price, unless it is the user's own, has a range too."""
+        """Returns the band of the money. The price has a range too, unless it is the user's own."""
         price = self.wanted.job.constants["price_usd"]
         lowest, highest = (end / price.value if price.value else 1.0 for end in (price.low, price.high))
         return self.band(way).widen("the price", lowest, highest, "say yours: --price")
 
     def band_speedup(self, way: Way) -> Band:
-        """Returns how sure the speed-up is."""
+        """Returns the band of the speed-up."""
         return self.bands.combine(*[float(one is self.ways[1]) - float(one is way) for one in self.ways])
 
 
 def make_plan(
     wanted: Wanted, executor: Executor, on_done: Callable[[int], None] | None = None, *, store: Store | None = None
 ) -> RunPlan:
-    """Returns the plan. ``on_done`` hears how many simulations are done.
+    """Returns the plan. ``on_done`` gets the number of simulations done.
 
-    Raises: UsageError when what is wanted makes no sense.
+    Raises: UsageError when ``wanted`` is not valid.
     """
     if wanted.budget_tokens < int(wanted.lengths.tokens.min()):
         if wanted.memory_tokens is not None:
@@ -232,7 +232,7 @@ def make_plan(
 
 
 def _choose_global_batch(wanted: Wanted, policy: str, ways: Sequence[Way]) -> GlobalBatch:
-    """Returns to what a way accumulates its steps: where no global batch is asked for, that of the first way's own updates."""
+    """Returns the global batch to which a way accumulates its steps: the one requested, or that of the first way's updates."""
     if not ways or (policy == "odb" and wanted.global_batch is not None):
         return EVERY_STEP  # the protocol's own updates
     samples = ceil(ways[0].summary.samples_per_update) if wanted.global_batch is None else wanted.global_batch
@@ -240,10 +240,11 @@ def _choose_global_batch(wanted: Wanted, policy: str, ways: Sequence[Way]) -> Gl
 
 
 def choose(wanted: Sequence[Wanted]) -> Wanted:
-    """Returns the fastest of several jobs that want the same, each at its largest budget.
+    """Returns the fastest of several jobs with the same goal, each at its largest budget.
 
-    One whose memory does not hold the longest sample is taken only where none does, then that of the largest. Where costs were
-    measured the first is taken: one of them was timed, and the others would have their larger budgets for nothing.
+    A job whose memory does not hold the longest sample is chosen only if all are like that; then the one with the largest
+    budget is. If costs were measured, the first is chosen, because the measurement is of one of the jobs, and the others would
+    get their larger budgets for free.
     """
     longest, largest = int(wanted[0].lengths.tokens.max()), max(one.budget_tokens for one in wanted)
     holding = [one for one in wanted if one.budget_tokens >= min(longest, largest)]
@@ -259,7 +260,7 @@ def _measure(wanted: Wanted) -> float:
 
 
 def compute_ranges(wanted: Wanted) -> Ranges:
-    """Returns the ranges of the cost model's own numbers, for a file of it: of each, all that moves it taken together."""
+    """Returns the ranges of the cost model's own numbers for its file, each with all effects on it combined."""
     if wanted.cost_model is not None:
         return wanted.cost_model.ranges
     rows = []
@@ -302,7 +303,7 @@ def _build_study(wanted: Wanted, terms: Terms, global_batch: GlobalBatch = EVERY
 
 
 def _build_dimensions(wanted: Wanted, policy: str, layout: Layout) -> tuple[Point, Dimensions]:
-    """Returns where the search for a way's setting begins, and what is tried."""
+    """Returns the point where the search for a way's setting begins, and the values to try."""
     samples = len(wanted.lengths) if wanted.judged_samples is None else wanted.judged_samples
     shard = -(-samples // wanted.job.gpus)
     budgets = sorted({tokens // _ROUND * _ROUND or tokens for tokens in compute_budget_ladder(wanted.budget_tokens)})

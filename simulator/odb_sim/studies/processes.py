@@ -1,8 +1,8 @@
-"""An executor of processes of this machine that outlives them: one that is killed costs the task it had, and no other.
+"""An executor of processes of this machine that survives their deaths: a killed process fails only the task it had.
 
-Each worker is a process and a thread of this one that serves it: gives it a task, waits for the answer, and starts another
-process in its place when it has died. So it is known which task a death belongs to, and nothing waits for a process that is
-gone. A worker hears nothing of Ctrl-C, and ends with the process that asked for it, however that ends.
+Each worker is a process, with a thread of this process that gives it a task, waits for the answer, and replaces the process if
+it has died. So it is known which task a death belongs to, and nothing waits for a process that is gone. A worker ignores
+Ctrl-C, and ends with its parent process, however that ends.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 
 class WorkerDied(UsageError):
-    """The process that worked on a task is gone: killed, as a rule because the machine has no memory left."""
+    """The process that worked on a task is gone. Usually it was killed because the machine ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """What a task has raised in its process."""
+    """An error that a task raised in its process."""
 
     error: Exception
 
 
 class Local(Executor):
-    """Runs everything at once, in this process: for one worker, and for tests."""
+    """Runs each task at once in this process, for one worker and for tests."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Returns a future that is done already."""
+        """Returns a future that is already done."""
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -56,9 +56,9 @@ class Local(Executor):
 
 
 def make_executor(workers: int) -> Executor:
-    """Returns an executor of so many processes of this machine; for one, this process.
+    """Returns an executor of ``workers`` processes of this machine, or for one worker of this process itself.
 
-    Raises: UsageError when there is less than one.
+    Raises: UsageError when there is less than one worker.
     """
     if workers < 1:
         raise UsageError(f"--processes must be at least 1, got {workers}")
@@ -66,7 +66,7 @@ def make_executor(workers: int) -> Executor:
 
 
 class Processes(Executor):
-    """See the top of this module. Left by an exception, it ends what is under way; else it waits for it."""
+    """See the top of this module. On leaving, it waits for tasks under way, or after an exception ends them."""
 
     def __init__(self, workers: int) -> None:
         self._tasks: SimpleQueue[Callable[[_ProcessSlot], None] | None] = SimpleQueue()
@@ -77,7 +77,7 @@ class Processes(Executor):
             thread.start()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Returns a future of a process. It fails with WorkerDied when that is killed."""
+        """Returns the future of a task in a process. It fails with WorkerDied if the process is killed."""
         future: Future[T] = Future()
 
         def run(worker: _ProcessSlot) -> None:
@@ -92,7 +92,7 @@ class Processes(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Lets every worker end after the tasks that were submitted; with ``cancel_futures`` ends them now."""
+        """Ends all workers, after the tasks submitted or, with ``cancel_futures``, now."""
         if cancel_futures:
             for worker in self._workers:
                 worker.close()
@@ -108,7 +108,7 @@ class Processes(Executor):
         self.shutdown(cancel_futures=error is not None)
 
     def _serve(self, worker: _ProcessSlot) -> None:
-        if hasattr(signal, "pthread_sigmask"):  # what this thread starts inherits it
+        if hasattr(signal, "pthread_sigmask"):  # inherited by the processes this thread starts
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while (run := self._tasks.get()) is not None:
             run(worker)
@@ -116,7 +116,7 @@ class Processes(Executor):
 
 
 class _ProcessSlot:
-    """One process at a time, started when there is something to do."""
+    """Holds one process at a time, started when there is a task."""
 
     def __init__(self) -> None:
         self._process: SpawnProcess | None = None
@@ -127,7 +127,7 @@ class _ProcessSlot:
     def call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Returns what ``fn`` returns in the process.
 
-        Raises: what it raises; WorkerDied when the process is gone.
+        Raises: the errors of ``fn``; WorkerDied when the process is gone.
         """
         process, link = self._get_process()
         try:
@@ -147,7 +147,7 @@ class _ProcessSlot:
             if self._is_closed:
                 raise WorkerDied("the executor has been shut down")
             if self._process is None or self._link is None:
-                context = get_context("spawn")  # not forked: there are threads
+                context = get_context("spawn")  # not fork, because there are threads
                 self._link, theirs = context.Pipe()
                 self._process = context.Process(target=_work, args=(theirs,), daemon=True)
                 self._process.start()
@@ -155,7 +155,7 @@ class _ProcessSlot:
             return self._process, self._link
 
     def close(self) -> None:
-        """Ends the process, whatever it does."""
+        """Ends the process, even in the middle of a task."""
         with self._lock:
             self._is_closed = True
             if self._process is not None:
@@ -179,7 +179,7 @@ def _work(link: Link) -> None:
 
 
 def _end_with_parent() -> None:
-    # A worker does not learn that its parent is killed while it works.
+    # A worker that is working does not notice that its parent was killed.
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)

@@ -2,8 +2,8 @@
 
 The paper (arXiv 2606.19989) and the README of its package give, for full fine-tuning of an 8-billion-parameter Qwen3-VL on
 eight H20: the coefficient of variation of the lengths, the throughput of fixed batches and that of online dynamic batching.
-Everything else a prediction needs is an assumption: it is named, has a value and a reason, and is moved down and up to show
-how much hangs on it. Nothing is fitted to the published numbers, and a prediction that misses stays in the table.
+Everything else a prediction needs is an assumption. Each has a name, a value and a reason, and is moved down and up to show
+how much depends on it. Nothing is fitted to the published numbers, and a prediction that misses stays in the table.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a prediction is made from. ``length_cv``, ``ranks`` and ``budget_tokens`` are the paper's; the rest is assumed."""
+    """The inputs of a prediction. ``length_cv``, ``ranks`` and ``budget_tokens`` are the paper's; the rest is assumed."""
 
     length_cv: float
     mean_tokens: int
@@ -56,7 +56,7 @@ class Inputs:
     shape: Shape = Shape.LOG_NORMAL
     cutoff_tokens: int = 12_288
     batch_size: int | None = None
-    """Samples in a fixed batch; None: what the budget holds of the longest."""
+    """The samples of a fixed batch. None means the number of longest samples that fit the budget."""
     window_samples: int = 256
     per_token_s: float = 6.5e-4
     per_token2_s: float = 1.1e-8
@@ -67,14 +67,14 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """An input that the paper does not give: why it has its value, and to what it is moved down and up."""
+    """An input that the paper does not give: the reason for its value, and the values to which it is moved down and up."""
 
     field: str
     reason: str
     low: float | Shape
     high: float | Shape
     is_factor: bool = False
-    """True where ``low`` and ``high`` are times the value assumed."""
+    """True if ``low`` and ``high`` are factors of the assumed value."""
 
     def move(self, inputs: Inputs) -> tuple[Inputs, Inputs]:
         """Returns the inputs with this one moved down, and up."""
@@ -88,14 +88,14 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the simulator says: samples per second over all ranks, by policy."""
+    """A prediction of the simulator: samples per second over all ranks, by policy."""
 
     inputs: Inputs
     samples_per_s: dict[str, float]
     samples_per_update: dict[str, float]
-    """Over all ranks: every step is an update."""
+    """The samples of an update over all ranks, where every step is an update."""
     batch_size: int
-    """Samples in a fixed batch."""
+    """The samples of a fixed batch."""
     mean_tokens: float
     """The mean of the lengths drawn, after the cut-off."""
     length_cv: float
@@ -127,12 +127,12 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Predicted over published speed-up, less 1."""
+        """The predicted speed-up divided by the published one, minus 1."""
         return self.prediction.compute_speedup() / self.published.speedup - 1
 
     @property
     def span(self) -> tuple[float, float]:
-        """The least and the greatest speed-up with one assumption moved."""
+        """The least and the greatest speed-up when one assumption is moved."""
         moved = [end for item in self.sensitivities for end in (item.speedup_low, item.speedup_high)]
         return min(self.prediction.compute_speedup(), *moved), max(self.prediction.compute_speedup(), *moved)
 
@@ -185,7 +185,7 @@ ASSUMPTIONS: Final = (
 
 
 def draw_lengths(inputs: Inputs) -> Lengths:
-    """Lengths of the given mean and coefficient of variation, before the cut-off; the same for the same seed."""
+    """Returns lengths with the given mean and coefficient of variation before the cut-off, the same for the same seed."""
     random = np.random.default_rng(inputs.seed)
     match inputs.shape:
         case Shape.LOG_NORMAL:
@@ -199,7 +199,7 @@ def draw_lengths(inputs: Inputs) -> Lengths:
 
 
 def predict(inputs: Inputs) -> Prediction:
-    """Throughputs by simulation of one pass over the drawn samples."""
+    """Predicts throughputs by simulating one pass over the drawn samples."""
     lengths = draw_lengths(inputs)
     gpu = GpuCost(fixed_s=inputs.fixed_s, per_token_s=inputs.per_token_s, per_token2_s=inputs.per_token2_s)
     what = Run(

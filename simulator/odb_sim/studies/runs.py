@@ -1,4 +1,4 @@
-"""One call for one simulated run, whatever the policy: what the commands and the reports are built on."""
+"""Simulates one run of any policy in one call. The commands and the reports are built on it."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from odb_sim.inputs.workload import Sharding
 
 PEER: Final = "peer"
 POLICIES: Final = (*sorted(RULES), PEER, *PLANNERS)
-"""Target rules of the core, which the protocol runs, and baselines, which need none. A rule of yours is `module:name`."""
+"""Target rules, with which the protocol runs, and baselines, which run without it. A user's rule is `module:name`."""
 
 
 class Driver(StrEnum):
-    """What plays the ranks of the protocol; both give the same figures."""
+    """The way to simulate the ranks of the protocol. Both ways give the same figures."""
 
     AUTO = "auto"
-    """Rounds where they can, else events."""
+    """Rounds if they can simulate the run, else events."""
     ROUNDS = "rounds"
-    """All ranks a round at a time, as arrays (`rounds`): for runs in which nothing goes otherwise than planned."""
+    """All ranks one round at a time, as arrays (`rounds`), for runs without faults and jitter."""
     EVENTS = "events"
-    """The machine of every rank, event by event (`world`): the authority."""
+    """The machine of every rank, event by event (`world`), which is the authority."""
 
 
 def has_window(policy: str) -> bool:
@@ -58,39 +58,39 @@ def has_window(policy: str) -> bool:
 
 
 def has_fixed_batches(policy: str) -> bool:
-    """Returns True when the batches of the policy are all of one number of samples."""
+    """Returns True when all batches of the policy have the same number of samples."""
     return policy in FIXED_SIZE
 
 
 def describe_budget(summary: Summary) -> str:
-    """Returns the token budget of a run as a part of its headline, and when which is in force."""
+    """Returns the token budget of a run for its headline, with its schedule if there is one."""
     schedule = "" if summary.budget_schedule is None else f" at most ({summary.budget_schedule})"
     return f"budget {summary.token_budget:,}{schedule}"
 
 
 def describe_window(summary: Summary) -> str:
-    """Returns the window of a run as a part of its headline, empty where it has none, or that is an update."""
-    # Rounds are counted where the protocol has run, with a rule of the user's too, and where its peer has.
+    """Returns the window of a run for its headline, or an empty text if it has none or its window is an update."""
+    # A run has rounds if the protocol has run, also with a user's rule, or its peer.
     is_update = summary.global_batch is not None and summary.policy != PEER
     has_rounds = has_window(summary.policy) or summary.rounds > 0
     return f", window {summary.window:,}" if has_rounds and not is_update else ""
 
 
 def is_rule(policy: str) -> bool:
-    """Returns True when the policy is a target rule, shipped or the user's: the protocol core runs it."""
+    """Returns True when the policy is a target rule, shipped or the user's, which the protocol core runs."""
     return policy in RULES or OWN in policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Epoch):
-    """What to simulate. ``rule`` overrides ``policy`` with a target rule that does not ship.
+    """A run to simulate. ``rule`` overrides ``policy`` with a target rule that is not shipped.
 
-    Raises: UsageError when a value makes no sense.
+    Raises: UsageError when a value is not valid.
     """
 
     policy: str
     batch_size: int | None = None
-    """Samples of a fixed batch; None: what the budget holds of the longest."""
+    """The samples of a fixed batch. None means the number of longest samples that fit the budget."""
     rule: TargetRule | None = None
     driver: Driver = Driver.AUTO
 
@@ -124,7 +124,7 @@ class Run(Epoch):
             )
 
     def find_obstacle(self) -> str:
-        """Returns what of a run of the protocol only events can simulate; empty when rounds can, too."""
+        """Returns what in a run of the protocol only events can simulate, or an empty text if rounds can do it too."""
         if self.conditions.faults:
             return "a fault"
         if self.conditions.jitter:
@@ -150,7 +150,7 @@ class Run(Epoch):
 
     @property
     def expected_samples(self) -> int:
-        """Samples that an epoch trains on if it is complete, at least; in quota mode that is not known before."""
+        """The least number of samples of a complete epoch. In quota mode it is not known in advance."""
         if self.mode is not Mode.JOIN:
             return 0
         return self.workload.samples_total - sum(start.read_samples - len(start.carried) for start in self.starts)
@@ -158,7 +158,7 @@ class Run(Epoch):
     def build_config(self) -> Config:
         """Returns the configuration of rank 0.
 
-        Raises: UsageError when a value makes no sense.
+        Raises: UsageError when a value is not valid.
         """
         config = Config(
             rank=0,
@@ -176,14 +176,14 @@ class Run(Epoch):
         return replace(self._choose_ramp().apply(config), shared_samples=shared_samples)
 
     def _choose_ramp(self) -> Run:
-        """Returns the run with the ramp that it has, where it is not told one."""
+        """Returns the run with its ramp filled in if none is given."""
         if self.ramp_rounds is not None:
             return self
         samples = self.workload.samples_total / self.workload.ranks
         return replace(self, ramp_rounds=choose_ramp(self.window_samples, samples))
 
     def open_trace(self, path: str | Path) -> TraceWriter:
-        """Opens a trace of the run, which says how many samples there are. Spec: R9.6."""
+        """Opens a trace of the run, whose header states the samples there are. Spec: R9.6."""
         workload, is_shared = self.workload, self.sharding is Sharding.SHARED
         offsets = [0, workload.samples_total] if is_shared else workload.offsets.tolist()
         shards = [workload.ids[begin:end].tolist() for begin, end in pairwise(offsets)]
@@ -204,7 +204,7 @@ PLANNED_LAYOUT: Final = {"packing": Layout.PACKED}
 """The layouts of baselines that do not pad."""
 
 PLANNED_ORDER: Final = "planned"
-"""The order of a baseline's steps is its own."""
+"""Stands for the order of a baseline's steps, which the plan decides."""
 
 JOIN_ALL: Final = Terms()
 """The defaults: every sample is trained on."""
@@ -217,8 +217,8 @@ def _plan(what: Run) -> list[RankBatches]:
 
 
 def _choose_planned_tokens(what: Run) -> int:
-    """Returns the budget that a plan is made for: where fixed batches have a size, what that many of the longest samples
-    need.
+    """Returns the budget for which a plan is made. If fixed batches have a given size, it is what that many of the longest
+    samples need.
     """
     if what.batch_size is None or what.policy not in FIXED_SIZE:
         return what.budget_tokens
@@ -227,7 +227,7 @@ def _choose_planned_tokens(what: Run) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a run."""
+    """The result of a run."""
 
     summary: Summary
     rows: list[StepRow]
@@ -242,12 +242,12 @@ def run(
     fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Result:
-    """Simulates ``what``. ``fill`` hears what each rank trains on, ``on_progress`` after each step how many samples are done.
+    """Simulates ``what``. ``fill`` gets what each rank trains on, and ``on_progress`` the number of samples done so far.
 
-    Raises: InvariantError when a property of the protocol does not hold, UsageError when ``what.driver`` cannot do it.
+    Raises: InvariantError when a property of the protocol does not hold, UsageError when ``what.driver`` cannot simulate it.
     """
     begin_s = time.perf_counter()
-    if what.is_protocol and what.update_samples is not None:  # whatever else it is compared at
+    if what.is_protocol and what.update_samples is not None:  # overrides the global batch of a comparison
         what = replace(what, global_batch=GlobalBatch(samples=what.update_samples))
     batch_size: int | None = None
     outcome, fault_s, abort_s, ended_s, policy, driver = COMPLETE, None, None, 0.0, what.policy, "plan"
@@ -318,9 +318,9 @@ def run(
 
 
 def _choose_driver(what: Run, *, is_watched: bool) -> Driver:
-    """Returns what simulates the run; ``is_watched`` when a trace or a timeline is asked for.
+    """Returns the driver for the run. ``is_watched`` is true if a trace or a timeline is requested.
 
-    Raises: UsageError when rounds are asked for, which have no events to show.
+    Raises: UsageError when rounds are requested for a trace or a timeline, since they have no events.
     """
     if what.driver is Driver.ROUNDS and is_watched:
         raise UsageError("the driver of rounds has no events, so it writes no trace and no timeline")

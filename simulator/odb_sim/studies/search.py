@@ -1,9 +1,10 @@
-"""The search that `tune` does: through the settings of one study, from a point, or from a coarse grid.
+"""The search of `tune` through the settings of one study, from a point or from a coarse grid.
 
-Every second window with every budget first, since these two go together; from the best of them, one setting at a time, every
-value, until none is faster. Out of all tried, the setting with the least host memory within half of the tolerance is taken
-(of those that need a percent more at most, one with most of a loader's defaults), and its next smaller neighbours are tried
-until none is good enough: the other half is for what the search may have missed.
+It first tries every second window with every budget, since these two depend on each other. From the best of them it varies one
+setting at a time over all its values, until none is faster. Among all settings tried within half of the tolerance it takes
+the one with the least host memory, or one that needs at most a percent more and has the most of a loader's defaults. It then
+tries the next smaller neighbours until none is good enough. The other half of the tolerance is for what the search may have
+missed.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from odb_ref.core.config import MAX_AGE_ROUNDS, choose_ramp
 from odb_sim.studies.cells import CellAnswer, CellFailure, Point, split_failed
 
 _KEPT_BACK: Final = 0.5
-"""This share of the tolerance is for what the search may have missed."""
+"""The share of the tolerance kept back for what the search may have missed."""
 _ALIKE: Final = 1.01
-"""Host memory that is so many times the least is as good: no default is given up for less."""
+"""Up to this many times the least host memory counts as equal, so that no default is given up for less."""
 _GAIN: Final = 1e-3
-"""A pass that gains less ends the search."""
+"""The search ends after a pass with a smaller gain."""
 
 Value = int | str
 Dimensions = Mapping[str, tuple[Value, ...]]
-"""The values to try of each field of a point, the smallest first."""
+"""The values to try for each field of a point, the smallest first."""
 Simulate = Callable[[Sequence[Point]], Sequence[CellAnswer | CellFailure]]
 
 
 class SettingSearch:
-    """What was tried, and what is tried next."""
+    """The settings tried so far, and the search for better ones."""
 
     def __init__(self, simulate: Simulate, dimensions: Dimensions, tolerance: float) -> None:
         self._simulate = simulate
@@ -43,7 +44,7 @@ class SettingSearch:
 
     @property
     def best(self) -> CellAnswer:
-        """The highest throughput of all that were tried."""
+        """The answer with the highest throughput so far."""
         return max(self.answers.values(), key=lambda answer: answer.rate)
 
     def run(self, start: Point) -> CellAnswer:
@@ -54,18 +55,18 @@ class SettingSearch:
         return self.improve(start)
 
     def improve(self, start: Point) -> CellAnswer:
-        """Returns the cheapest good setting that is found from ``start``."""
+        """Returns the cheapest good setting found from ``start``."""
         self._try([start])
         self._climb()
         return self._descend()
 
     def list_line(self, point: Point, name: str) -> list[CellAnswer]:
-        """Returns the answers that differ from ``point`` in one setting at most, the smallest value first."""
+        """Returns the answers that differ from ``point`` at most in the setting ``name``, the smallest value first."""
         line = [self.answers.get(_change(point, name, value)) for value in self._dimensions[name]]
         return [answer for answer in line if answer is not None]
 
     def _try(self, points: Sequence[Point]) -> None:
-        """Simulates those of ``points`` that have not been."""
+        """Simulates those of ``points`` that have not been simulated."""
         known = self.answers.keys() | self.failed.keys()
         new = [point for point in dict.fromkeys(points) if point not in known]
         if new:
@@ -81,7 +82,7 @@ class SettingSearch:
         return answer.rate >= self.best.rate * (1 - _KEPT_BACK * self._tolerance)
 
     def _climb(self) -> None:
-        """Tries every value of each setting at the best so far, until that is fastest."""
+        """Tries every value of each setting around the best point so far, until nothing is faster."""
         before = 0.0
         while (rate := self.best.rate) > before * (1 + _GAIN):
             before = rate
@@ -89,7 +90,7 @@ class SettingSearch:
                 self._try(self._list_points(self.best.point, name))
 
     def _descend(self) -> CellAnswer:
-        """Returns the cheapest good setting tried, once no single step down from it is good and its lines are complete."""
+        """Returns the cheapest good setting, after trying until no step down from it is good and its lines are complete."""
         while True:
             chosen = _choose(list(filter(self.is_good, self.answers.values())))
             tried = len(self.answers) + len(self.failed)
@@ -99,12 +100,12 @@ class SettingSearch:
 
 
 def compute_host_tokens(answer: CellAnswer) -> int:
-    """Returns the tokens that a rank's loader holds at most, by the model at the top of `odb_sim.studies.tune`."""
+    """Returns the most tokens that a rank's loader holds, by the model at the top of `odb_sim.studies.tune`."""
     summary, point = answer.summary, answer.point
     shard = -(-summary.samples_total // point.ranks)
     held = min(point.window_samples, shard)
     if summary.global_batch is not None and summary.rounds:
-        held = -(-summary.global_batch // point.ranks)  # a window is a rank's part of an update
+        held = -(-summary.global_batch // point.ranks)  # the window is the rank's part of an update
     window = held * summary.real_tokens / max(1, summary.samples_emitted)
     return int(window + 2 * window / max(1e-9, 1 - summary.padding_ratio) + point.depth_steps * point.budget_tokens)
 
@@ -114,7 +115,7 @@ def _change(point: Point, name: str, value: Value) -> Point:
 
 
 def list_own(answer: CellAnswer) -> frozenset[str]:
-    """Returns the settings that cost no memory and are not those a loader has by default."""
+    """Returns the settings that cost no memory and differ from a loader's defaults."""
     point = answer.point
     shard = -(-answer.summary.samples_total // point.ranks)
     defaults: dict[str, Value] = {
@@ -127,8 +128,8 @@ def list_own(answer: CellAnswer) -> frozenset[str]:
 
 
 def _choose(answers: Sequence[CellAnswer]) -> CellAnswer:
-    """Returns the cheapest: of those that need a percent more than the least memory at most, one with most of a loader's
-    defaults; then that of the least memory, then the fastest.
+    """Returns the cheapest answer. Among those within a percent of the least memory it prefers the most of a loader's defaults,
+    then the least memory, then the highest speed.
     """
     least = min(map(compute_host_tokens, answers))
 

@@ -1,4 +1,4 @@
-"""Which settings of a run cost it more than a planner would like: each is changed by itself, and the epoch simulated again."""
+"""Finds settings that make a run notably slower, by changing each separately and simulating the epoch again."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from odb_sim.studies.runs import Run, run
 
 COSTLY: Final = 0.02
 LARGEST_TRIED: Final = 100_000
-"""Samples of an epoch, at most: a larger one would take too long to be simulated again, some fifteen times."""
+"""The most samples of an epoch, which has to be simulated again some fifteen times."""
 LARGEST_EVENTS: Final = 10_000
-"""Likewise of one that only events can simulate, twice."""
+"""The most samples of an epoch that only events can simulate, which is simulated again twice."""
 _LARGEST_WINDOW: Final = 4096
 _FACTORS: Final = (1 / 4, 1 / 2, 2, 4, 16, 64)
 _RAMPS: Final = range(5)
 
 
 def list_costly(what: Run, summary: Summary) -> tuple[Caution, ...]:
-    """Returns a caution for each of window, depth, ramp and age that makes the epoch more than 2 % slower than another would,
-    with the best of those tried: some smaller, some larger.
+    """Returns a caution for each of window, depth, ramp and age that makes the epoch more than 2 % slower than another value,
+    and names the best of the smaller and larger values tried.
 
-    None for a baseline, and for a run that did not end complete or was resumed; of too large an epoch it says just that.
+    There are none for a baseline, or for a run that did not end complete or was resumed. If the epoch is too large, the only
+    caution says so.
     """
     is_asked = what.is_protocol and summary.outcome == COMPLETE.kind
     if not is_asked or what.starts or what.full_reads or what.budget_schedule is not None:
@@ -49,13 +50,13 @@ def list_costly(what: Run, summary: Summary) -> tuple[Caution, ...]:
 
 
 def _list_others(what: Run) -> Iterator[tuple[str, int, list[tuple[int, Run]]]]:
-    """Yields each setting that has a say: its option, its value, and the runs with other values."""
+    """Yields each setting that has an effect: its option, its value, and the runs with other values."""
     depth = what.depth_steps
     yield "--depth", depth, [(other, replace(what, depth_steps=other)) for other in (2 * depth, 4 * depth)]
     if what.update_samples is not None:
-        return  # windows, ramp and age have no say (R16)
+        return  # window, ramp and age have no effect (R16)
     shard = int(np.diff(what.workload.offsets).max())
-    window = min(what.window_samples, shard)  # a larger one acts as a shard
+    window = min(what.window_samples, shard)  # a larger window acts like a shard
     windows = {int(window * factor) for factor in _FACTORS} | {min(shard, _LARGEST_WINDOW)}
     tried = sorted(other for other in windows - {window} if 1 <= other <= shard)
     yield "--window", what.window_samples, [(other, replace(what, window_samples=other)) for other in tried]

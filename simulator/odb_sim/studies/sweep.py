@@ -1,6 +1,6 @@
 """Grids of simulations: every combination of some settings, each a cell of a study (`odb_sim.studies.cells`).
 
-The answers come in the order of the grid and are the same whatever runs them.
+The answers come in the order of the grid, and are the same whatever executor runs them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NO_LENGTHS: Final = Lengths("", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """The data and the circumstances that all simulations of a study share."""
+    """The data and settings that all simulations of a study share."""
 
     lengths: Lengths
     samples: int | None = None
@@ -40,13 +40,13 @@ class Study:
     sharding: Sharding = Sharding.EVEN
     global_batch: GlobalBatch = EVERY_STEP
     batch_size: int | None = None
-    """Samples of a fixed batch; None: what the budget holds of the longest."""
+    """The samples of a fixed batch. None means the number of longest samples that fit the budget."""
     costs: Costs = field(default_factory=Costs)
     conditions: Conditions = STEADY
     terms: Terms = JOIN_ALL
 
     def build_workload(self, ranks: int, samples: int | None = None) -> Workload:
-        """Returns what ``ranks`` ranks read: ``samples`` in place of the study's.
+        """Returns the workload of ``ranks`` ranks, with ``samples`` samples if given, else the study's.
 
         Raises: UsageError when there are more ranks than samples.
         """
@@ -54,9 +54,9 @@ class Study:
         return build_workload(self.lengths, ranks=ranks, sharding=self.sharding, samples=samples, seed=self.seed)
 
     def build_run(self, point: Point, workload: Workload | None = None) -> Run:
-        """Returns the simulation of ``point``, on a workload of its own where none is given.
+        """Returns the run of ``point``, on a new workload if none is given.
 
-        Raises: UsageError when it makes no sense.
+        Raises: UsageError when the point is not valid.
         """
         what = Run(
             workload=self.build_workload(point.ranks, point.samples) if workload is None else workload,
@@ -78,9 +78,9 @@ class Study:
         return terms.apply(what)
 
     def check(self, points: Sequence[Point]) -> None:
-        """Checks that every point makes sense, before any is run.
+        """Checks that every point is valid, before any is run.
 
-        Raises: UsageError when one does not.
+        Raises: UsageError when one is not.
         """
         for ranks in dict.fromkeys(point.ranks for point in points):
             workload = self.build_workload(ranks)
@@ -97,7 +97,7 @@ def build_points(
     windows: Sequence[int],
     depths: Sequence[int],
 ) -> tuple[Point, ...]:
-    """Returns every combination, in the order given, ranks first. A policy without a window gets the first one only."""
+    """Returns every combination in the order given, ranks first. A policy without a window gets only the first window."""
     return tuple(
         Point(policy=policy, ranks=rank, budget_tokens=budget, window_samples=window, depth_steps=depth)
         for rank, budget, policy, window, depth in product(ranks, budgets, policies, windows, depths)
@@ -106,7 +106,7 @@ def build_points(
 
 
 def simulate_point(study: Study, point: Point) -> CellAnswer:
-    """Returns the answer of one point: what a worker of the executor runs.
+    """Returns the answer of one point. A worker of the executor runs this.
 
     Raises: InvariantError, naming the point, when a property of the protocol does not hold.
     """
@@ -114,7 +114,7 @@ def simulate_point(study: Study, point: Point) -> CellAnswer:
 
 
 def simulate_run(what: Run, point: Point) -> CellAnswer:
-    """Returns the answer of one run, which ``point`` describes, with smaller batches where its updates would hold too much.
+    """Returns the answer of one run, which ``point`` describes, with smaller batches if its updates would hold too much.
 
     Raises: InvariantError, naming the point, when a property of the protocol does not hold.
     """
@@ -128,15 +128,15 @@ def simulate_run(what: Run, point: Point) -> CellAnswer:
 
 
 def find_fastest(answers: Sequence[CellAnswer]) -> tuple[CellAnswer, dict[CellAnswer, float]]:
-    """Returns the fastest setting, and what each trains on: tokens a second, of a rank where their numbers differ."""
-    # More ranks are faster: of settings with different numbers of them, it is the rate of a rank that tells.
+    """Returns the fastest setting, and the tokens per second of each, per rank if the numbers of ranks differ."""
+    # More ranks are faster, so settings with different numbers of ranks are compared by the rate per rank.
     has_worlds = len({answer.point.ranks for answer in answers}) > 1
     rates = {answer: answer.rate / (answer.point.ranks if has_worlds else 1) for answer in answers}
     return max(answers, key=rates.__getitem__), rates
 
 
 def estimate_answer(study: Study, answer: CellAnswer) -> Band | None:
-    """Returns how sure the time of a setting is; None where that would take long to know."""
+    """Returns the band of the time of a setting, or None if it would take too long to compute."""
     what = fit_batches(study.build_run(answer.point))
     return estimate(what, answer.summary) if is_quick(what) else None
 
@@ -149,9 +149,9 @@ def run_grid(
     *,
     store: Store | None = None,
 ) -> list[CellAnswer | CellFailure]:
-    """Returns the answers of all points, in their order, and what failed. ``on_done`` hears how many are done.
+    """Returns the answers or failures of all points, in order. ``on_done`` gets the number of points done.
 
-    Raises: what the first point to fail raises, but where its process was killed; those that have not begun are given up.
+    Raises: the error of the first point to fail, unless its process was killed. Points not yet begun are then given up.
     """
     lengths, rest = study.lengths, replace(study, lengths=_NO_LENGTHS)
     arrays = [lengths.tokens, lengths.supervised_tokens, *([] if lengths.resources is None else [lengths.resources])]

@@ -3,28 +3,28 @@ fastest.
 
 What the settings cost
 ----------------------
-The **budget** bounds the padded tokens of a batch, which is what a GPU must hold: at most the memory, given in tokens. A
+The **budget** bounds the padded tokens of a batch, which a GPU must hold, so it is at most the memory, given in tokens. A
 single sample longer than that travels alone, so no setting makes it fit.
 
-**Window** and **depth** cost host memory. Before a round is released a rank holds, at most, the window being filled, the
-window before it, collated, and what is released of the one before that, collated as well; then ``depth`` batches in the
-queue. With K samples of mean length L, padding ratio p and budget B these are ``K L + 2 K L / (1 - p) + D B`` tokens: an
-upper estimate. The **ramp** costs nothing: the first windows of an epoch are smaller by it, so that the first step comes
-sooner, and are grouped worse. Nor do the **age** that a sample may reach, by what
-the ranks' steps are **balanced**, and of updates the **padding share**: of settings whose memory differs by a percent at most,
-one with most of the loader's defaults is taken.
+**Window** and **depth** cost host memory. Before a round is released a rank holds at most the window being filled, the
+previous window, collated, the released steps of the one before that, also collated, and ``depth`` batches in the queue. With K
+samples of mean length L, padding ratio p, depth D and budget B these are ``K L + 2 K L / (1 - p) + D B`` tokens, which is an
+upper estimate. The **ramp** costs no memory: it makes the first windows of an epoch smaller, so that the first step comes
+sooner, but fills their groups worse. The **age** that a sample may reach, the cost by which the ranks' steps are **balanced**,
+and the **padding share** of updates cost no memory either. Among settings whose memory differs by at most a percent, the one
+with the most of the loader's defaults is chosen.
 
-With a global batch (updates of so many samples, R16) windows, ramp and age have no say.
+With a global batch (updates of a fixed number of samples, R16) windows, ramp and age have no effect.
 
 What it judges by
 -----------------
-The epoch asked about, ends and all: its tokens a second, in simulations of that very epoch. In place of an epoch of more than
-`LARGEST_JUDGED` samples, one of so many is judged, drawn from the same lengths; of one of updates, which only events can
-simulate, `LARGEST_UPDATES`.
+It judges by the tokens per second of the whole epoch, its ends included, in simulations of that epoch. An epoch of more than
+`LARGEST_JUDGED` samples is replaced by one of that many, drawn from the same lengths. For updates, which only events can
+simulate, the limit is `LARGEST_UPDATES`.
 
-What else would be faster needs a choice of the user's, since it changes the batches, their order or what the model must know:
-packed rows, shared shards, another order, sizes that hardware likes. Each is tuned by itself, from the recommendation on, and
-shown beside it at what is best for it.
+Other ways to be faster need a choice of the user's, because they change the batches, their order or what the model must know:
+packed rows, shared shards, another order, sizes that suit the hardware. Each is tuned separately, starting from the
+recommendation, and shown beside it with its best settings.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ LARGEST_WINDOW: Final = 4096
 LARGEST_JUDGED: Final = 1_000_000
 LARGEST_UPDATES: Final = 50_000
 DEPTHS: Final = (2, 4, 8, 16)
-"""Not 1: the simulator hands a step over in no time, a real queue does not."""
+"""Without 1, because the simulator hands over a step in no time, unlike a real queue."""
 RAMPS: Final = tuple(range(RAMP_ROUNDS + 2))
 AGES: Final = (1, 2, 4, 8, 16)
 PADDING_SHARES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-"""For padded updates (R16.3): the more a step costs, the more padding a group may hold."""
+"""The padding shares to try for padded updates (R16.3). The more a step costs, the more padding a group may hold."""
 EDGE: Final = f"no padding share above {PADDING_SHARES[-1]} was tried: --padding-share of odb-ref simulate tries one"
-"""What is said where the last of them is recommended."""
+"""The note if the last of them is recommended."""
 START_DEPTH: Final = 8
 UNTOUCHED: Final = ("depth_steps", "max_age_rounds")
-"""What stays as it is recommended where a choice of the user's changes the rest."""
+"""The settings that keep their recommended values when a choice of the user's changes the rest."""
 NAMES: Final = {
     "window_samples": ("window", "--window"),
     "budget_tokens": ("token budget", "--token-budget"),
@@ -69,14 +69,14 @@ NAMES: Final = {
     "padding_share": ("padding share", "--padding-share"),
     "cost": ("balance", "--cost"),
 }
-"""What each setting is called, and its option."""
+"""The name of each setting, and its option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be tuned. ``tolerance`` is the share of the best throughput that may be given up for a cheaper setting.
+    """What to tune. ``tolerance`` is the share of the best throughput that may be given up for a cheaper setting.
 
-    Raises: UsageError when a value makes no sense.
+    Raises: UsageError when a value is not valid.
     """
 
     study: Study
@@ -86,7 +86,7 @@ class Question:
     window_max: int = LARGEST_WINDOW
     tolerance: float = 0.01
     held: frozenset[str] = frozenset()
-    """Fields of a point that stay as the study has them."""
+    """The fields of a point that keep the study's values."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -102,29 +102,29 @@ class Question:
 
     @property
     def is_update(self) -> bool:
-        """True where the protocol forms updates of a fixed number of samples."""
+        """True if the protocol forms updates of a fixed number of samples."""
         return self.study.terms.update_samples is not None
 
     @property
     def epoch_samples(self) -> int:
-        """Samples of the epoch asked about."""
+        """The samples of the epoch in question."""
         return len(self.study.lengths) if self.study.samples is None else self.study.samples
 
     @property
     def shard_samples(self) -> int:
-        """Those of a rank."""
+        """The samples of a rank."""
         return -(-self.epoch_samples // self.ranks)
 
     @property
     def judged_samples(self) -> int | None:
-        """How many samples are drawn for each simulation; None: the epoch's own."""
+        """The number of samples drawn for each simulation. None means the epoch's own samples."""
         most = LARGEST_JUDGED
         if (update := self.study.terms.update_samples) is not None:
             most = max(1, LARGEST_UPDATES // update) * update
         return most if self.epoch_samples > most else None
 
     def build_dimensions(self) -> Dimensions:
-        """Returns every value that is tried of each setting that has a say, ascending; what is held has one."""
+        """Returns the values to try for each setting that has an effect, ascending. A held setting has one."""
         point = self.build_point()
         return {
             name: (getattr(point, name),) if name in self.held else values
@@ -141,7 +141,7 @@ class Question:
         return {"ramp_rounds": RAMPS, **windows, **depths, "max_age_rounds": AGES, **budgets}
 
     def _list_costs(self) -> tuple[str, ...]:
-        """Returns by what steps may be balanced: tokens, or what the cost model says that attention takes beside them."""
+        """Returns the costs by which steps may be balanced: tokens, and tokens with attention according to the cost model."""
         own, gpu = self.study.terms.cost, self.study.costs.gpu
         if own != TOKENS or not gpu.per_token_s or self.study.costs.step_table.rows:
             return (own.name,)
@@ -149,7 +149,7 @@ class Question:
         return (own.name, f"attention/{equal:.0f}") if 1 <= equal < 1e12 else (own.name,)
 
     def build_point(self) -> Point:
-        """Returns where the search begins."""
+        """Returns the point at which the search begins."""
         window, ramp = min(self.window_max, self.shard_samples), self.study.terms.ramp_rounds
         return Point(
             policy=self.policy,
@@ -166,32 +166,32 @@ class Question:
 
 
 Choice = tuple[str, str, Study]
-"""A choice that is the user's: its options, what it needs, and the study with it."""
+"""A choice left to the user: its options, what it needs, and the study with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What needs a choice of the user's: its options, what it needs, and the best setting found with it."""
+    """The result of a choice left to the user: its options, what it needs, and the best setting found with it."""
 
     choice: str
     options: str
-    """Those of the choice, and of the setting."""
+    """The options of the choice and of the setting."""
     needs: str
     answer: CellAnswer
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The answer: what to set, and everything that was tried."""
+    """The answer: the recommended setting, and everything that was tried."""
 
     recommended: CellAnswer
     best: CellAnswer
-    """The highest throughput of all that were tried."""
+    """The answer with the highest throughput of all tried."""
     curves: Mapping[str, tuple[CellAnswer, ...]]
-    """The trade-off over each setting, by the field of a point, at the recommended other settings; ascending."""
+    """The trade-off over each setting, by field of a point, with the other settings as recommended; ascending."""
     tried: tuple[CellAnswer, ...]
     reasons: tuple[str, ...]
-    """Why each setting, a sentence each."""
+    """The reason for each setting, in one sentence."""
     beside: tuple[Beside, ...]
     failed: tuple[CellFailure, ...]
     samples_over_memory: int
@@ -204,7 +204,7 @@ class Tuning:
 
 
 def compute_ladder(largest: int, smallest: int) -> list[int]:
-    """Values from at least ``smallest`` up to ``largest``: powers of two, three halves of them, and the ends; ascending."""
+    """Returns values from ``smallest`` to ``largest``, ascending: powers of two, three halves of these, and the ends."""
     steps = {largest, min(smallest, largest)}
     power = 1
     while power <= largest:
@@ -214,7 +214,7 @@ def compute_ladder(largest: int, smallest: int) -> list[int]:
 
 
 def compute_budget_ladder(memory_tokens: int) -> list[int]:
-    """Budgets to try, ascending: from a quarter of the memory to all of it, by eighths."""
+    """Returns the budgets to try, ascending by eighths from a quarter of the memory to all of it."""
     return sorted({max(1, memory_tokens * eighths // 8) for eighths in range(2, 9)})
 
 
@@ -226,10 +226,11 @@ def tune(
     store: Store | None = None,
     choices: Iterable[Choice] = (),
 ) -> Tuning:
-    """Returns the cheapest setting within the tolerance, and the curves it was chosen from; beside it what each of ``choices``
-    (`list_choices`) would bring, which takes about as many simulations for each. ``on_done`` hears of each simulation.
+    """Returns the cheapest setting within the tolerance, and the curves it was chosen from. It also shows what each of
+    ``choices`` (`list_choices`) would bring, which takes about the same number of simulations again for each. ``on_done`` is
+    called for each simulation.
 
-    Raises: UsageError when the question makes no sense.
+    Raises: UsageError when the question is not valid.
     """
     counter = count_from(1)
 
@@ -250,7 +251,7 @@ def tune(
         every = replace(question, study=study).build_dimensions()
         near = {name: values for name, values in every.items() if name not in UNTOUCHED}
         own_search = make_search(study, near)
-        # Packed rows are best under other budgets and windows, far from those of padded ones.
+        # Packed rows are best with budgets and windows far from those of padded ones.
         is_near = study.terms.layout is question.study.terms.layout
         own = (own_search.improve if is_near else own_search.run)(chosen.point)
         beside.append(Beside(options, f"{options} {list_options(own.point, near)}", needs, own))
@@ -270,7 +271,7 @@ def tune(
 
 
 def list_choices(question: Question) -> Iterator[Choice]:
-    """Yields each choice that is the user's."""
+    """Yields each choice left to the user."""
     study, terms = question.study, question.study.terms
     packed = replace(study, terms=replace(terms, layout=Layout.PACKED, sizes=Sizes.ANY))
     is_padded, is_own = terms.layout is Layout.PADDED, study.sharding is not Sharding.SHARED
@@ -354,11 +355,11 @@ def _show(value: Value) -> str:
 
 
 def describe_point(point: Point, names: Mapping[str, object]) -> str:
-    """Returns what is tuned of a setting, of those in ``names``."""
+    """Returns the values of those settings in ``names`` that are tuned, as a text."""
     return ", ".join(f"{NAMES[name][0]} {_show(getattr(point, name))}" for name in NAMES if name in names)
 
 
 def list_options(point: Point, names: Mapping[str, object]) -> str:
-    """Returns the options of what is tuned, of those in ``names``."""
+    """Returns the options for those settings in ``names`` that are tuned."""
     given = [(NAMES[name][1], getattr(point, name)) for name in NAMES if name in names]
     return " ".join(f"{option} {value}" for option, value in given if value not in (TOKENS.name, None))

@@ -1,1 +1,1 @@
-"""Judges a target rule: is the protocol with it still what the properties say? See `verdict` for the stages."""
+"""Verifies a target rule: whether the protocol with it still has all properties. See `verdict` for the stages."""

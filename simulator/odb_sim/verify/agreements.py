@@ -1,4 +1,4 @@
-"""What ranks can agree on: the questions that a rule is asked."""
+"""The agreements that ranks can reach, about which a rule is asked."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def make_agreement(
     fingerprint: int = 1,
     budget: int = NONE,
 ) -> Offer:
-    """Returns an agreement on a round that goes on: nobody has failed or stopped, and every rank is ready.
+    """Returns the agreement of a round without failure or stop, in which every rank is ready.
 
-    ``samples`` and ``groups`` are pairs: the least of any rank, and the most.
+    ``samples`` and ``groups`` are pairs of the least and the most of any rank.
     """
     return Offer(
         round_min=round_,
@@ -52,10 +52,10 @@ def make_agreement(
 
 
 def is_possible(agreement: Offer) -> bool:
-    """Returns True when ranks can agree on it.
+    """Returns True when ranks can reach the agreement.
 
-    Some rank holds a sample, no rank has more groups than samples, and none that reads on has more than the rank with most;
-    no more groups are due than there are.
+    Some rank must hold a sample. The most groups are at most the most samples, the fewest groups of ranks that still read are
+    at most the most groups, and no more groups are due than there are.
     """
     groups_min = 1 if agreement.groups_min == NONE else agreement.groups_min
     return (
@@ -68,7 +68,7 @@ def is_possible(agreement: Offer) -> bool:
 
 
 def iterate_grid() -> Iterator[Offer]:
-    """Yields every agreement on up to 8 samples a rank, smallest first, in an early round and a late one."""
+    """Yields every agreement on up to 8 samples per rank, smallest first, in an early and a late round."""
     for samples_max in range(1, SMALL_SAMPLES + 1):
         for groups_max in range(1, samples_max + 1):
             for samples_min in range(samples_max + 1):
@@ -80,7 +80,7 @@ def iterate_grid() -> Iterator[Offer]:
 
 
 def iterate_rounds() -> Iterator[Offer]:
-    """Yields every round up to 9,999, each in three shapes: uneven ranks, one that is dry, and samples that are due."""
+    """Yields every round up to 9,999, each in three shapes: uneven ranks, a rank that has run dry, and due samples."""
     for round_ in range(ROUNDS):
         for samples_min, groups_min, due in ((9, 3, 0), (0, NONE, 0), (5, 2, 7)):
             yield make_agreement(samples=(samples_min, 24), groups=(groups_min, 8), due=due, round_=round_)
@@ -96,7 +96,7 @@ def iterate_sizes() -> Iterator[Offer]:
 
 
 def iterate_large(count: int, seed: int) -> Iterator[Offer]:
-    """Yields random agreements on up to 2^40 samples a rank, in any round, with the extremes more likely than chance."""
+    """Yields random agreements on up to 2^40 samples per rank, in any round, with extremes more likely than by chance."""
     draw = random.Random(seed)
 
     def between(low: int, high: int) -> int:
@@ -116,7 +116,7 @@ def iterate_large(count: int, seed: int) -> Iterator[Offer]:
 
 
 def iterate_around(constants: Sequence[int], seed: int) -> Iterator[Offer]:
-    """Agreements in which a number is about one of ``constants`` or a multiple: where a rule may change its mind."""
+    """Yields agreements with a number near one of ``constants`` or a multiple, where a rule's behaviour may change."""
     draw = random.Random(seed)
     for constant in constants[:MOST_CONSTANTS]:
         for value in sorted(
@@ -138,7 +138,7 @@ def iterate_around(constants: Sequence[int], seed: int) -> Iterator[Offer]:
 
 
 def _fit(agreement: Offer, name: str, value: int) -> Offer:
-    """Returns the agreement with one number changed, and the others as far as they must be."""
+    """Returns the agreement with one number changed, and the others adjusted where necessary."""
     changed = replace(agreement, **{name: value})
     if name == "round_max":
         return replace(changed, round_min=value)
@@ -154,7 +154,7 @@ def _fit(agreement: Offer, name: str, value: int) -> Offer:
 
 
 def describe_agreement(agreement: Offer) -> str:
-    """Returns what of an agreement a rule may go by, in one line."""
+    """Returns the fields of an agreement that a rule may use, in one line."""
     shown = ("round_min", "samples_min", "samples_max", "groups_min", "groups_max", "due_max", "budget_min")
     values = {item.name: getattr(agreement, item.name) for item in fields(Offer) if item.name in shown}
     return ", ".join(f"{name}={'NONE' if value == NONE else value}" for name, value in values.items())

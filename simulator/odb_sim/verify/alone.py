@@ -1,4 +1,4 @@
-"""A rule by itself: within its bounds, a function of the agreement and nothing else, and of a name that is its own."""
+"""Checks of a rule by itself: it stays within its bounds, depends on the agreement alone, and has a name of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUNDS: Final = "RULE-BOUNDS"
 PURE: Final = "RULE-PURE"
 NAME: Final = "RULE-NAME"
 SHUFFLED: Final = 12_000
-"""Agreements that ranks 2 and up are asked, each others, in an order of their own."""
+"""The number of agreements that each rank from 2 on is asked about, a different random sample for each."""
 _NEAR: Final = 64
 _AGAIN: Final = 2_000
 _FURTHER: Final = 300
@@ -28,7 +28,7 @@ _FURTHER: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Refutation:
-    """Why a rule is refused: the property, what happened, and the agreement that shows it, as small as could be found."""
+    """Why a rule is refused: the property, what happened, and the smallest agreement found that shows it."""
 
     property: str
     detail: str
@@ -36,7 +36,7 @@ class Refutation:
 
 
 def check_bounds(ask: Ask, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:
-    """Returns the first agreement on which the rule leaves its bounds, made smaller as far as that goes. Spec: R3.3."""
+    """Returns a refutation if the rule leaves its bounds, with the first such agreement made small. Spec: R3.3."""
     for agreement, answer in zip(agreements, answers, strict=True):
         detail = _describe_breach(agreement, answer)
         if detail is not None:
@@ -61,7 +61,7 @@ def _describe_breach(agreement: Offer, answer: Answer) -> str | None:
 
 
 def _shrink(ask: Ask, agreement: Offer) -> Offer:
-    """Returns the agreement with each number as low as the breach allows, one after the other, until nothing changes."""
+    """Returns the agreement with its numbers lowered in turn, as far as the breach remains, until nothing changes."""
     numbers = ("samples_max", "groups_max", "samples_min", "groups_min", "due_max", "round_max", "budget_min")
     while True:
         before = agreement
@@ -75,7 +75,7 @@ def _shrink(ask: Ask, agreement: Offer) -> Offer:
 
 
 def _iterate_lower(agreement: Offer, name: str) -> list[Offer]:
-    """Returns the agreement with one number lower: the lowest first, then ever nearer to what it is."""
+    """Returns the agreement with one number lowered, from the lowest value up."""
     value: int = getattr(agreement, name)
     lower = {*range(min(value, _NEAR)), *range(max(0, value - _NEAR), value)}
     lower |= {value - (value >> shift) for shift in range(1, value.bit_length())}
@@ -86,11 +86,10 @@ def _iterate_lower(agreement: Offer, name: str) -> list[Offer]:
 
 
 def check_purity(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:
-    """Returns an agreement on which the answer depends on more than the agreement: on what was asked before, or on the
-    process.
+    """Returns a refutation if an answer depends on more than the agreement, such as earlier questions or the process.
 
-    Rank 0 has answered them in order; rank 1 is asked all of them backwards, each further rank some of them in an order of
-    its own, and rank 0 some again; then some are asked under further hash seeds.
+    Rank 0 has answered all agreements in order. It is asked some again, rank 1 all backwards, and each further rank some in a
+    different order. Finally some are asked under further hash seeds.
     """
     known = list(zip(agreements, answers, strict=True))
     processes = chain(map(rule.get_process, range(PROCESSES)), rule.iterate_further())
@@ -114,7 +113,7 @@ def check_purity(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequ
 
 
 def check_state(rule: RuleProcesses) -> Refutation | None:
-    """Returns what a rank's rule keeps from one question to the next: it may answer otherwise after more of them."""
+    """Returns a refutation if a rank's rule keeps state between questions, since its answers may then change after more."""
     changes = (rule.get_process(rank).find_change() for rank in range(PROCESSES))
     change = next(filter(None, changes), "")
     advice = "what it has computed it may remember by functools.lru_cache alone"
@@ -122,7 +121,7 @@ def check_state(rule: RuleProcesses) -> Refutation | None:
 
 
 def check_name(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:
-    """Returns why the rule's name does not tell it apart: the name is all of a rule that ranks compare (R1.4)."""
+    """Returns a refutation if the rule's name does not identify it. Ranks compare rules by name only (R1.4)."""
     description = rule.description
     if not description.name:
         return Refutation(NAME, f"its name is {description.shown}, which is not a word")

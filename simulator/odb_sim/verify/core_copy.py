@@ -1,7 +1,7 @@
-"""The stages of the verification of a changed core: everything that ties the core to its spec, its proofs and its model.
+"""The stages that verify a changed core: everything that ties the core to its spec, its proofs and its model.
 
-The repository is copied to a folder of its own with the changed core in it, and each stage is a process there, two at a time.
-A stage whose tool or files are missing is skipped, with the reason.
+The repository is copied to a temporary folder with the changed core in it. Each stage is a process there, two at a time. A
+stage whose tool or files are missing is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from odb_ref.core.errors import UsageError
 from odb_sim.verify.stages import Finding, Stage, decode_stage
 
 LIMIT_S: Final = 570.0
-"""For all stages together."""
+"""The most seconds for all stages together."""
 _TEST_S: Final = 120
-"""For one test."""
+"""The most seconds for one test."""
 _WORLDS_S: Final = 150.0
-"""For one stage of worlds."""
+"""The most seconds for one stage of worlds."""
 NOT_OF_THE_CORE: Final = (
     "worlds beyond these ranges",
     "jobs of real processes: the torch adapter with this core, its speed, and traces of runs with the shipped one",
     "the Coq and TLA+ models themselves: a change that is meant needs its proof, `make proofs`",
 )
-"""What the verdict on a core says nothing about."""
+"""The things about which the verdict on a core says nothing."""
 _ROOT: Final = Path(odb_ref.__file__).parents[1]
 _COPIED: Final = ("odb_ref", "simulator", "tests", "spec", "examples", "pyproject.toml")
 _IGNORED: Final = shutil.ignore_patterns("__pycache__", "*.pyc", ".hypothesis")
@@ -45,7 +45,7 @@ _MODEL: Final = Path("proofs/extracted/model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Suite:
-    """A stage that is tests. ``property`` is what their failing says; ``needs`` a file without which they cannot run."""
+    """A stage that runs tests. ``property`` is violated if one fails; ``needs`` is a file without which they cannot run."""
 
     name: str
     property: str
@@ -112,7 +112,7 @@ _SUITES: Final = (
 
 
 def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[Stage]:
-    """Yields the stages, in order, each as soon as it and those before it are done.
+    """Yields the stages in order, each as soon as it and all before it are done.
 
     Raises: UsageError when ``core`` is not a copy of the core.
     """
@@ -132,7 +132,7 @@ def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Itera
 
 
 def refute_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[Stage]:
-    """Yields the stages one by one, up to the first that refutes the core: sooner done than `verify_core` for a wrong one."""
+    """Yields the stages one by one, up to the first that refutes the core: for a wrong core faster than `verify_core`."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         _copy_repository(work, core)
@@ -144,7 +144,7 @@ def refute_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Itera
 
 
 def _list_stages(work: Path, seed: int, deadline: float) -> list[Callable[[], Stage]]:
-    """Returns what makes the stages, the short ones first."""
+    """Returns functions that run the stages, the short ones first."""
     worlds = [partial(_run_worlds, work, name, seed, deadline) for name in ("large", "properties", "exploration")]
     return [*worlds, *(partial(_run_suite, work, suite, deadline) for suite in _SUITES)]
 
@@ -163,13 +163,13 @@ def _copy_repository(work: Path, core: Path) -> None:
 
 
 def _run(work: Path, arguments: list[str], deadline: float) -> subprocess.CompletedProcess[str] | None:
-    """Returns the process when it is done; None when time has run out first."""
+    """Runs a process and returns it when it is done, or None if time runs out first."""
     limit_s = deadline - time.monotonic()
     if limit_s <= 0:
         return None
     path = os.pathsep.join([str(work), str(work / "simulator")])
     environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
-    # In CI a missing tool fails a test, and examples are always the same: here it skips a stage, and they may differ.
+    # In CI a missing tool fails a test, and examples are fixed. Here it should skip a stage, and examples may differ.
     environment.pop("CI", None)
     try:
         return subprocess.run(
@@ -232,16 +232,16 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
     if "No module named pytest" in done.stderr:
         return end(skipped="pytest is not installed")
     detail, case = _read_failure(done.stdout, done.stderr)
-    if "Timeout (>" in detail:  # a busy machine, or a core that is slow: neither is wrong
+    if "Timeout (>" in detail:  # the machine is busy or the core is slow, neither of which is wrong
         return end(covered, skipped=f"{case} did not end in {_TEST_S} s")
     return end(covered, findings=(Finding(property=suite.property, detail=detail, case=case),))
 
 
 def _read_failure(printed: str, errors: str) -> tuple[str, str]:
-    """Returns what the first failing test says, and which one it is."""
+    """Returns the message of the first failing test, and its name."""
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
     said = [line.removeprefix("E").strip() for line in printed.splitlines() if re.match(r"E\s+\S", line)]
-    # What strikes in pytest itself ends it, and no test is named.
+    # An error in pytest itself ends it without naming a test.
     own = re.findall(r"^INTERNALERROR> (\S.*)$", printed, re.MULTILINE)
     last = (own or (errors.strip() or printed.strip() or "nothing was said").splitlines())[-1]
     return " ".join(said[:4])[:1000] or last, failed[1] if failed else "the collection of the tests"
@@ -250,7 +250,7 @@ def _read_failure(printed: str, errors: str) -> tuple[str, str]:
 def _run_worlds(work: Path, name: str, seed: int, deadline: float) -> Stage:
     began = time.perf_counter()
     answer = work / f"{name}.json"
-    limit_s = max(0.1, min(_WORLDS_S, (deadline - time.monotonic()) * 0.8))  # it is to say what it has seen
+    limit_s = max(0.1, min(_WORLDS_S, (deadline - time.monotonic()) * 0.8))  # leaves time to report what it has seen
     done = _run(work, ["-m", "odb_sim.verify.core_worlds", name, str(seed), str(limit_s), str(answer)], deadline)
     seconds = time.perf_counter() - began
     if done is None:

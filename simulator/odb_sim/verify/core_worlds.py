@@ -1,6 +1,6 @@
 """One stage of worlds with the core that this process imports: ``python -m odb_sim.verify.core_worlds NAME SEED LIMIT_S FILE``.
 
-`core_copy` starts it where a changed core stands in for the shipped one.
+`core_copy` starts it in a copy of the repository with a changed core.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from odb_sim.verify.stages import Stage, encode_stage, explore_small_worlds, run
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes what the stage found."""
+    """Runs the stage and writes what it found."""
     name, seed, limit_s, path = arguments[0], int(arguments[1]), float(arguments[2]), Path(arguments[3])
     stage: Stage
     if name == "exploration":

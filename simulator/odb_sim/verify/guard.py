@@ -1,6 +1,6 @@
-"""What a rule under judgement may not ask: it is a function of the agreement, and all else may differ from rank to rank.
+"""Guards against a rule that depends on more than the agreement, since everything else may differ from rank to rank.
 
-It is against mistakes. What is meant to get round it does: Python hides no object from code in the same process.
+It catches mistakes, not malice: Python hides no object from code in the same process.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ ALLOWED: Final = (
     "__future__", "abc", "bisect", "collections", "dataclasses", "decimal", "enum", "fractions", "functools", "heapq",
     "itertools", "math", "numbers", "numpy", "odb_ref", "operator", "statistics", "typing",
 )  # fmt: skip
-"""Modules that tell of nothing outside. A rule may use nothing of all others, nor of modules that these have imported."""
+"""Modules that reveal nothing about the outside. A rule may not use any others, even if these have imported them."""
 _DENIED: Final = ("numpy.datetime64", "numpy.random")
-"""What is left out of these, with all in it: the clock, and chance."""
+"""Names excluded from these modules, with everything in them, because they give access to the clock and to chance."""
 
 
 class OutsideError(Exception):
-    """A rule has asked for more than the agreement; the text says for what."""
+    """A rule has used more than the agreement. The message says what."""
 
 
 class Guard:
-    """Notes what a rule uses of modules that are not `ALLOWED`, and what it opens.
+    """Notes what a rule uses from modules that are not `ALLOWED`, and the files it opens.
 
-    The rule's own files get views of the modules that they import, which note what is taken from them; the library itself is
-    left as it is. What a rule catches and hides from us is noted all the same, while it is loaded and when it is asked.
+    The rule's own files get views of the modules that they import, which note each access; the library itself is unchanged.
+    Since the guard notes instead of raising, a rule cannot hide an access by catching exceptions, either when it is loaded or
+    when it is asked.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,13 +48,13 @@ class Guard:
             sys.addaudithook(self._hear)
 
     def raise_noted(self) -> None:
-        """Raises: OutsideError when something was noted since this was asked last."""
+        """Raises: OutsideError when something was noted since the last call."""
         noted, self._noted = self._noted, ""
         if noted:
             raise OutsideError(noted)
 
     def note(self, what: str) -> None:
-        """Notes what is used; the first is enough."""
+        """Notes a use. Only the first one is kept."""
         self._noted = self._noted or what[:200]
 
     def _give(
@@ -64,12 +65,14 @@ class Guard:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """Imports a module as ever, and gives the rule a view of it, where it is the rule that asks."""
+        """Imports a module as usual, but returns a view of it if the rule does the import."""
         module = self._import(name, globals, locals, fromlist or (), level)
         return self.view(module) if globals is not None and self.is_own(globals) else module
 
     def view(self, module: ModuleType) -> ModuleType:
-        """Returns what a rule sees of a module: one of its own as it is. What is set on a view is set on nothing else."""
+        """Returns the rule's view of a module, or the module itself if it is the rule's own. Setting an attribute on a view
+        does not change the module.
+        """
         if self.is_own(vars(module)):
             return module
         view = ModuleType(module.__name__)
@@ -89,12 +92,12 @@ class Guard:
                     raise
             return self.view(found) if isinstance(found, ModuleType) else found
 
-        # In place of a class with this method, whose instances would have to hold the module.
+        # A function in the module's namespace, instead of a subclass whose instances would have to hold the module.
         vars(view)["__getattr__"] = give
         return view
 
     def is_own(self, names: Mapping[str, object]) -> bool:
-        """Returns True when these are the names of a module of the rule: of its file's folder, or of its package."""
+        """Returns True when these are the names of one of the rule's modules: in its file's folder, or in its package."""
         if self._folder:
             return str(Path(str(names.get("__file__", "/"))).resolve().parent) == self._folder
         return str(names.get("__name__", "")).partition(".")[0] == self._package
@@ -104,7 +107,7 @@ class Guard:
             self.note(f"open {arguments[0]!r}")
 
     def _is_by_rule(self, frame: FrameType | None) -> bool:
-        """Returns True when the rule opens something, or something does so on its behalf, but for an import."""
+        """Returns True when the rule, or code it has called, opens a file, except by an import."""
         while frame is not None:
             if "importlib" in frame.f_code.co_filename:
                 return False

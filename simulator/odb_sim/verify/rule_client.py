@@ -1,4 +1,4 @@
-"""A rule in processes of its own, one for each rank, that cannot harm or hold up who asks. `rule_process` is the other end."""
+"""A rule in processes of its own, one per rank, so that it cannot harm or block the caller. `rule_process` is the other end."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from odb_ref.core.errors import RuleError, UsageError
 from odb_ref.core.offer import Offer
 
 Answer = int | str
-"""A target, or in words why there is none."""
+"""A target, or a text that says why there is none."""
 
 LIMIT_S: Final = 2.0
-"""Processor time that a rule may take for one answer: on a busy machine a right one takes longer by the clock."""
+"""The processor time for one answer, in seconds. Wall-clock time would fail a correct rule on a busy machine."""
 PROCESSES: Final = 8
 SEEDS: Final = 64
-"""Hash seeds that a rule is tried with, as far as `_SEEDS_S` goes: the order of a set of words is another with each."""
+"""The most hash seeds to try a rule with, within `_SEEDS_S`. Each seed orders a set of strings differently."""
 _SEEDS_S: Final = 20.0
 _GRACE_S: Final = 3.0
 _LOAD_FACTOR: Final = 5
@@ -35,7 +35,7 @@ _RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a rule says of itself. ``name`` is None when it is not a word."""
+    """A rule's description of itself. ``name`` is None if it is not a string."""
 
     name: str | None
     shown: str
@@ -45,7 +45,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """Another rule of the same name: a parameter, its other value, and an agreement on which the answers differ."""
+    """Another rule with the same name: a parameter, its other value, and an agreement on which the answers differ."""
 
     parameter: str
     value: str
@@ -55,11 +55,11 @@ class Variant:
 
 
 class _GoneError(Exception):
-    """The process does not answer; the text says how."""
+    """The process does not answer. The message says what happened."""
 
 
 class RuleProcess:
-    """One instance of a rule, in the process of ``rank``. A process that ends or hangs is replaced by a fresh one.
+    """One instance of a rule, in the process of ``rank``. A process that ends or hangs is replaced by a new one.
 
     Raises: UsageError when there is no such rule.
     """
@@ -71,13 +71,13 @@ class RuleProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self.unvaried: list[str] = []
-        """Parameters of which `find_variant` knows no other value, or had no time to try one."""
+        """The parameters for which `find_variant` knows no other value, or had no time to try one."""
         self.description = self._start()
 
     def _start(self) -> Description:
         child_in, self._to_child = os.pipe()
         self._from_child, child_out = os.pipe()
-        # The current directory is not a place for modules: a random.py in it would stand in for the library's.
+        # Modules are not imported from the current directory, where a random.py would replace the library's.
         path = os.pathsep.join(os.path.abspath(item) for item in sys.path if item not in ("", "."))
         environment = {
             **os.environ,
@@ -121,7 +121,7 @@ class RuleProcess:
         os.close(self._from_child)
 
     def ask(self, agreements: Sequence[Offer], *, is_traced: bool = False) -> list[Answer]:
-        """Returns the rule's answers. After one that ends or hangs the process, the rest is asked of a fresh one."""
+        """Returns the rule's answers. After one that ends or hangs the process, a new process is asked about the rest."""
         answers: list[Answer] = []
         wires = [agreement.to_wire() for agreement in agreements]
         size, losses = _CHUNK, 0
@@ -137,7 +137,7 @@ class RuleProcess:
                 if size == 1:
                     answers.append(str(error))
                     losses += 1
-                # What was answered and not yet said is lost: on from there one by one, up to the one that did it.
+                # Answers not yet written are lost, so ask again one by one, until the agreement at fault is found.
                 self._restart()
                 size = 1
         return answers
@@ -147,7 +147,7 @@ class RuleProcess:
         self._start()
 
     def list_missed_lines(self) -> list[int]:
-        """Returns the lines of the rule's file that no traced agreement led to."""
+        """Returns the lines of the rule's file that no traced agreement reached."""
         try:
             self._send("lines", [])
             found: list[int] = json.loads(self._read_line(self._limit_s + _GRACE_S))
@@ -156,7 +156,7 @@ class RuleProcess:
         return found
 
     def find_change(self) -> str:
-        """Returns in words what the rule keeps otherwise than before it was asked anything; empty where nothing is."""
+        """Returns a description of how the rule's state differs from before the first question, or an empty text."""
         try:
             self._send("change", [])
             found: str = json.loads(self._read_line(_LOAD_FACTOR * self._limit_s + _GRACE_S))
@@ -211,13 +211,13 @@ class RuleProcess:
 
 @dataclass(frozen=True, slots=True)
 class RemoteRule:
-    """A rule as a rank of a world sees it: asked in its own process. Whatever it does wrong is a breach of its bounds."""
+    """The rule of one rank of a world, asked in its own process. Any misbehaviour counts as a breach of its bounds."""
 
     name: str
     process: RuleProcess
 
     def compute_target(self, agreement: Offer) -> int:
-        """Returns the rule's own answer.
+        """Returns the rule's answer.
 
         Raises: RuleError when there is none.
         """
@@ -228,7 +228,7 @@ class RemoteRule:
 
 
 class RuleProcesses:
-    """A rule with an instance for each of eight ranks; further ranks share them in turn. Close it after use.
+    """A rule with an instance for each of eight ranks, which further ranks share in turn. Close it after use.
 
     Raises: UsageError when there is no such rule.
     """
@@ -238,7 +238,7 @@ class RuleProcesses:
         self._limit_s = limit_s
         self._processes: dict[int, RuleProcess] = {}
         self.seeds = PROCESSES
-        """Hash seeds that the rule has been tried with."""
+        """The number of hash seeds tried with the rule."""
         self.get_process(0)
 
     def __enter__(self) -> Self:
@@ -255,9 +255,9 @@ class RuleProcesses:
             process.close()
 
     def get_process(self, rank: int) -> RuleProcess:
-        """Returns the process of ``rank``, started when it is first needed.
+        """Returns the process of ``rank``, which is started when first needed.
 
-        Raises: UsageError when the rule cannot be loaded there.
+        Raises: UsageError when the rule cannot be loaded in that process.
         """
         rank %= PROCESSES
         if rank not in self._processes:
@@ -265,7 +265,7 @@ class RuleProcesses:
         return self._processes[rank]
 
     def iterate_further(self) -> Iterator[RuleProcess]:
-        """Yields processes of further ranks, each with a hash seed of its own, for as long as there is time, and ends each."""
+        """Yields processes with further hash seeds as long as there is time, and ends each after use."""
         deadline = time.monotonic() + _SEEDS_S
         while self.seeds < SEEDS and time.monotonic() < deadline:
             process = RuleProcess(self._name, self.seeds, self._limit_s)
@@ -277,12 +277,12 @@ class RuleProcesses:
 
     @property
     def description(self) -> Description:
-        """What the rule says of itself on rank 0."""
+        """The rule's description of itself on rank 0."""
         return self.get_process(0).description
 
     @property
     def name(self) -> str:
-        """The rule's name; a stand-in for one that is not a word."""
+        """The rule's name, or a stand-in if it is not a string."""
         return self.description.name or "nameless"
 
     def for_rank(self, rank: int) -> TargetRule:

@@ -1,10 +1,10 @@
-"""The process that a rule under judgement runs in: ``python -P -m odb_sim.verify.rule_process RULE RANK LIMIT_S IN OUT``.
+"""The process in which a rule is verified: ``python -P -m odb_sim.verify.rule_process RULE RANK LIMIT_S IN OUT``.
 
-It loads the rule, says what it found, and answers questions, one line of JSON each, over the two pipes. Whatever the rule
-does to its process (ends it, prints, loops) happens here. `rule_client` is the other end.
+It loads the rule, describes it, and answers questions over two pipes, one line of JSON each. If the rule ends its process,
+prints or loops, only this process is affected. `rule_client` is the other end.
 
-Every rank's process has another hash seed and other addresses, as the processes of a job have; of what else may differ among
-them, the clock, the host, the environment and files, a rule may use nothing (`guard`).
+Every rank's process has a different hash seed and different addresses, like the processes of a job. Whatever else may differ
+among these (the clock, the host, the environment, files), a rule may not use at all (`guard`).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 Json = None | bool | int | str | Sequence["Json"] | dict[str, "Json"]
 _MOST_BYTES: Final = 8 * 2**30
 _BALLAST: Final[list[bytes]] = []
-"""What lies in memory before the rule is loaded, more on each rank: its objects then have other addresses."""
+"""Memory allocated before the rule is loaded, more on each rank, so that its objects have different addresses."""
 _FLUSH_S: Final = 0.05
 _MOST_SLOW: Final = 2
 _CLASS: Final = "class"
-"""Stands for a parameter, where what varies is which class of the file it is."""
+"""Takes a parameter's place in a variant that is another class of the rule's file."""
 
 
 class _TooLongError(BaseException):
-    """The rule has not answered in time. No Exception: a rule that catches those is stopped too."""
+    """The rule has not answered in time. It is no `Exception`, so that a rule which catches those is stopped too."""
 
 
 def _raise_too_long(number: int, frame: FrameType | None) -> None:
@@ -53,14 +53,14 @@ def _raise_too_long(number: int, frame: FrameType | None) -> None:
 
 
 class ReplyLines:
-    """The lines of the rule's file that have run, and those that have not, of the functions that were entered."""
+    """Tracks which lines of the rule's file have run, in the functions that were entered."""
 
     def __init__(self, path: str | None) -> None:
         self.path = path
         self._left: dict[CodeType, set[int]] = {}
 
     def trace(self, frame: FrameType, event: str, value: object) -> TraceFunction | None:
-        """Returns the tracing function of calls."""
+        """Returns the line tracer for calls into the rule's file that have lines left to run. For `sys.settrace`."""
         code = frame.f_code
         if code.co_filename != self.path:
             return None
@@ -98,7 +98,7 @@ class Server:
         self._state: dict[str, str] = {}
 
     def describe(self) -> Json:
-        """Returns what the rule says of itself, and the integers in its file: where something may change."""
+        """Returns the rule's description of itself, and the integers in its file, near which its behaviour may change."""
         name = self.rule.name
         constants: set[int] = set()
         if self._lines.path is not None:
@@ -114,7 +114,7 @@ class Server:
         }
 
     def ask(self, wires: Sequence[Sequence[int]], *, is_traced: bool) -> None:
-        """Answers for each agreement; no further after one that took too long."""
+        """Writes the answer for each agreement. After some that took too long, the rule is not asked any more."""
         flushed = self._clock()
         for wire in wires:
             answer = self._ask_one(self.rule, Offer.from_wire(wire), is_traced=is_traced)
@@ -125,7 +125,7 @@ class Server:
                 flushed = now
 
     def _ask_one(self, rule: TargetRule, agreement: Offer, *, is_traced: bool = False) -> Json:
-        """Returns the target, or in words why there is none."""
+        """Returns the target, or a text that says why there is none."""
         if self._slow == _MOST_SLOW:
             return "is not asked any more: it did not answer in time, more than once"
         signal.setitimer(signal.ITIMER_PROF, self._limit_s)
@@ -156,21 +156,21 @@ class Server:
         return f"answers {target!r}, a {kind.__module__}.{kind.__qualname__}, not an int".replace("builtins.", "")
 
     def describe_change(self) -> Json:
-        """Returns in words what the rule keeps otherwise than before it was asked anything."""
+        """Returns a description of how the rule's state differs from before the first question."""
         return describe_change(self._state, compute_state(self.rule, self._own))
 
     def list_missed_lines(self) -> Json:
-        """Returns the lines of the rule's file that no agreement led to."""
+        """Returns the lines of the rule's file that no agreement reached."""
         return self._lines.list_missed()
 
     def compare_variants(self, wires: Sequence[Sequence[int]]) -> Json:
-        """Returns what carries this rule's name and answers otherwise, the same class with one parameter changed or two, or
-        another of its file; and of which parameters no other value is known.
+        """Returns a variant that has this rule's name but answers differently: the same class with one or two parameters
+        changed, or another class of its file. Also returns the parameters for which no other value is known.
         """
         try:
             return self._compare_variants([Offer.from_wire(wire) for wire in wires])
         finally:
-            self._state = compute_state(self.rule, self._own)  # a class may count what is made of it
+            self._state = compute_state(self.rule, self._own)  # because a class may count its instances
 
     def _compare_variants(self, agreements: Sequence[Offer]) -> Json:
         ours = [self._ask_one(self.rule, agreement) for agreement in agreements]
@@ -181,13 +181,13 @@ class Server:
             for agreement, one in zip(agreements, ours, strict=True):
                 other = self._ask_one(variant, agreement)
                 if parameter == _CLASS and isinstance(other, str):
-                    break  # a class to make others of, not a rule by itself
+                    break  # an abstract or helper class, not a rule by itself
                 if one != other:
                     return {"variant": [parameter, value, agreement.to_wire(), str(one), str(other)], "unvaried": []}
         return {"variant": None, "unvaried": unvaried}
 
     def _make_variants(self, unvaried: list[str]) -> Iterator[tuple[str, str, TargetRule]]:
-        """Yields the rule with parameters changed; adds those to ``unvaried`` of which no other value is known."""
+        """Yields the rule with parameters changed. Adds parameters for which no other value is known to ``unvaried``."""
         kind = type(self.rule)
         for other_kind in [*getattr(sys.modules.get(kind.__module__), "__dict__", {}).values()]:
             if isinstance(other_kind, type) and other_kind.__module__ == kind.__module__ and other_kind is not kind:
@@ -225,7 +225,7 @@ class Server:
                 unvaried.append(name)
 
     def _make_otherwise(self, kind: type, words: list[str]) -> Iterator[tuple[str, str, TargetRule]]:
-        """Yields the rule as its other constructors make it: each parameter of these of one value."""
+        """Yields the rule as its alternative constructors make it, with the same value for all their parameters."""
         for name, member in vars(kind).items():
             if not isinstance(member, classmethod | staticmethod):
                 continue
@@ -237,7 +237,7 @@ class Server:
                         yield f"{name}()", repr(value), made
 
     def _list_words(self) -> list[str]:
-        """Returns the texts in the rule's file: what a parameter that is a text may be meant to be."""
+        """Returns the strings in the rule's file, which may be valid values of a string parameter."""
         if self._lines.path is None:
             return []
         tree = ast.parse(Path(self._lines.path).read_text(encoding="utf-8"))
@@ -247,7 +247,7 @@ class Server:
 
 
 def _make(kind: type, values: Mapping[str, object]) -> TargetRule | None:
-    """Returns the rule with these parameters; None where it does not take them."""
+    """Returns the rule with these parameters, or None if it does not accept them."""
     try:
         made: object = kind(**values)
         return made if isinstance(made, TargetRule) else None

@@ -1,4 +1,4 @@
-"""What a rule keeps, by its place: what could make it answer otherwise the next time."""
+"""The state of a rule, by place, which could make it answer differently the next time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from types import FunctionType, GeneratorType, ModuleType
 from typing import Final
 
 _MOST: Final = 200_000
-"""So many values are looked at: a table that is larger is not looked at whole."""
+"""The most values examined. A larger table is not examined completely."""
 _WORDS: Final = 60
 _ASIDE: Final = (ModuleType, type(lru_cache(len)), Context)
-"""What changes and makes no answer another one (a context of decimals has flags), or is looked at by itself."""
+"""Types whose changes do not change an answer (a decimal context has flags), or that are examined separately."""
 _Names = Mapping[str, object]
 
 
 def compute_state(rule: object, modules: Iterable[ModuleType]) -> dict[str, str]:
-    """Returns what the rule and these modules, its own, keep, as deep as it goes: a text for each place."""
+    """Returns the state of the rule and of its own ``modules``, to any depth, as a text for each place."""
     own = {module.__name__: vars(module) for module in modules}
     waiting: list[tuple[str, object]] = [("self", rule)]
     waiting += [item for names in own.values() for item in _list_named("", names)]
     state: dict[str, str] = {}
     places: dict[int, str] = {}
-    for place, value in waiting:  # which grows, and keeps alive what is looked at: an address means one object
+    for place, value in waiting:  # the list grows, and keeps its values alive, so that an id stays one object's
         if len(state) == _MOST:
             break
         if isinstance(value, _ASIDE):
@@ -43,7 +43,7 @@ def compute_state(rule: object, modules: Iterable[ModuleType]) -> dict[str, str]
 
 
 def describe_change(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Returns in words the first of what has changed; an empty text where nothing has."""
+    """Returns a description of the first change, or an empty text."""
     for place in (*before, *after):
         was, now = (state.get(place, "nothing")[:_WORDS] for state in (before, after))
         if before.get(place) != after.get(place):
@@ -56,7 +56,7 @@ def _describe(value: object) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     with suppress(Exception):
         if isinstance(value, Set):
-            return str(sorted(map(repr, value)))  # its order may change, and it does not
+            return str(sorted(map(repr, value)))  # the order of an unchanged set may change
         with suppress(TypeError):
             return f"bytes of digest {sha256(memoryview(value).tobytes()).hexdigest()}"  # type: ignore[arg-type]  # NumPy's arrays
         return repr(value)
@@ -64,7 +64,7 @@ def _describe(value: object) -> str:
 
 
 def _iterate_kept(place: str, value: object, own: Mapping[str, _Names]) -> Iterator[tuple[str, object]]:
-    """Yields what a value keeps: of objects, classes and functions those of the rule's own modules."""
+    """Yields the contents of a value: of objects, classes and functions only if they are of the rule's own modules."""
     if isinstance(value, dict):
         yield from ((f"{place}[{key!r}]", item) for key, item in value.items())
     if isinstance(value, list | tuple | deque):
@@ -86,7 +86,7 @@ def _iterate_kept(place: str, value: object, own: Mapping[str, _Names]) -> Itera
 
 
 def _list_named(place: str, names: _Names, kind: type | None = None) -> list[tuple[str, object]]:
-    """Returns what has a name that is not Python's own, but for values that the class computes once."""
+    """Returns the named values, without Python's special names and without cached properties."""
     return [
         (f"{place}.{name}".lstrip("."), value)
         for name, value in names.items()

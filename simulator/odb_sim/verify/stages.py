@@ -1,6 +1,6 @@
 """The stages of a verification that run worlds: every interleaving of small ones, random large ones, real traces.
 
-Each takes a target rule, an instance of its own for each rank where there is one (`inputs.rules.PerRank`).
+Each takes a target rule, which may have a separate instance for each rank (`inputs.rules.PerRank`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OF_THE_WORLD: Final = (
     *("RELEASE", "STOP", "BUDGET", "FEWEST", "AGE", "WEIGHT", "REPLAY"),
 )
 PROPERTIES: Final = (*OF_THE_RULE, *OF_THE_WORLD)
-"""Everything that is judged. RESUME is not: a checkpoint holds nothing that a pure rule could make depend on it."""
+"""All properties that are judged. RESUME is not among them, because nothing in a checkpoint depends on a pure rule."""
 
 WORLDS: Final = 150
 TRACES: Final = ("azure_llm_2023_conv", "gsm8k", "mm_mix_real")
@@ -49,12 +49,12 @@ _UNLIMITED: Final = 1e9
 LARGE_WORLDS: Final = 40
 LARGE_RANKS: Final = 48
 MOST_STATES: Final = 150_000
-"""The most states of one exploration. A rule that remembers makes ever new ones; the shipped ones reach half of these."""
+"""The most states of one exploration. A rule with state makes ever new ones; the shipped rules reach half of this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What does not hold, and the smallest case that shows it."""
+    """A property that does not hold, and the smallest case that shows it."""
 
     property: str
     detail: str
@@ -64,10 +64,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage: what it covered, which properties it speaks of, and what it found.
+    """One stage: what it covered, the properties it judges, and what it found.
 
-    ``ranges`` says in full what it looked at; ``skipped`` why it did not look at all of it, and then it speaks of nothing;
-    ``remedy`` is the command after which it can.
+    ``ranges`` describes in full what it looked at. ``skipped`` says why it did not look at all of it; its properties then count
+    as not judged. ``remedy`` is the command after which the stage can run.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Stage:
 
 
 def encode_stage(stage: Stage) -> dict[str, object]:
-    """Returns the stage as JSON: what it looked at and found."""
+    """Returns the stage as JSON."""
     return {
         "name": stage.name,
         "covered": stage.covered,
@@ -101,7 +101,7 @@ def encode_stage(stage: Stage) -> dict[str, object]:
 
 
 def decode_stage(text: str) -> Stage:
-    """Returns the stage that the JSON of `encode_stage`, and its ``properties`` beside, says."""
+    """Returns the stage from the JSON of `encode_stage` with its ``properties`` added."""
     found = json.loads(text)
     findings = (
         Finding(**item | {"scenario": item["scenario"] and decode_scenario(item["scenario"])})
@@ -119,8 +119,8 @@ def decode_stage(text: str) -> Stage:
 
 
 def explore_small_worlds(rule: TargetRule | None, name: str, limit_s: float = _UNLIMITED) -> Stage:
-    """Tries every interleaving of the small suite, with ``rule`` in each world, or, where a core is judged and there is no
-    ``name``, with the world's own.
+    """Tries every interleaving of the small suite, with ``rule`` in each world, or if it is None with the world's own. An
+    empty ``name`` means that a core is judged.
     """
     began = time.perf_counter()
     states = 0
@@ -147,7 +147,7 @@ def explore_small_worlds(rule: TargetRule | None, name: str, limit_s: float = _U
         if smallest is None or _length(finding) < _length(smallest):
             smallest = finding
         if not name:
-            break  # enough to refute a core; of a rule's cases the smallest is looked for
+            break  # one case refutes a core; for a rule, the smallest case is sought
     ranges = (
         f"every interleaving of {walked} worlds of 1 to {max(bounds.ranks for bounds in suite)} ranks, at most "
         f"{max(bounds.longest_shard for bounds in suite)} samples a rank and {max(b.window_samples for b in suite)} a window, "
@@ -165,7 +165,7 @@ def explore_small_worlds(rule: TargetRule | None, name: str, limit_s: float = _U
 
 
 def describe_scenario(scenario: Scenario) -> Finding:
-    """Returns a schedule in which something does not hold, as a finding."""
+    """Returns a schedule that violates a property as a finding."""
     bounds = scenario.bounds
     case = f"{len(scenario.schedule)} transitions of ranks with lengths {[list(shard) for shard in bounds.lengths]}"
     case += (
@@ -181,8 +181,8 @@ def _length(finding: Finding) -> int:
 def run_random_worlds(
     rules: Sequence[TargetRule], name: str, seed: int, *, worlds: int = WORLDS, limit_s: float = _UNLIMITED
 ) -> Stage:
-    """Tries random worlds under random schedules, each with one of ``rules``, without a ``name`` where a core is judged; what
-    is found is made small.
+    """Tries random worlds under random schedules, each with one of ``rules``, and shrinks what it finds. An empty ``name``
+    means that a core is judged.
     """
     began = time.perf_counter()
     sampled: list[Sampled] = []
@@ -192,7 +192,7 @@ def run_random_worlds(
         draw = random.Random(seed * worlds + number)
         sampled.append(run_random_schedule(make_random_bounds(draw, lambda draw: draw.choice(rules)), draw))
         if sampled[-1].counterexample is not None and not name:
-            break  # enough to refute a core; of a rule's cases the smallest is looked for
+            break  # one case refutes a core; for a rule, the smallest case is sought
     found = min((one for one in sampled if one.counterexample), key=lambda one: one.transitions, default=None)
     smallest: Finding | None = None
     if found is not None:
@@ -221,14 +221,14 @@ def run_random_worlds(
 
 
 def simulate_traces(rule: TargetRule, seed: int) -> Stage:
-    """Tries real length traces, their protocol traces checked."""
+    """Simulates real length traces, and checks their protocol traces."""
     told = f"runs of {', '.join(TRACES)} at {RANKS} ranks, {SAMPLES:,} samples"
     return check_runs("simulation", list_runs(rule, seed), told)
 
 
 def check_runs(name: str, whats: Sequence[Run], told: str, limit_s: float = _UNLIMITED) -> Stage:
-    """Tries simulated runs, up to the first that is refuted; the checker of traces judges what the ranks did,
-    and `WeightJudge` what their losses would come to.
+    """Tries simulated runs, up to the first that is refuted. The trace checker judges what the ranks did, and `WeightJudge`
+    what their losses would add up to.
     """
     began = time.perf_counter()
     findings: list[Finding] = []
@@ -279,24 +279,24 @@ def _describe_run(what: Run) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Waves:
-    """A schedule of budgets that fall and come back, every third step."""
+    """A schedule of budgets that fall, and come back every third step."""
 
     part: float
 
     def __call__(self, steps: int, tokens: int) -> int:
-        """Returns what is accepted after so many steps."""
+        """Returns the budget accepted after ``steps`` steps."""
         return max(1, int(tokens * self.part ** (steps % 3)))
 
 
 def run_large_worlds(rules: Sequence[TargetRule], seed: int, *, worlds: int = LARGE_WORLDS, limit_s: float) -> Stage:
-    """Tries simulated runs with large windows, many ranks, and all settings drawn; every other one with a real length trace."""
+    """Tries simulated runs of real length traces with large windows, many ranks, and random settings."""
     whats = [make_large_run(random.Random(f"{seed}/{number}"), rules) for number in range(worlds)]
     told = f"runs with windows of up to {max(what.window_samples for what in whats):,} samples on up to {LARGE_RANKS} ranks"
     return check_runs("large", whats, told, limit_s)
 
 
 def make_large_run(draw: random.Random, rules: Sequence[TargetRule]) -> Run:
-    """Returns a run in which a window makes up to some hundred groups, or up to 48 ranks take part."""
+    """Returns a run whose windows form up to some hundred groups, or with up to 48 ranks."""
     lengths = load_lengths(draw.choice(TRACES))
     window = draw.choice((16, 64, 300, 1_000))
     ranks = draw.choice((1, 2, 3, 5, 17, LARGE_RANKS)) if window < 300 else draw.choice((1, 2, 3))

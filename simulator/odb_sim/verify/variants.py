@@ -1,4 +1,4 @@
-"""Other values of a rule's parameters: what its name must tell apart."""
+"""Other values of a rule's parameters, which its name must distinguish."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 
 def iterate_others(value: object, words: Sequence[str]) -> Iterator[object]:
-    """Yields other values of the kind of ``value``; none for what is of no known kind."""
+    """Yields other values of the same type as ``value``, and nothing for unknown types."""
     match value:
         case bool():
             yield not value
@@ -41,7 +41,7 @@ def iterate_others(value: object, words: Sequence[str]) -> Iterator[object]:
 
 
 def iterate_pairs(one: object, two: object) -> Iterator[tuple[object, object]]:
-    """Yields other values of two parameters at once, which a name may hold the sum of; none for those of two kinds."""
+    """Yields other values of two parameters at once, in case a name holds only their sum. Yields nothing for unlike types."""
     if type(one) is type(two) and one != two:
         yield two, one
     if isinstance(one, int | float) and isinstance(two, int | float) and not isinstance(one, bool):
@@ -49,7 +49,7 @@ def iterate_pairs(one: object, two: object) -> Iterator[tuple[object, object]]:
 
 
 def iterate_options(words: Sequence[str]) -> Iterator[Mapping[str, object]]:
-    """Yields options by name, for what takes any: each of the words may be meant to be one."""
+    """Yields keyword options for a rule that takes any, since each of the words may be the name of one."""
     for word in words:
         if word.isidentifier():
             for value in (1, 1_000, True, "x"):

@@ -1,15 +1,15 @@
 """The stages of the verification of a rule, and the verdict on each property.
 
 ===========  ========================================================================================================
-bounds       a grid of agreements and many drawn ones: the target lies within the bounds of R3.3
-purity       the same agreements asked in another order, in the processes of other ranks: the same answers, and nothing kept
-name         the name tells the rule apart from shipped ones and from itself with other parameters
+bounds       for a grid of agreements and many random ones, the target lies within the bounds of R3.3
+purity       asked in another order, in the processes of other ranks, the rule gives the same answers and keeps nothing
+name         the name distinguishes the rule from shipped ones and from itself with other parameters
 exploration  every interleaving of small worlds, with failures, stops and killed processes
 properties   large random worlds under random schedules
 simulation   real length traces at 8 ranks, their protocol traces checked
 ===========  ========================================================================================================
 
-The rule runs in processes of its own, one for each rank; in the worlds each rank asks its own.
+The rule runs in separate processes, one for each rank. In the worlds, each rank asks its own process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from odb_sim.verify.stages import (
 
 
 def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
-    """Yields the stages, one after the other, each as soon as it is done. ``name`` is how the rule is found again."""
+    """Yields the stages in order, each as soon as it is done. ``name`` is how to find the rule, for saved schedules."""
     constants = rule.description.constants
     began = time.perf_counter()
     asked = compute_agreements(constants, seed)
@@ -108,13 +108,13 @@ def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
 
 
 def compute_agreements(constants: Sequence[int], seed: int) -> list[Offer]:
-    """Returns what a rule is asked, small agreements first; ``constants`` are the numbers in its file."""
+    """Returns the agreements to ask a rule about, small ones first. ``constants`` are the numbers in its file."""
     agreements = [*iterate_grid(), *iterate_rounds(), *iterate_sizes(), *iterate_large(LARGE, seed)]
     return agreements + list(iterate_around(constants, seed))
 
 
 _PART: Final = 5_000
-"""After so many agreements it is seen whether one has refuted the rule."""
+"""The number of agreements after which to check whether one has refuted the rule."""
 
 
 def _is_fatal(answer: int | str) -> bool:
@@ -122,7 +122,7 @@ def _is_fatal(answer: int | str) -> bool:
 
 
 def list_not_looked_at(rule: RuleProcesses) -> list[str]:
-    """Returns what no verdict says anything about."""
+    """Returns the things about which no verdict says anything."""
     missed = rule.get_process(0).list_missed_lines()
     lines = f"lines of the rule that no agreement led to: {_join(missed)}"
     return [
@@ -134,7 +134,7 @@ def list_not_looked_at(rule: RuleProcesses) -> list[str]:
 
 
 def _join(numbers: Sequence[int]) -> str:
-    """Numbers in rising order, with a dash for each run of them."""
+    """Returns the numbers, which ascend, as a text with a dash for each run of them."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:
@@ -147,7 +147,7 @@ def _join(numbers: Sequence[int]) -> str:
 def compute_verdicts(stages: Sequence[Stage]) -> dict[str, tuple[str, str]]:
     """Returns for each property the verdict (holds, VIOLATED or not judged), and the stages it comes from.
 
-    "Holds" is meant as far as those stages looked. A stage that has found something has not looked at all of the rest.
+    "Holds" applies only as far as those stages looked. A stage that has found something has not looked at everything.
     """
     verdicts: dict[str, tuple[str, str]] = {}
     spoken_of = (name for stage in stages for name in stage.properties)

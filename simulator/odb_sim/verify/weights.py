@@ -1,7 +1,7 @@
-"""Whether the weights of a run's steps make the mean that was asked for: WEIGHT, by its definition.
+"""Checks by definition whether the weights of a run's steps make the requested mean (WEIGHT).
 
-Each sample has a loss of its own for every token that carries loss. What a trainer makes of the losses of all batches of an
-update, weighted, added up and averaged over ranks, is to be the mean over those tokens, or over samples.
+Each sample has its own loss, the same for every token that carries loss. The losses of all batches of an update, weighted,
+added up and averaged over ranks as a trainer does, must equal the mean over those tokens, or over samples.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from odb_ref.core.resume import Resumed
 from odb_ref.core.types import ZERO_COUNTS, Group, Step, StepCounts
 
 _MOST_STEPS: Final = 1_000
-"""The most steps of an update; half of all have fewer than 32."""
+"""The most steps of an update; half of all updates have fewer than 32."""
 _KINDS: Final = tuple(product((LossScaling.EXACT, LossScaling.SAMPLES), LossReduction, (False, True)))
 
 
 class WeightJudge:
-    """Watches what ranks are handed, and then says which update weighs wrongly; passes on all it is told."""
+    """Collects the steps that ranks are handed, then finds updates with wrong weights. Passes everything on to ``observer``."""
 
     def __init__(
         self, ranks: int, observer: Callable[[int, Event | Resumed | None, Sequence[Effect], float], None]
@@ -35,14 +35,16 @@ class WeightJudge:
         self._steps: defaultdict[int, list[Step]] = defaultdict(list)
 
     def observe(self, rank: int, event: Event | Resumed | None, effects: Sequence[Effect], seconds: float) -> None:
-        """Notes the steps that a rank is handed."""
+        """Notes the steps that a rank is handed, and calls the observer."""
         self._observer(rank, event, effects, seconds)
         for effect in effects:
             if isinstance(effect, Deliver):
                 self._steps[effect.step.number].append(effect.step)
 
     def find_wrong(self) -> str:
-        """Returns the first update that weighs wrongly, of updates of any number of steps, each weighted in another way."""
+        """Returns a description of the first update with wrong weights, or an empty text. Updates have random numbers of steps
+        and different weightings.
+        """
         draw = random.Random(len(self._steps))
         steps = [held for _, held in sorted(self._steps.items()) if len(held) == self._ranks]
         begin = number = 0
@@ -80,7 +82,7 @@ def _describe_wrong(weighting: Weighting, update: Sequence[Sequence[Step]], rank
 
 
 def _iterate_batches(update: Sequence[Sequence[Step]]) -> Iterator[tuple[Group, tuple[int, int]]]:
-    """Yields the group of each rank in each step, with how many of its tokens carry loss, and the sum of that."""
+    """Yields the group of each rank in each step, with how many of its tokens carry loss and the sum of their losses."""
     for step in (step for held in update for step in held):
         losses = [(sample.supervised, sample.supervised * (1 + sample.id % 97)) for sample in step.group]
         yield step.group, (sum(count for count, _ in losses), sum(loss for _, loss in losses))

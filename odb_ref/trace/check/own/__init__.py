@@ -1,1 +1,1 @@
-"""What one rank does, judged part by part: what it reads, holds, offers, forms and hands out."""
+"""Judges one rank part by part: what it reads, holds, offers, forms and hands out."""

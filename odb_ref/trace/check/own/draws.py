@@ -1,4 +1,4 @@
-"""What ranks draw of a common order, computed again from what their traces say that all ranks want. Spec: R14."""
+"""What ranks draw from a common order, recomputed from what all ranks want by their traces. Spec: R14."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from odb_ref.trace.check.verdict import Judgement, Property
 
 
 class DrawnPlaces:
-    """The places of the common order that are drawn, by any rank, as ranges without gaps between their ends."""
+    """The places of the common order drawn by any rank, as merged ranges."""
 
     __slots__ = ("_begins", "_ends")
 
@@ -23,7 +23,7 @@ class DrawnPlaces:
         return len(self._begins)
 
     def add(self, begin: int, end: int) -> bool:
-        """Adds the places from ``begin`` to ``end``; returns False when some are there already."""
+        """Adds the places from ``begin`` to ``end``. Returns False when some were there already."""
         index = bisect_right(self._begins, begin)
         is_new = (index == 0 or self._ends[index - 1] <= begin) and (
             index == len(self._begins) or end <= self._begins[index]
@@ -39,14 +39,14 @@ class DrawnPlaces:
         return is_new
 
     def find_missing(self, begin: int, end: int) -> int | None:
-        """Returns the first place from ``begin`` to ``end`` that is not there, None when all are."""
+        """Returns the first missing place from ``begin`` to ``end``, or None if all are there."""
         index = bisect_right(self._begins, begin)
         covered = self._ends[index - 1] if index else begin
         return None if covered >= end else max(begin, covered)
 
 
 class RankDraws:
-    """What one rank draws; ``places`` are those of all ranks. With a source of its own nothing is drawn, or judged."""
+    """What one rank draws. ``places`` are those drawn by all ranks. If the rank has its own source, it draws nothing."""
 
     def __init__(self, rank: int, settings: Settings, places: DrawnPlaces) -> None:
         self._rank = rank
@@ -55,13 +55,13 @@ class RankDraws:
         self._total = settings.shared_samples
         self._wanted: int | None = None
         self._left = 0
-        """How many places were left when it was wanted."""
+        """The number of places left when the want was posted."""
         self.first = 0
         """The first place of the common order that may be drawn in this trace."""
         self.drawn = 0
-        """How many places all ranks have drawn by now."""
+        """The number of places all ranks have drawn so far."""
         self._expected: tuple[int, int] | None = None
-        """What it must read next: the first place, and how many."""
+        """The read that must come next: the first place, and the number of places."""
 
     @property
     def is_shared(self) -> bool:
@@ -70,11 +70,11 @@ class RankDraws:
 
     @property
     def has_ended(self) -> bool:
-        """True when the common order has."""
+        """True when the common order has ended."""
         return self.drawn == self._total
 
     def begin(self, round_: int = 0) -> None:
-        """Begins an epoch, or with updates any of them: all want the first window, and nobody has anything."""
+        """Begins an epoch, or an update of it. All ranks want the first window, and none holds a sample."""
         if self._total is not None:
             self.first = self.drawn = min(
                 self._total, round_ // self._settings.rounds * (self._settings.update_samples or 0)
@@ -82,7 +82,9 @@ class RankDraws:
             self._draw([self._settings.compute_window_samples(0)] * self._settings.world_size, self._total, round_)
 
     def resume(self, first: int, count: int, drawn: int, round_: int) -> Iterator[Judgement]:
-        """Begins ``round_`` with what was drawn for it, by all ``drawn`` places. Yields what is judged of it. Spec: R14.6."""
+        """Begins ``round_`` with the rank's draw for it; all ranks have drawn ``drawn`` places. Yields the judgement.
+        Spec: R14.6.
+        """
         if self._total is None:
             return
         is_begin = round_ == 0 or (self._settings.update_samples and round_ % self._settings.rounds == 0)
@@ -96,13 +98,15 @@ class RankDraws:
             self._expected, self.drawn, self.first = (first, count) if count else None, drawn, first
 
     def note_want(self, wanted: int | None) -> Iterator[Judgement]:
-        """Reads what the rank posts that it wants, and yields the judgements."""
+        """Notes the want that the rank posts. Yields a violation if a want is missing or out of place."""
         self._wanted, self._left = wanted, (self._total or 0) - self.drawn
         if (wanted is not None) != self.is_shared:
             yield Property.DEAL, f"posts that it wants {wanted}, and the ranks share {self._total} samples"
 
     def judge_want(self, window: Rows, carried: Rows, round_: int) -> Iterator[Judgement]:
-        """Yields what is judged of that, when it is known what of ``window`` is ``carried`` into ``round_``. Spec: R14.2."""
+        """Yields the judgement on the posted want, once the rows of ``window`` ``carried`` into ``round_`` are known.
+        Spec: R14.2.
+        """
         if self._total is None:
             return
         tokens, kept = (sum(row[2] for row in rows) for rows in (window, carried))
@@ -119,7 +123,7 @@ class RankDraws:
         yield Property.DEAL, what if self._wanted != wanted else ""
 
     def note_wants(self, wants: list[int], round_: int) -> Iterator[Judgement]:
-        """Reads what all ranks want for a round, and so what is drawn, and yields the judgements. Spec: R14.3."""
+        """Notes what all ranks want for a round, and hence the draw. Yields the judgements. Spec: R14.3."""
         if self._total is None:
             yield Property.DEAL, f"is told of wants {wants}, and each rank has its own source" if wants else ""
             return
@@ -135,7 +139,7 @@ class RankDraws:
         left = total - self.drawn
         if self._settings.update_samples is not None:
             if round_ % self._settings.rounds == 0:
-                return  # nothing is drawn in the first round of an update
+                return  # the first round of an update draws nothing
             wants, left = share_portion(wants, self.drawn, total, round_, self._settings)
         shares = share_out(wants, left)
         first = self.drawn + sum(shares[: self._rank])
@@ -143,7 +147,7 @@ class RankDraws:
         self._expected = (first, shares[self._rank]) if shares[self._rank] else None
 
     def note_read(self, count: int, first: int | None) -> Iterator[Judgement]:
-        """Reads what the rank asks for, and yields the judgements. Spec: R14.4."""
+        """Notes a read request. Yields the judgements on it. Spec: R14.4."""
         expected, self._expected = self._expected, None
         if first is None or self._total is None:
             if (first is None) == (self.is_shared or self._settings.update_samples is not None):
@@ -161,7 +165,7 @@ class RankDraws:
         )
 
     def judge_offer(self, held: int, left: int) -> Iterator[Judgement]:
-        """Yields what is judged when the rank offers ``held`` samples, of its draw ``left`` unread. Spec: R14.4, R14.5."""
+        """Yields the judgements when the rank offers ``held`` samples, with ``left`` of its draw unread. Spec: R14.4, R14.5."""
         if not self.is_shared:
             return
         share = self._expected
@@ -174,9 +178,9 @@ class RankDraws:
 
 
 def share_out(wants: Sequence[int], left: int) -> list[int]:
-    """Returns what each rank draws of ``left`` places. Spec: R14.3.
+    """Returns how many of ``left`` places each rank draws. Spec: R14.3.
 
-    Written apart from the core: from the greatest want down, until what is cut off above it is enough.
+    It is independent of the core's code: it lowers the greatest wants to one level until enough is cut off.
     """
     if sum(wants) <= left:
         return list(wants)

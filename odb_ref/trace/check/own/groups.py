@@ -1,7 +1,7 @@
 """Groups, as the checker forms and judges them. Spec: R2.1, R2.2, R2.5, R2.6, R2.8.
 
-The grouping differs from the core's: where there are no limits it counts padded groups from the longest sample down, and
-forms them only to see which are due; for packed ones it looks at every group's contents, and keeps no books of their rooms.
+The code differs from the core's. Without limits it counts padded groups from the longest sample down, and forms them only to
+see which are due. For packed groups it examines every group's contents instead of keeping a list of their rooms.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from odb_ref.trace.check.decode import Rows, Settings
 def compute_fewest_groups(lengths: list[int], budget_tokens: int) -> int:
     """Returns the fewest groups of any partition in which a group of two or more fits the budget, padded. Spec: R2.1.
 
-    Some group holds the longest sample, and fits no more samples than that length allows; giving it the next longest ones
-    leaves the shortest to the rest. (The grouping under test sweeps from the other end.)
+    Some group holds the longest sample, and fits no more samples than that length allows. Filling it with the next longest ones
+    leaves the shortest for the rest. (The grouping under test sweeps from the other end.)
     """
     ordered = sorted(lengths, reverse=True)
     groups = start = 0
@@ -29,7 +29,7 @@ def compute_fewest_groups(lengths: list[int], budget_tokens: int) -> int:
 
 
 def _list_packed(rows: Rows, settings: Settings) -> list[Rows]:
-    """Returns the packed groups of a window: a sample goes where, of the groups that keep all bounds, it leaves least room."""
+    """Returns the packed groups of a window: each sample goes where it leaves the least room within all bounds."""
     bounds = (settings.budget_tokens, *settings.limits)
     groups: list[Rows] = []
     sums: list[list[int]] = []
@@ -51,7 +51,7 @@ def _list_packed(rows: Rows, settings: Settings) -> list[Rows]:
 
 
 def _line_up_for_packing(rows: Rows, bounds: tuple[int, ...]) -> Rows:
-    """Returns the samples as they are packed: the oldest that keep all bounds together, then the longest."""
+    """Returns the samples in packing order: the oldest ones that fit together, then the others, longest first."""
     line = sorted(rows, key=itemgetter(1))
     count = 0
     used = [0] * len(bounds)
@@ -84,7 +84,7 @@ def _iterate_groups(rows: Rows, settings: Settings) -> Iterator[Rows]:
 
 
 def is_friendly(count: int, sizes: str) -> bool:
-    """Returns True when a group may have so many samples: halves it while that leaves nothing, and sees what is left."""
+    """Returns True when a group may have ``count`` samples. Halves the count while it is even, and looks at the rest."""
     if count <= 1 or sizes == "any":
         return True
     if sizes == "even":
@@ -95,7 +95,7 @@ def is_friendly(count: int, sizes: str) -> bool:
 
 
 def _list_sized(rows: Rows, settings: Settings) -> list[Rows]:
-    """Returns the padded groups of a window, the last of each taken off until its number is friendly. Spec: R2.8."""
+    """Returns the padded groups of a window, each cut at its end until its size is friendly. Spec: R2.8."""
     rest = sorted(rows, key=itemgetter(2, 1))
     groups: list[Rows] = []
     while rest:
@@ -108,7 +108,7 @@ def _list_sized(rows: Rows, settings: Settings) -> list[Rows]:
 
 
 def _list_runs(rows: Rows, settings: Settings) -> list[Rows]:
-    """Returns the groups of neighbours that a window makes in sampler order, in either layout. Spec: R2.6."""
+    """Returns the groups of neighbours that a window forms in sampler order, in either layout. Spec: R2.6."""
     groups: list[Rows] = []
     for row in sorted(rows, key=itemgetter(1)):
         if groups and not any(list_excesses([*groups[-1], row], settings)):
@@ -127,7 +127,7 @@ def _list_groups(rows: Rows, settings: Settings) -> list[Rows]:
 
 
 class GroupNumbers(NamedTuple):
-    """How many groups a window makes, how many a rank that reads on emits of them, and how many hold a sample that is due."""
+    """The number of groups of a window, of those a rank that still reads would emit, and of those that hold a due sample."""
 
     groups: int
     to_emit: int
@@ -135,7 +135,7 @@ class GroupNumbers(NamedTuple):
 
 
 def count_groups(rows: Rows, settings: Settings, due_before: int) -> GroupNumbers:
-    """Returns the groups of a window, counted; those are due that hold a sample from before ``due_before``. Spec: R3.1."""
+    """Counts the groups of a window. A group is due if it holds a sample positioned before ``due_before``. Spec: R3.1."""
     is_due = bool(rows) and min(map(itemgetter(1), rows)) < due_before
     due = 0
     is_plain = not (settings.is_packed or settings.limits or settings.update_samples)
@@ -153,8 +153,8 @@ def count_groups(rows: Rows, settings: Settings, due_before: int) -> GroupNumber
 def find_other_choice(
     window: Rows, emitted: Sequence[Sequence[int]], target: int, settings: Settings, due_before: int
 ) -> str:
-    """Returns how the positions ``emitted``, by step, differ from what a window gives to a round of ``target`` steps; no words
-    when they do not. How a group is split is not looked at, nor in which order the steps stand. Spec: R4.1, R4.2.
+    """Returns how the positions ``emitted``, by step, differ from those a window contributes to a round of ``target`` steps, or
+    an empty text. It ignores how a group is split and the order of the steps. Spec: R4.1, R4.2.
     """
     groups = [[row[1] for row in group] for group in _choose(_list_groups(window, settings), settings, due_before)]
     steps = [frozenset(positions) for positions in emitted if positions]
@@ -174,7 +174,7 @@ def find_other_choice(
 
 
 def _choose(groups: list[Rows], settings: Settings, due_before: int) -> list[Rows]:
-    """Returns the groups as they are chosen: due ones, then by falling tokens, or by position. Spec: R4.1."""
+    """Returns the groups in the order they are chosen: due ones, then by falling tokens, or by position. Spec: R4.1."""
 
     def rank(group: Rows) -> tuple[bool, int]:
         is_due = any(row[1] < due_before for row in group)
@@ -184,7 +184,7 @@ def _choose(groups: list[Rows], settings: Settings, due_before: int) -> list[Row
 
 
 def _list_tokens(lengths: list[int], settings: Settings) -> list[int]:
-    """Returns the padded tokens of each group of a window without limits, where none is due. Spec: R2.1."""
+    """Returns the padded tokens of each group of a window without limits or due groups. Spec: R2.1."""
     ordered = sorted(lengths)
     tokens = []
     begin = 0
@@ -196,13 +196,13 @@ def _list_tokens(lengths: list[int], settings: Settings) -> list[int]:
 
 
 def _find_end(ordered: list[int], begin: int, budget_tokens: int) -> int:
-    """Returns where the group ends that begins there; its tokens grow with each sample, so it need not look at all."""
+    """Returns the end of the group that starts at ``begin``. Its tokens grow with each sample, so a bisection finds it."""
     ends = range(begin + 1, len(ordered) + 1)
     return begin + max(1, bisect_right(ends, budget_tokens, key=lambda end: (end - begin) * ordered[end - 1]))
 
 
 def list_excesses(group: Rows, settings: Settings) -> Iterator[str]:
-    """Yields how a group of two samples or more goes beyond the budget and the limits."""
+    """Yields how a group of two samples or more exceeds the budget and the limits."""
     if len(group) < 2:
         return
     tokens = settings.compute_tokens(group)

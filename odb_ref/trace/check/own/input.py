@@ -1,4 +1,4 @@
-"""What one rank has read and holds, in no step yet. Spec: R2.3, R5.1."""
+"""The samples one rank has read and not yet put into a step. Spec: R2.3, R5.1."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from odb_ref.trace.check.verdict import Judgement, Property
 
 
 class Input:
-    """Follows the samples of one rank until they are in a step; ``places`` are those drawn of a common order, by any rank."""
+    """Follows the samples of one rank until they are in a step. ``places`` are those of a common order drawn by any rank."""
 
     def __init__(self, rank: int, settings: Settings, places: DrawnPlaces) -> None:
         self._settings = settings
         self.read_samples = 0
         self.seen_samples = 0
-        """Samples read or carried into a resumed epoch: all that this trace can emit."""
+        """The samples read, or carried into a resumed epoch: all that this trace can emit."""
         self.is_ended = self._is_full = False
         self._open_samples = 0
-        """How many samples of the last read are still to come."""
+        """The number of samples still to come from the last read."""
         self.held: dict[int, list[int]] = {}
-        """Samples read and in no step yet, by position, oldest first."""
+        """The samples read and not yet in a step, by position, oldest first."""
         self.draws = RankDraws(rank, settings, places)
         self.updates = RankUpdates(rank, settings)
         self._skipped: list[range] = []
-        """Positions left out by the reads: none, in a right trace."""
+        """The positions that the reads left out; empty in a correct trace."""
         self._new_samples = self._asked_samples = 0
-        """Samples read and asked for since the offer before."""
+        """The samples read, and requested, since the last offer."""
         self.marks = Counter[int]()
-        """``read_samples`` at the agreement of each round, 0 where the trace does not say."""
+        """``read_samples`` at the agreement of each round, or 0 if the trace does not have it."""
 
     @property
     def size(self) -> int:
-        """How much is remembered, in samples or the like. Spec: R9.5."""
+        """How much is remembered, in samples and similar items. Spec: R9.5."""
         return len(self.held) + len(self._skipped) + len(self.marks)
 
     @property
@@ -46,7 +46,7 @@ class Input:
 
     @property
     def open_samples(self) -> int:
-        """How many samples of the read that is open are still to come."""
+        """The number of samples still to come from the open read."""
         return self._open_samples
 
     def begin(self) -> None:
@@ -55,7 +55,7 @@ class Input:
         self.is_ended = self.draws.has_ended
 
     def resume(self, rows: Rows, read_samples: int, marks: dict[int, int], *, is_ended: bool) -> Iterator[Judgement]:
-        """Begins at a saved round, with the samples carried into it. Yields what is judged of them."""
+        """Begins at a saved round, with the samples carried into it. Yields the judgements on them."""
         yield from self._judge_costs(rows)
         self.read_samples, self.is_ended = read_samples, is_ended or self.draws.has_ended
         self.seen_samples = len(rows)
@@ -63,14 +63,14 @@ class Input:
         self.marks = Counter(marks)
 
     def ask(self, count: int, first: int | None, round_: int) -> Iterator[Judgement]:
-        """Notes what the rank asks for. Yields what is judged of it."""
+        """Notes a read request. Yields the judgements on it."""
         yield from self.updates.judge_read(count, first, round_)
         yield Property.EXCHANGE, "reads while a read is open" if self.is_open else ""
         self._open_samples = self._asked_samples = count
         yield from self.draws.note_read(count, first)
 
     def read(self, rows: Rows, *, is_ended: bool, is_full: bool) -> Iterator[Judgement]:
-        """Notes samples that come in. Yields what is judged of them."""
+        """Notes samples that were read. Yields the judgements on them."""
         yield from self._judge_costs(rows)
         for row in rows:
             position = row[1]
@@ -91,7 +91,7 @@ class Input:
         self._open_samples = 0 if is_ended or is_full else left
 
     def judge_window(self, round_: int) -> Iterator[Judgement]:
-        """Yields what is judged of the window when it is offered."""
+        """Yields the judgements on the window when it is offered."""
         yield from self.draws.judge_offer(len(self.held), self._open_samples)
         size: int | None = self._settings.compute_window_samples(round_)
         if self.updates.size is not None:
@@ -102,7 +102,7 @@ class Input:
             yield Property.REPLAY, what
 
     def offer(self) -> None:
-        """Notes that the window is offered: what is read from now on is of the next."""
+        """Notes that the window is offered. Samples read from now on belong to the next."""
         self._new_samples = self._asked_samples = 0
 
     def mark(self, round_: int) -> None:
@@ -111,22 +111,22 @@ class Input:
         self.marks.pop(round_ - self._settings.max_age_rounds - 2, None)
 
     def get_mark(self, round_: int) -> int:
-        """Returns before which position samples are of a round or an older one, where age counts."""
+        """Returns the position before which samples are of ``round_`` or an older round; 0 in updates, which ignore age."""
         return self.marks[round_] if self.updates.size is None else 0
 
     def note_wants(self, wants: list[int], round_: int) -> Iterator[Judgement]:
-        """Notes what all ranks want for a round. Yields what is judged of it."""
+        """Notes what all ranks want for a round. Yields the judgements on it."""
         yield from self.draws.note_wants(wants, round_)
         self.is_ended = self.draws.has_ended or self.is_ended
 
     def list_window(self, round_: int) -> Rows:
-        """Returns the samples held of the window of ``round_``, of which groups are formed."""
+        """Returns the samples held from the window of ``round_``, from which groups are formed."""
         if not self.updates.forms_steps(round_):
             return []
         return [row for position, row in self.held.items() if position < self.marks[round_]]
 
     def was_read(self, position: int) -> bool:
-        """Returns True when the sample at ``position`` has been read, or lies before the start of a resumed epoch."""
+        """Returns True when the sample at ``position`` was read, or lies before the start of a resumed epoch."""
         return position < self.read_samples and not any(position in gap for gap in self._skipped)
 
     def _judge_costs(self, rows: Rows) -> Iterator[Judgement]:

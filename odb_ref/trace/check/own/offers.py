@@ -1,4 +1,4 @@
-"""What a rank must offer, computed again from what its trace says it holds, has done and was told. Spec: R2.3, R3.1."""
+"""What a rank must offer, recomputed from what its trace shows it held, did and was told. Spec: R2.3, R3.1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from odb_ref.trace.check.verdict import Judgement, Property
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a rank's trace says of it when it posts an offer."""
+    """What a rank's trace shows of the rank when it posts an offer."""
 
     rank: int
     rows: Rows
@@ -22,23 +22,23 @@ class Seen:
     """The position before which a sample is due. Spec: R4.3."""
     is_ended: bool
     is_collated: bool
-    """True when the steps of the round before are ready."""
+    """True when the steps of the previous round are ready."""
     wanted_samples: int
     has_failed: bool
     stopped_after: int | None
     accepted_tokens: int
-    """The budget that it accepts, NONE when that is the header's. Spec: R15.2."""
+    """The budget the rank accepts, or NONE for the header's. Spec: R15.2."""
 
 
 class Fingerprint:
-    """What a rank says of its configuration, ``own`` by its header."""
+    """The fingerprint a rank offers, compared with ``own``, that of its header."""
 
     def __init__(self, own: int) -> None:
         self._own = self.told = own
         self._is_other = False
 
     def judge(self, agreement: Offer) -> Iterator[Judgement]:
-        """Yields ABORT: ranks that continue have the configuration of the header."""
+        """Judges ABORT: a rank that continues must have the header's configuration. Yields the judgement."""
         if not self._is_other and agreement.fingerprint_min == agreement.fingerprint_max:
             self._is_other = self.told != self._own
             what = f"continues with the fingerprint {self.told}, but its configuration's is {self._own}"
@@ -51,31 +51,31 @@ class RankBudget:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.in_force = settings
-        """The settings of the groups that were offered last: with the budget and the limits of their round."""
+        """The settings for the groups offered last, with the budget and the limits of their round."""
         self._agreed_tokens = NONE
         self.accepted_tokens = NONE
-        """What its offer must say; NONE when that is no less than the header's budget."""
+        """The budget the rank must offer, or NONE if it is not below the header's."""
 
     def resume(self, agreed_tokens: int, accepted_tokens: int) -> None:
-        """Begins at a saved round, or with a budget of its own. Spec: R15.5."""
+        """Begins at a saved round, or with a budget of the rank's own. Spec: R15.5."""
         self._agreed_tokens, self.accepted_tokens = agreed_tokens, accepted_tokens
 
     def accept(self, tokens: int) -> None:
-        """The rank is told what it accepts."""
+        """Notes the budget that the rank is told to accept."""
         self.accepted_tokens = tokens if tokens < self._settings.budget_tokens else NONE
 
     def offer(self) -> Settings:
-        """Returns the settings of the groups that are offered now."""
+        """Returns the settings for the groups offered now."""
         self.in_force = shrink(self._settings, self._agreed_tokens)
         return self.in_force
 
     def agree(self, agreement: Offer) -> None:
-        """The ranks agree on the budget of the next round."""
+        """Notes the agreed budget of the next round."""
         self._agreed_tokens = agreement.budget_min
 
 
 def shrink(settings: Settings, tokens: int) -> Settings:
-    """Returns the settings under a budget of so many tokens, if that is less: with each limit in proportion. Spec: R15.1."""
+    """Returns the settings with the budget lowered to ``tokens``, and each limit in proportion. Spec: R15.1."""
     whole = settings.budget_tokens
     if tokens >= whole:
         return settings
@@ -84,7 +84,7 @@ def shrink(settings: Settings, tokens: int) -> Settings:
 
 
 def judge_offer(offer: Offer, seen: Seen, settings: Settings) -> Iterator[Judgement]:
-    """Yields what is judged of an offer: the property, and how it is violated; nothing in words when it is not. Spec: R3.1."""
+    """Yields the judgements on an offer. Spec: R3.1."""
     counted = count_groups(seen.rows, settings, seen.due_before)
     what = f"offers {offer.groups_max} groups of {len(seen.rows)} samples, which make {counted.groups}"
     yield Property.FEWEST, what if offer.groups_max != counted.groups else ""
@@ -113,17 +113,17 @@ def judge_offer(offer: Offer, seen: Seen, settings: Settings) -> Iterator[Judgem
 
 
 def compare_window(held: int, new: int, asked: int, size: int | None, *, is_ended: bool, is_full: bool = False) -> str:
-    """Returns how a window differs from R2.3; empty when it does not.
+    """Returns how a window differs from R2.3, or an empty text if it does not.
 
-    ``new`` of the ``held`` samples were read, and ``asked`` were asked for; ``size`` is the window's by the configuration, None
-    where what is asked for is what was drawn (R14.3).
-    One that is full is smaller; a trace does not say how many bytes a sample has.
+    ``held`` samples are in the window; ``new`` of them were read, and ``asked`` were requested. ``size`` is the configured size
+    of the window, or None if the draws decide it (R14.3). With ``is_full`` any smaller window is accepted, because a trace does
+    not record the bytes of a sample.
     """
     if size is None:
         return ""
     carried = held - new
     wanted = max(0, size - carried)
-    # A source that ended in a round before is not asked again.
+    # A source that ended in an earlier round gets no further read.
     if new == asked == wanted or (is_ended and new <= asked == wanted) or (is_ended and new == asked == 0):
         return ""
     if is_full and new < asked == wanted:

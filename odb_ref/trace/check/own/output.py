@@ -1,4 +1,4 @@
-"""What one rank hands out: steps released, delivered and taken, up to the limit at which the epoch ends. Spec: R6.6, R7."""
+"""What one rank hands out: the steps released, delivered and taken, up to the limit where the epoch ends. Spec: R6.6, R7."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHOSE_LIMIT: Final[dict[str, Property]] = {
     OutcomeKind.STOPPED: Property.STOP,
     OutcomeKind.LOST: Property.ABORT,
 }
-"""What a wrong step limit breaks; after a failure it is RELEASE, since what is released is then handed out."""
+"""The property that a wrong step limit violates. After a failure it is RELEASE, because all released steps are handed out."""
 
 
 class Output:
@@ -27,19 +27,19 @@ class Output:
         self.delivered_steps = 0
         self.taken_steps = 0
         self.begun_updates = 0
-        """Counts the updates of which it has taken a step, as `taken_updates`."""
+        """Counts updates with a step taken, in the same units as ``taken_updates``."""
         self.taken_updates = 0
-        """Counts the updates that it has taken to the end; in the free mode, the steps. All ranks count from the same."""
+        """Counts updates taken to their end, or steps without updates. All ranks count from the same start."""
         self.update_ends: deque[int] = deque()
-        """Behind which steps the updates end that are planned and not taken to the end."""
+        """For each planned update not yet taken to its end, the number of steps after which it ends."""
         self.step_limit = NONE
-        """The lowest limit that is known."""
+        """The lowest limit known."""
         self.most_queued_steps = 0
-        """The fullest the queue has been: what its depth was, as far as it mattered."""
+        """The fullest the queue has been, which is its depth as far as it mattered."""
         self._depth_steps = NONE
-        """What the queue held while a step was held back: it has no room for more."""
+        """What the queue held when a step was held back, so that it has no room for more."""
         self.stopped_after: int | None = None
-        """Steps taken when the consumer left while the rank was still running."""
+        """The steps taken when the consumer left, if the rank was still running."""
         self.has_left = False
         self.finish: TracedFinish | None = None
 
@@ -50,29 +50,29 @@ class Output:
 
     @property
     def is_out(self) -> bool:
-        """True when the consumer takes no further step, whatever the others do: it has left, or its rank was lost."""
+        """True when the consumer takes no further step, because it has left or its rank ended LOST."""
         return self.has_left or (self.finish is not None and self.finish.kind == OutcomeKind.LOST)
 
     @property
     def held_back_steps(self) -> int:
-        """Steps that may be delivered, and are not."""
+        """The number of steps that may be delivered but are not."""
         return max(0, min(self.released_steps, self.step_limit) - self.delivered_steps)
 
     def resume(self, steps: int) -> None:
-        """Begins after so many steps."""
+        """Begins after ``steps`` steps."""
         self.released_steps = self.delivered_steps = self.taken_steps = steps
         self.begun_updates = self.taken_updates = steps
 
     def plan_update(self, end: int) -> None:
-        """Notes that an update ends behind so many steps, of which each update of the epoch is told, or none."""
+        """Notes that an update ends after ``end`` steps. Call it for every update of the epoch, or for none."""
         self.update_ends.append(end)
 
     def limit(self, steps: int) -> None:
-        """Notes that no step from this number on is handed out any more."""
+        """Notes that no step from this number on may be handed out."""
         self.step_limit = min(self.step_limit, steps)
 
     def deliver(self, number: int) -> Iterator[Judgement]:
-        """Puts a step into the queue. Yields what is judged of it."""
+        """Puts a step into the queue. Yields the judgements on it."""
         yield Property.ALIGN, "" if number == self.delivered_steps else "is not the next step to deliver"
         what = "is delivered before all ranks have said that they are ready for it"
         yield Property.RELEASE, "" if number < self.released_steps else what
@@ -81,7 +81,7 @@ class Output:
         self.delivered_steps = max(self.delivered_steps, number + 1)
 
     def take(self) -> Iterator[Judgement]:
-        """Takes the next step out of the queue. Yields what is judged of it."""
+        """Takes the next step out of the queue. Yields the judgements on it."""
         number = self.taken_steps
         yield Property.RELEASE, "" if number < self.delivered_steps else "is taken before it is delivered"
         if self.has_left:
@@ -104,9 +104,9 @@ class Output:
             self.limit(self.taken_steps)
 
     def judge_queue(self) -> Iterator[Judgement]:
-        """Yields FREE: steps are delivered while there is room. How much there is a trace does not say; it does not change.
+        """Judges FREE: steps must be delivered while there is room. Yields the judgements. Call it after each record.
 
-        To be asked after each record.
+        A trace does not record the queue's depth, but the depth never changes.
         """
         queued = max(0, self.delivered_steps - self.taken_steps)
         if self.held_back_steps and self.finish is None:
@@ -118,7 +118,7 @@ class Output:
             yield Property.FREE, f"has {queued} steps in the queue, which has room for {self._depth_steps}"
 
     def end(self, finish: TracedFinish) -> Iterator[Judgement]:
-        """Notes that the rank finishes. Yields what is judged of it."""
+        """Notes that the rank finishes. Yields the judgement on its step limit."""
         self.finish = finish
         property_ = _WHOSE_LIMIT.get(finish.kind, Property.RELEASE)
         if self.stopped_after is not None and self.step_limit >= self.stopped_after:

@@ -1,6 +1,6 @@
-"""The phase a rank is in, and so what it may be told and what it must do then. Spec: R3.4, R5, R6.
+"""The phase of a rank, which decides the events that may come and the effects that must follow. Spec: R3.4, R5, R6.
 
-By the kinds of events and effects only: what they hold is judged elsewhere.
+Only the kinds of events and effects count here; other modules judge their contents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RankPhase(StrEnum):
 
 
 START: Final = "start"
-"""What the beginning of an epoch, or of its rest, is called here."""
+"""The kind used here for the start of an epoch, resumed or not."""
 
 _ANSWERED: Final = {"agreed": RankPhase.OFFER, "counted": RankPhase.COUNT, "reported": RankPhase.REPORT}
 _POSTED: Final = {
@@ -34,10 +34,10 @@ _POSTED: Final = {
     "collate": RankPhase.FILL,
     "finish": RankPhase.DONE,
 }
-"""The effects that change the phase, and to which."""
+"""The effects that change the phase, with the new phase."""
 
 _MAY_FOLLOW: Final = {"read": (START, "agreed", "counted"), "deliver": ("agreed", "reported", "step_taken")}
-"""The other effects, and the events that they may follow."""
+"""The other effects, with the events they may follow."""
 
 
 class Phases:
@@ -55,7 +55,7 @@ class Phases:
         return self.phase in (RankPhase.DRAIN, RankPhase.DONE)
 
     def note_event(self, kind: str) -> Iterator[Judgement]:
-        """Yields what is judged of an event, before its effects: an answer needs its question."""
+        """Yields the judgement on an event before its effects: an answer needs an open exchange."""
         self._is_urged |= kind == "urged"
         if kind in _ANSWERED:
             what = f"is told {kind} in the phase {self.phase}"
@@ -72,11 +72,11 @@ class Phases:
         planned_steps: int,
         held_back_steps: int,
     ) -> Iterator[Judgement]:
-        """Yields what is judged of the effects of an event: no more than may, and all that must.
+        """Yields the judgements on the effects of an event: all that must follow it did, and no others.
 
-        ``answer`` is what an agreement or a loss asks for: the effect, "" where there is nothing but to drain.
-        ``must_offer`` says that it has failed or was left, ``planned_steps`` how many steps wait for their release, and
-        ``held_back_steps`` how many for room.
+        ``answer`` is the effect that an agreement or a loss requires, or "" if the rank must only drain. ``must_offer`` is true
+        if the rank has failed or its consumer has left. ``planned_steps`` counts the steps that wait for their release, and
+        ``held_back_steps`` those that wait for room.
         """
         for name in effects:
             if kind not in _MAY_FOLLOW.get(name, (kind,)):
@@ -99,7 +99,7 @@ class Phases:
             self.phase = _POSTED[name]
 
     def _list_due(self, kind: str, answer: str) -> list[str]:
-        """Returns what the event itself asks for; goes to DRAIN where that is nothing."""
+        """Returns the effects that the event itself requires. Enters DRAIN if an answer requires none."""
         if kind in _ANSWERED and self.phase is _ANSWERED[kind]:
             if kind == "counted":
                 return ["collate"]

@@ -1,4 +1,4 @@
-"""What a step must be, given the samples it holds and what was posted and told of it, and the order of a round's steps.
+"""Judges a step by its samples and by the counts posted and answered, and the order of a round's steps.
 
 Spec: R2.6, R4.5, R4.8, R4.9, R9.3.
 """
@@ -21,10 +21,10 @@ _WORD: Final = 2**64
 def judge_step(
     step: TracedStep, group: Rows, settings: Settings, *, due_before: int, counts: tuple[Counts, Counts]
 ) -> Iterator[Judgement]:
-    """Yields what is wrong with a step of the samples in ``group``: what it holds, or its counts.
+    """Yields what is wrong with a step that holds the samples in ``group``, or with its counts.
 
-    A sample below ``due_before`` is too old for it. ``counts`` are those posted for it and those told of all ranks, None when
-    the trace has none.
+    A sample positioned before ``due_before`` is too old for it. ``counts`` are those the rank posted for the step and the sums
+    over all ranks it was told; each is None if the trace has none.
     """
     posted, told = counts
     if step.positions and min(step.positions) < due_before and len(group) == len(step.positions):
@@ -53,16 +53,17 @@ def _hash(number: int) -> int:
 
 
 def list_places(count: int, seed: int, round_: int) -> list[int]:
-    """Returns for each step of a shuffled round, in the order in which they leave, its place among the fullest. Spec: R4.9."""
+    """Returns, for each step of a shuffled round in the order they leave, its place by falling fullness. Spec: R4.9."""
     key = _hash(_hash(seed % _WORD) ^ round_)
     return [place for _, place in sorted((_hash(key ^ place), place) for place in range(count))]
 
 
 def find_disorder(steps: Sequence[Rows], target: int, round_: int, settings: Settings) -> tuple[int, str]:
-    """Returns which of a round's steps, the first of ``target``, does not stand where it should, and why; no words when all do.
+    """Returns which of a round's steps is out of order, and why; an empty text means that none is.
 
-    Padded or packed, steps leave by falling cost, or so that undoing the permutation leaves them by falling cost; in sampler
-    order each holds positions beyond those of the step before. By a cost that does not ship, nothing is judged but idle steps.
+    ``steps`` may be fewer than ``target`` if a quota cuts the round. They leave by falling cost, or in an order that becomes
+    falling cost when the permutation is undone. In sampler order each step holds later positions than the step before. With a
+    cost that is not built in, only idle steps are judged.
     """
     filled = [rows for rows in steps if rows]
     if any(steps[len(filled) :]):

@@ -1,4 +1,4 @@
-"""What an optimizer update of a fixed number of samples must hold, computed again from the configuration. Spec: R16."""
+"""What an optimizer update of a fixed number of samples must hold, recomputed from the configuration. Spec: R16."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from odb_ref.trace.check.verdict import Judgement, Property
 
 
 class RankUpdates:
-    """What one rank reads and emits of each update. Without updates nothing is judged."""
+    """What one rank reads and emits of each update. Without updates it judges nothing."""
 
     def __init__(self, rank: int, settings: Settings) -> None:
         self._rank = rank
         self._settings = settings
         self.size = settings.update_samples
-        """How many samples an update holds, None in the free mode."""
+        """The number of samples of an update, or None without updates."""
 
     def forms_steps(self, round_: int) -> bool:
-        """Returns True when a round is the last of its update. Spec: R16.3."""
+        """Returns True when a round is the last of its update, or without updates. Spec: R16.3."""
         return (round_ + 1) % self._settings.rounds == 0
 
     def compute_places(self, round_: int) -> range:
@@ -28,7 +28,7 @@ class RankUpdates:
         return range(begin, end if self.forms_steps(round_) else begin)
 
     def judge_read(self, count: int, first: int | None, round_: int) -> Iterator[Judgement]:
-        """Yields what is judged of a read from a source of the rank's own."""
+        """Yields the judgement on a read from the rank's own source."""
         if self.size is None or self._settings.shared_samples is not None:
             return
         places = self.compute_places(round_)
@@ -39,7 +39,7 @@ class RankUpdates:
         yield Property.UPDATE, "" if is_right else what
 
     def judge_steps(self, posted: int, most_groups: int, round_: int) -> Iterator[Judgement]:
-        """Yields what is judged of the number of steps of a round, in which no rank has more groups than ``most_groups``."""
+        """Yields the judgements on the number of steps of a round in which no rank has more than ``most_groups`` groups."""
         is_right = posted >= most_groups and (posted > 0) == (most_groups > 0)
         yield (
             Property.UPDATE,
@@ -49,7 +49,7 @@ class RankUpdates:
         yield Property.UPDATE, "an update is emitted before all of it is drawn" if is_early else ""
 
     def judge_carried(self, held: Iterable[int], read_samples: int, round_: int) -> Iterator[Judgement]:
-        """Yields what is judged of the positions that are still held after a round, by whose agreement so many were read."""
+        """Yields the judgement on the positions still held after a round, at whose agreement ``read_samples`` were read."""
         if self.size is None or not self.forms_steps(round_):
             return
         late = [position for position in held if position < read_samples]
@@ -57,7 +57,7 @@ class RankUpdates:
         yield Property.UPDATE, what if late else ""
 
     def judge_round(self, counted: Rows) -> Iterator[Judgement]:
-        """Yields what is judged of the sums over all ranks of a round."""
+        """Yields the judgement on a round's sums over all ranks."""
         samples = sum(row[0] for row in counted)
         if self.size is not None:
             yield Property.UPDATE, "" if samples <= self.size else f"an update of {samples} samples, not of {self.size}"
@@ -66,7 +66,7 @@ class RankUpdates:
 def share_portion(
     loads: Sequence[int], drawn: int, total: int, round_: int, settings: Settings
 ) -> tuple[list[int], int]:
-    """Returns what ranks want of the portion that is drawn for a round, and how many places it has. Spec: R16.4."""
+    """Returns what the ranks want of the portion drawn for a round, and the size of the portion. Spec: R16.4."""
     size = settings.update_samples or 0
     begin = min(total, round_ // settings.rounds * size)
     left = min(begin + size, total) - drawn
