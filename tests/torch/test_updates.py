@@ -133,7 +133,9 @@ def test_means_over_labels_tokens_and_samples_can_be_added(world_size: int) -> N
             units = count_units(collate([make_sample(number) for number in numbers]))
             values = torch.tensor(numbers, dtype=torch.float64)
             expected = [float((values * unit).sum() / unit.sum().clamp(min=1)) for unit in units]
-            assert [sum(sums) for sums in zip(*(sums for _, sums in update), strict=True)] == pytest.approx(expected, rel=1e-12)
+            assert [sum(sums) for sums in zip(*(sums for _, sums in update), strict=True)] == pytest.approx(
+                expected, rel=1e-12
+            )
         assert sorted(number for update in updates for part, _ in update for number in part) == list(range(40))
 
 
