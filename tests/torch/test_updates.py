@@ -16,7 +16,7 @@ from odb_ref.torch import ODBDataLoader, UsageError
 from odb_ref.torch.reading.source import CHUNK_SAMPLES
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, make_sample
-from tests.torch.models import compute_loss, make_model
+from tests.torch.models import check_gradient, compute_loss, compute_union_gradient, get_gradient, make_model
 from tests.torch.ranks import CAN_SHARD, get_values, run_each, run_ranks
 
 SAMPLES = 103
@@ -137,6 +137,43 @@ def test_means_over_labels_tokens_and_samples_can_be_added(world_size: int) -> N
                 expected, rel=1e-12
             )
         assert sorted(number for update in updates for part, _ in update for number in part) == list(range(40))
+
+
+def train_on_two(rank: int) -> list[tuple[list[list[int]], list[float]]]:
+    """For each update, its samples of two loaders on this rank, and the gradient."""
+    model = DistributedDataParallel(make_model())
+    found = []
+    options: dict[str, Any] = {"token_budget": 60, "collate_fn": collate, "shuffle": True}
+    with (
+        ODBDataLoader(Numbers(0, 60), **nested(update_samples=16, **options)) as first,
+        ODBDataLoader(Numbers(60, 30), **nested(update_samples=8, **options)) as second,
+    ):
+        parts = first.steps(), second.steps()
+        assert len(first) == len(second)
+        for _ in range(len(first)):
+            numbers: list[list[int]] = [[], []]
+            for steps, own in zip(parts, numbers, strict=True):
+                for batch, info in steps:
+                    own.extend([] if info.is_idle else batch["numbers"])
+                    info.scale(compute_loss(model, batch)).backward()
+                    if info.is_update_end:
+                        break
+            found.append((numbers, get_gradient(model)))
+            model.zero_grad()
+        assert [next(steps, None) for steps in parts] == [None, None]
+    return found
+
+
+def test_two_loaders_share_an_update() -> None:
+    """Checks: WEIGHT, COVER. As docs/howto/frameworks/plain.md says: each is taken to the end of its own."""
+    seen: list[int] = []
+    for update in zip(*get_values(run_ranks(2, train_on_two)), strict=True):
+        of_both = [[number for numbers, _ in update for number in numbers[i]] for i in range(2)]
+        seen += [number for numbers in of_both for number in numbers]
+        expected = sum(map(compute_union_gradient, of_both), torch.zeros(()))
+        for _, gradient in update:
+            check_gradient(gradient, expected)
+    assert sorted(seen) == list(range(90))
 
 
 def test_the_last_update_may_be_dropped() -> None:
