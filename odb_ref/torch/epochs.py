@@ -128,6 +128,14 @@ class Epochs(Generic[Batch]):
             )
         return self._order.count_updates()
 
+    @property
+    def batch_size(self) -> NoReturn:
+        """Stops code that counts samples by it, because batches hold what fits. The error names what there is instead."""
+        raise AttributeError(
+            "an ODBDataLoader has no batch_size: batches hold what fits under token_budget (info.local_samples says how many), "
+            "and updates hold update_samples"
+        )
+
     def _compute_bound(self) -> int | None:
         """Returns the bound on an epoch's steps, or None. The bound `SAMPLES` follows the data set's present length."""
         return self._order.count_samples() if isinstance(self._bound, str) else self._bound

@@ -83,7 +83,8 @@ class Loss:
         reduction: What the loss function computes over a batch: the ``"mean"`` (default) or the ``"sum"``.
         accumulation_steps: Batches in an optimizer update, without ``update_samples``. Default: 1.
         is_divided_by_trainer: Whether the trainer divides each loss by ``accumulation_steps``. Default: False.
-        supervised_fn: Counts the tokens of a sample that carry loss. Default: counts labels other than -100.
+        supervised_fn: Counts the tokens of a sample that carry loss; not the first label of a causal model's sample. Default:
+            counts labels other than -100.
         causal_shift: Whether the model shifts its labels by one token, so that the first does not count. Default: True, unless
             an integration finds that the model does not.
     """

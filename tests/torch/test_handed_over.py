@@ -154,6 +154,16 @@ def test_the_samples_of_an_estimate_are_a_number(samples: Any, is_right: bool) -
 
 
 @pytest.mark.parametrize(
+    ("name", "message"), [("batch_size", "under token_budget .* update_samples"), ("batch_sampler", "no batch_sampler")]
+)
+def test_what_a_dataloader_has_and_this_has_not_is_missing_with_advice(name: str, message: str) -> None:
+    with make_loader() as loader:
+        with pytest.raises(AttributeError, match=message):
+            getattr(loader, name)
+        assert not hasattr(loader, name)
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         *((name, "make another loader") for name in ("dataset", "sampler", "collate_fn", "num_workers", "pin_memory")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,11 +60,21 @@ def test_a_collate_fn_that_changes_what_carries_loss_ends_the_epoch(collate_fn: 
 
 @pytest.mark.parametrize(
     "options",
-    [{"loss_scaling": "none"}, {"loss_scaling": "samples"}, {"supervised_fn": lambda sample: len(sample["input_ids"])}],
+    [
+        {"loss_scaling": "none"},
+        {"loss_scaling": "samples"},
+        {"supervised_fn": lambda sample: count_from(1, sample, end=8)},
+        {"supervised_fn": lambda sample: len(sample["input_ids"]), "causal_shift": False},
+        {"supervised_fn": lambda sample: len(sample["input_ids"]), "loss_scaling": "samples"},
+    ],
 )
-def test_where_no_weight_depends_on_it_or_the_user_counts_nothing_is_compared(options: dict[str, Any]) -> None:
+def test_where_no_weight_depends_on_it_or_the_user_counts_the_same_nothing_is_said(options: dict[str, Any]) -> None:
     """Spec: R4.7."""
     assert read(truncate, **options) == []
+
+
+def count_from(first: int, sample: dict[str, Any], end: int | None = None) -> int:
+    return int((sample["labels"][first:end] != -100).sum())
 
 
 @pytest.mark.parametrize("options", [{}, {"causal_shift": False}, {"num_workers": 1}, {"on_bad_sample": "quarantine"}])
@@ -113,6 +124,45 @@ def test_labels_of_a_model_that_seems_not_to_shift_them_are_warned_of_once(
         for _ in loader.steps():
             pass
     assert ["causal_shift=False" in str(item.message) for item in caught] == [True] * is_told
+
+
+@pytest.mark.parametrize(
+    ("labels", "first", "options", "is_told"),
+    [
+        ("copy", 0, {}, True),
+        ("copy", 0, {"num_workers": 1}, True),
+        ("copy", 0, {"layout": "packed"}, True),
+        ("copy", 0, {"causal_shift": True}, True),
+        ("copy", 1, {}, False),
+        ("copy", 1, {"layout": "packed"}, False),
+        ("copy", 0, {"causal_shift": False}, False),
+        ("behind", 0, {}, False),
+        ("classes", 0, {}, False),
+        ("next", 0, {}, False),
+    ],
+)
+def test_a_function_that_counts_the_first_label_of_a_causal_model_is_warned_of_once(
+    labels: str, first: int, options: dict[str, Any], is_told: bool
+) -> None:
+    """Spec: R4.7. Checks: WEIGHT."""
+    settings = SETTINGS | ({} if "layout" in options else {"collate_fn": pad_labels}) | options
+    settings["supervised_fn"] = partial(count_from, first)
+    with warnings.catch_warnings(record=True) as caught, ODBDataLoader(label(labels), **nested(**settings)) as loader:
+        warnings.simplefilter("always")
+        for _ in loader.steps():
+            pass
+    assert ["do not count the first label" in str(item.message) for item in caught] == [True] * is_told
+
+
+def test_samples_without_labels_that_a_function_counts_are_not_compared() -> None:
+    data = [{"input_ids": torch.arange(1, 5)} for _ in range(COUNT)]
+    for collate_fn in (stack, lambda samples: {"labels": torch.stack(stack(samples))}):
+        with (
+            warnings.catch_warnings(),
+            ODBDataLoader(data, **nested(collate_fn=collate_fn, supervised_fn=get_length, **SETTINGS)) as loader,
+        ):
+            warnings.simplefilter("error")
+            assert sum(info.local_supervised for _, info in loader.steps()) == 4 * COUNT
 
 
 def test_rows_of_labels_are_not_compared_with_their_input() -> None:

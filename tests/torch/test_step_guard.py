@@ -426,6 +426,52 @@ def test_a_class_of_a_sample_is_not_predicted_from_the_one_before() -> None:
     assert [count({"labels": torch.tensor(half)}) for half in ([-100, 1], [2, 0])] == [1, 2]
 
 
+def take(
+    fields: list[dict[str, Any]], compute_loss: Callable[[nn.Module, dict[str, Any]], torch.Tensor], **options: Any
+) -> StepGuard[Any]:
+    """The guard that has taken a batch of four samples with each of these fields."""
+    guard = StepGuard(make_model(), compute_loss, **options)
+    settings = OPTIONS | {"token_budget": 1000, "ramp_rounds": 0, "window": 4}
+    with ODBDataLoader(Numbers(0, 4 * len(fields)), **nested(**settings)) as loader:
+        for (batch, info), more in zip(loader.steps(), fields, strict=True):
+            guard.backward(batch | more, info)
+    return guard
+
+
+@pytest.mark.parametrize("first", [{}, {"pixels": None}, {"pixels": torch.zeros(4, 3)}, {"pixels": 1, "more": [1] * 4}])
+def test_the_first_batch_of_each_kind_is_split_as_a_trial(first: dict[str, Any]) -> None:
+    """Samples without images come first, or an image each by chance."""
+    with pytest.raises(UsageError, match=r"batch\['pixels'\] has 16 entries for 4 samples.*pass split="):
+        take([first, first, {"pixels": torch.zeros(16, 3)}], compute_loss)
+
+
+def test_batches_of_one_kind_are_split_once() -> None:
+    tried = []
+
+    def split(batch: dict[str, Any], samples: int) -> tuple[Any, Any]:
+        tried.append(list(batch))
+        return split_batch({name: value for name, value in batch.items() if name != "pixels"}, samples)
+
+    pixels = {"pixels": torch.zeros(16, 3)}
+    take([{}, pixels, {}, {"pixels": torch.zeros(8, 3)}, pixels], compute_loss, split=split)
+    assert ["pixels" in names for names in tried] == [False, True]
+
+
+def test_an_error_in_a_half_names_what_was_cut() -> None:
+    def compute(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        if len(batch["numbers"]) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        raise IndexError("a box of a sample that is not here")
+
+    with pytest.raises(IndexError, match="a box") as caught:
+        take([{"boxes": torch.zeros(4), "kind": "text"}], compute)
+    (note,) = caught.value.__notes__
+    assert "cut to 2 entries in " in note and "boxes" in note and "kind" not in note and "pass split=" in note
+    with pytest.raises(IndexError) as caught:
+        take([{}], lambda model, batch: compute(model, {"numbers": [0]}))
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_what_a_compute_loss_changes_in_a_batch_is_as_it_was_when_the_pass_is_repeated() -> None:
     model, faults = make_model(), Faults(0, 1.0, most=3)
 

@@ -230,7 +230,7 @@ def train_holding(rank: int, group: dict[str, Any], seconds: int, is_busy: bool)
 def test_a_trainer_that_holds_its_lock_is_waited_for_while_it_works_and_else_named() -> None:
     busy, idle = run_pairs(train_holding, [(4, True), (4, False)])
     get_values(busy)
-    check_blamed(idle, 1, "something holds its interpreter lock")
+    check_blamed(idle, 1, "something holds its interpreter lock (Faults(timeout_s=) raises the limit)")
 
 
 def close_beside_one_that_is_stopped(rank: int, closed: Path) -> list[str]:

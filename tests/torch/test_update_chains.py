@@ -112,7 +112,8 @@ def read_leg(loader: ODBDataLoader[Any], chain: Chain, leg: Leg, state: Any, gro
     for batch, info in taken if leg.steps else ():
         if not info.is_idle:
             updates[info.update] += batch["numbers"]
-            weights[info.update] += info.loss_scale / info.world_size  # of all ranks together 1 in an update
+            # Together 1 in an update of all ranks, be it by labels or by tokens.
+            weights[info.update] += info.loss_scale / info.world_size / 2 + info.local_tokens / info.update_tokens / 2
             if chain.size:
                 whole = info.local_supervised * info.world_size
                 assert info.loss_scale * info.update_supervised == pytest.approx(whole)

@@ -16,7 +16,7 @@ from odb_ref.torch import ODBDataLoader, UsageError
 from odb_ref.torch.reading.source import CHUNK_SAMPLES
 from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate, make_sample
-from tests.torch.models import compute_loss, make_model
+from tests.torch.models import check_gradient, compute_loss, compute_union_gradient, get_gradient, make_model
 from tests.torch.ranks import CAN_SHARD, get_values, run_each, run_ranks
 
 SAMPLES = 103
@@ -84,29 +84,96 @@ def read_dropping(rank: int, shard: str) -> tuple[int, list[dict[int, list[int]]
     return count, read(rank, {"shard": shard, "drop_last": True})
 
 
-def add_two_means(rank: int) -> list[tuple[float, float]]:
-    """By update of three of samples of 4, what this rank's part of a mean over tokens and of one over samples adds up to."""
-    sums = [[0.0, 0.0] for _ in range(3)]
-    with ODBDataLoader(Numbers(0, 10), **nested(token_budget=40, collate_fn=collate, update_samples=4)) as loader:
+def add_means(rank: int, options: dict[str, Any]) -> list[tuple[list[int], list[float]]]:
+    """For each update, its samples on this rank, and what this rank adds to means over labels, all tokens and samples."""
+    found, numbers, sums = [], list[int](), torch.zeros(3, dtype=torch.float64)
+    with ODBDataLoader(Numbers(0, 40), **nested(token_budget=40, collate_fn=collate, **options)) as loader:
         for batch, info in loader.steps():
-            numbers = torch.tensor(batch["numbers"], dtype=torch.float64)
-            tokens = (batch["labels"][:, 1:] != -100).sum(1)
-            mean = (numbers * tokens).sum() / tokens.sum().clamp(min=1)
-            sums[info.update][0] += float(info.scale(mean)) / info.world_size
-            sums[info.update][1] += float(numbers.mean() * info.local_samples / info.update_samples)
-    return [(token, sample) for token, sample in sums]
+            values = torch.tensor(batch["numbers"], dtype=torch.float64)
+            counts = torch.stack(count_units(batch))
+            labels, tokens, samples = (values * counts).sum(1) / counts.sum(1).clamp(min=1)
+            if options.get("scaling") == "samples":
+                labels = labels * info.local_supervised * info.world_size / max(1, info.update_supervised)
+                samples = info.scale(samples)
+            else:
+                labels = info.scale(labels)
+                samples = samples * info.local_samples * info.world_size / info.update_samples
+            tokens = tokens * info.local_tokens * info.world_size / info.update_tokens
+            sums += torch.stack((labels, tokens, samples)) / info.world_size
+            numbers += [] if info.is_idle else batch["numbers"]
+            if info.is_update_end:
+                found.append((numbers, sums.tolist()))
+                numbers, sums = [], torch.zeros_like(sums)
+    return found
+
+
+def count_units(batch: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The labels of each sample, its tokens, and the sample itself."""
+    labels = (batch["labels"][:, 1:] != -100).sum(1)
+    return labels, (batch["input_ids"] != 0).sum(1), torch.ones_like(labels)
+
+
+MEANS: list[dict[str, Any]] = [
+    {"update_samples": 7},
+    {"update_samples": 7, "layout": "packed", "shard": "shared"},
+    {"update_samples": 7, "scaling": "samples"},
+    {"window": 12, "accumulation_steps": 3},
+    {"window": 12, "accumulation_steps": 3, "layout": "packed", "scaling": "samples"},
+]
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_mean_over_tokens_and_one_over_samples_can_be_added(world_size: int) -> None:
+def test_means_over_labels_tokens_and_samples_can_be_added(world_size: int) -> None:
     """Checks: WEIGHT. As docs/howto/frameworks/plain.md says, also in the last update, which is smaller."""
-    found = get_values(run_ranks(world_size, add_two_means))
-    tokens = [int((collate([make_sample(i)])["labels"][:, 1:] != -100).sum()) for i in range(10)]
-    for update, parts in enumerate(zip(*found, strict=True)):
-        places = range(4 * update, min(10, 4 * update + 4))
-        by_token = sum(i * tokens[i] for i in places) / sum(tokens[i] for i in places)
-        expected = (by_token, sum(places) / len(places))
-        assert tuple(map(sum, zip(*parts, strict=True))) == pytest.approx(expected, rel=1e-12)
+    for results in run_each(world_size, add_means, [(options,) for options in MEANS]):
+        updates = list(zip(*get_values(results), strict=True))
+        assert len(updates) > 2
+        for update in updates:
+            numbers = [number for part, _ in update for number in part]
+            units = count_units(collate([make_sample(number) for number in numbers]))
+            values = torch.tensor(numbers, dtype=torch.float64)
+            expected = [float((values * unit).sum() / unit.sum().clamp(min=1)) for unit in units]
+            assert [sum(sums) for sums in zip(*(sums for _, sums in update), strict=True)] == pytest.approx(
+                expected, rel=1e-12
+            )
+        assert sorted(number for update in updates for part, _ in update for number in part) == list(range(40))
+
+
+def train_on_two(rank: int) -> list[tuple[list[list[int]], list[float]]]:
+    """For each update, its samples of two loaders on this rank, and the gradient."""
+    model = DistributedDataParallel(make_model())
+    found = []
+    options: dict[str, Any] = {"token_budget": 60, "collate_fn": collate, "shuffle": True}
+    with (
+        ODBDataLoader(Numbers(0, 60), **nested(update_samples=16, **options)) as first,
+        ODBDataLoader(Numbers(60, 30), **nested(update_samples=8, **options)) as second,
+    ):
+        parts = first.steps(), second.steps()
+        assert len(first) == len(second)
+        for _ in range(len(first)):
+            numbers: list[list[int]] = [[], []]
+            for steps, own in zip(parts, numbers, strict=True):
+                for batch, info in steps:
+                    own.extend([] if info.is_idle else batch["numbers"])
+                    info.scale(compute_loss(model, batch)).backward()
+                    if info.is_update_end:
+                        break
+            found.append((numbers, get_gradient(model)))
+            model.zero_grad()
+        assert [next(steps, None) for steps in parts] == [None, None]
+    return found
+
+
+def test_two_loaders_share_an_update() -> None:
+    """Checks: WEIGHT, COVER. As docs/howto/frameworks/plain.md says: each is taken to the end of its own."""
+    seen: list[int] = []
+    for update in zip(*get_values(run_ranks(2, train_on_two)), strict=True):
+        of_both = [[number for numbers, _ in update for number in numbers[i]] for i in range(2)]
+        seen += [number for numbers in of_both for number in numbers]
+        expected = sum(map(compute_union_gradient, of_both), torch.zeros(()))
+        for _, gradient in update:
+            check_gradient(gradient, expected)
+    assert sorted(seen) == list(range(90))
 
 
 def test_the_last_update_may_be_dropped() -> None:

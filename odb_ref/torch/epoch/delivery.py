@@ -151,6 +151,7 @@ class Delivery:
             global_costs=counts.costs,
             update_supervised=update_counts.supervised,
             update_samples=update_counts.samples,
+            update_tokens=update_counts.tokens,
             emitted_samples=emitted,
             progress=emitted / total if total else None,
             world_size=config.world_size,

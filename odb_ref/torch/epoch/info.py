@@ -49,6 +49,8 @@ class StepInfo:
     """Supervised tokens of the whole update, on all ranks."""
     update_samples: int
     """Samples of the whole update, on all ranks."""
+    update_tokens: int
+    """Tokens of the whole update, on all ranks, as lengths count them: without padding."""
     emitted_samples: int
     """Samples of this epoch up to and including this step, on all ranks."""
     progress: float | None

@@ -14,8 +14,8 @@ from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.reading.service import SampleService
 
 REPLACED: Final = (
-    "another iteration over its loader has begun, and a loader has one epoch at a time (for two at once, as in zip or nested "
-    "loops, make two loaders)"
+    "another iteration over its loader has begun, and a loader has one epoch at a time (for two at once, as in nested loops, "
+    "make two loaders)"
 )
 LOADED: Final = "load_state_dict has chosen where its loader goes on, with the next iteration"
 LEAVE_S: Final = 2.0

@@ -163,5 +163,7 @@ class Link:
         if self.status is not None and self.status.is_stopped:
             return "its process is stopped (SIGSTOP, or a debugger)"
         if self.process is not None:
-            return "its process does nothing: something holds its interpreter lock"
+            return (
+                "its process does nothing: something holds its interpreter lock (Faults(timeout_s=) raises the limit)"
+            )
         return "its process is stopped, something holds its interpreter lock, or its host cannot be reached"

@@ -36,9 +36,9 @@ from odb_ref.torch.batches import Batch
 from odb_ref.torch.gathering import name_rank
 from odb_ref.torch.loop.budget import MemoryFit
 from odb_ref.torch.loop.checks import check_model, check_parameters, is_sharded
-from odb_ref.torch.loop.memory import attempt, release_memory, reserve_memory
+from odb_ref.torch.loop.memory import attempt, is_out_of_memory, release_memory, reserve_memory
 from odb_ref.torch.loop.ranks import average, reduce
-from odb_ref.torch.loop.splitting import find_count, split_batch
+from odb_ref.torch.loop.splitting import describe_half, find_count, list_fields, split_batch
 from odb_ref.torch.reading.tasks import get_labels
 
 _LOG: Final = logging.getLogger("odb_ref")
@@ -111,8 +111,10 @@ class UpdateGuard(Generic[Batch]):
         """The losses of the update's pieces that have run."""
         self._told_failures = 0
         """How many of this rank's failures the other ranks know of."""
-        self._has_tried = self._is_sharded and memory is None
-        """Whether splitting was tried on a batch, or will never be needed."""
+        self._is_split = not self._is_sharded or memory is not None
+        """Whether batches may have to be split."""
+        self._tried: set[frozenset[tuple[str, bool | None]]] = set()
+        """What fields batches had on which splitting was tried, as of `list_fields`."""
 
     def backward(self, batch: Batch, info: StepInfo) -> torch.Tensor:
         """Adds the gradients of a batch to those of the update. Returns the batch's scaled loss, detached.
@@ -159,7 +161,8 @@ class UpdateGuard(Generic[Batch]):
         while len(self._losses) < len(self._pieces):
             number = len(self._losses)
             piece = self._pieces[number]
-            loss, text = attempt(partial(self._run_weighed, *piece))
+            is_half = sum(of.step == piece[1].step for _, of in self._pieces) > 1
+            loss, text = attempt(partial(self._run_weighed, *piece, is_half))
             if loss is not None:
                 self._losses.append(loss)
                 continue
@@ -168,8 +171,8 @@ class UpdateGuard(Generic[Batch]):
             self._clear()
             release_memory()
 
-    def _run_weighed(self, batch: Batch, info: StepInfo) -> torch.Tensor:
-        return self._run(self._model, batch, info) if info.loss_scale else self._example.new_zeros(())
+    def _run_weighed(self, batch: Batch, info: StepInfo, is_half: bool) -> torch.Tensor:
+        return self._run_piece(batch, info, is_half) if info.loss_scale else self._example.new_zeros(())
 
     def _average(self) -> None:
         """Replaces the gradients by their mean over ranks.
@@ -195,11 +198,12 @@ class UpdateGuard(Generic[Batch]):
         except Exception as error:
             failure = error
         (needed,) = self._exchange([len(pieces)], failure)
+        is_half = len(pieces) > 1
         batch, info = pieces[-1]
         pieces += [(batch, replace(info, loss_scale=0.0, local_supervised=0))] * (needed - len(pieces))
         for item in pieces:
             self._pieces.append(item)
-            self._losses.append(self._run(self._model, *item))
+            self._losses.append(self._run_piece(*item, is_half))
 
     def _has_room(self, piece: Piece[Batch]) -> bool:
         if self._memory is None:
@@ -209,11 +213,26 @@ class UpdateGuard(Generic[Batch]):
 
     # Both ----------------------------------------------------------------------------------------------------------------
 
+    def _run_piece(self, batch: Batch, info: StepInfo, is_half: bool) -> torch.Tensor:
+        try:
+            return self._run(self._model, batch, info)
+        except Exception as error:
+            if is_half and self._split is split_batch and not is_out_of_memory(error):
+                error.add_note(describe_half(batch, info.local_samples))
+            raise
+
     def _try_halves(self, piece: Piece[Batch]) -> None:
-        """Splits the first batch of several samples as a test, so that an error shows before memory runs out."""
-        if not self._has_tried and piece[1].local_samples > 1:
+        """Splits the first batch of each kind as a test, so that an error shows before memory runs out.
+
+        Batches are of one kind if the same fields have an entry for each sample: a field may have so many by chance.
+        """
+        batch, info = piece
+        if not self._is_split or info.local_samples < 2:
+            return
+        kind = frozenset(list_fields(batch, info.local_samples).items())
+        if kind not in self._tried:
             self._cut(piece)
-            self._has_tried = True
+            self._tried.add(kind)
 
     def _halve(self, piece: Piece[Batch], text: str) -> tuple[Piece[Batch], Piece[Batch]]:
         self.failures += 1
@@ -318,10 +337,10 @@ class StepGuard(UpdateGuard[Batch]):
     ``model`` is whole on each rank, in `DistributedDataParallel` or not, or sharded by FSDP. If it is sharded, pass ``memory``,
     a `MemoryFit`. ``split(batch, samples)`` halves a batch (default: along the first dimension). ``count(batch)`` returns the
     number of units that its loss averages over (default: the supervised tokens, by its labels; with ``Loss(scaling="samples")``
-    its samples). For preference pairs pass `split_pairs` and `count_pairs`. Both are tried on the first batch. A layer that
-    mixes samples, such as batch normalisation, sees smaller batches after a split; dropout draws again. ``lower_budget`` is
-    called with each new `token_budget`; ``loader.accept_budget`` applies it on all ranks (R15). ``backward`` is for frameworks
-    with their own backward function, such as Accelerate.
+    its samples). For preference pairs pass `split_pairs` and `count_pairs`. Both are tried on the first batch with each set of
+    fields. A layer that mixes samples, such as batch normalisation, sees smaller batches after a split; dropout draws again.
+    ``lower_budget`` is called with each new `token_budget`; ``loader.accept_budget`` applies it on all ranks (R15).
+    ``backward`` is for frameworks with their own backward function, such as Accelerate.
     """
 
     def __init__(

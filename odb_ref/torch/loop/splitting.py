@@ -104,6 +104,33 @@ def _cut_value(value: object, *, part: Part, samples: int, most_rows: int, name:
     return [entry for start in starts for entry in value[start : start + samples][part]]
 
 
+def list_fields(batch: object, samples: int) -> dict[str, bool | None]:
+    """Returns, for each field of a batch, whether it has an entry for each sample. None if it is a single value."""
+    match batch:
+        case Mapping():
+            fields = dict(batch)
+        case tuple() | list():
+            fields = dict(enumerate(batch))
+        case _:
+            fields = {"the batch": batch}
+    return {str(name): _has_each(value, samples) for name, value in fields.items()}
+
+
+def _has_each(value: object, samples: int) -> bool | None:
+    if isinstance(value, str | bytes) or not isinstance(value, Sized) or getattr(value, "ndim", 1) == 0:
+        return None
+    return len(value) == samples
+
+
+def describe_half(batch: object, samples: int) -> str:
+    """Returns a hint for an error in a half that `split_batch` has made."""
+    names = ", ".join(name for name, is_each in list_fields(batch, samples).items() if is_each)
+    return (
+        f"this was half of a batch, cut to {samples} entries in {names}: if those of a field are not those of the samples, in "
+        f"their order, {_SPLIT}"
+    )
+
+
 def find_count(batch: Batch, expected: int) -> Callable[[Batch], int] | None:
     """Returns a function that counts a batch's supervised tokens by its ``labels`` and finds ``expected`` in this batch. None
     if the labels do not show them.

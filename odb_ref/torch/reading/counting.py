@@ -18,6 +18,7 @@ from odb_ref.torch.reading.measure import LengthFn, Measure, SupervisedCounter, 
 from odb_ref.torch.reading.quarantine import MeasureFn
 from odb_ref.torch.reading.tasks import (
     CHOOSING,
+    COUNTING,
     IGNORE_INDEX,
     get_field,
     get_labels,
@@ -28,7 +29,7 @@ from odb_ref.torch.reading.tasks import (
 )
 
 _ADVICE = (
-    "What masks labels or cuts samples belongs where samples are read; or pass Loss(supervised_fn=) to count what is left, "
+    f"What masks labels or cuts samples belongs where samples are read; or pass {COUNTING}, "
     "causal_shift=False when each label is that of its own token (a masked language model), or Loss(scaling='samples'). With "
     "padding on the left the first label of a row counts too: pad on the right, or make it -100 where samples are read"
 )
@@ -45,6 +46,11 @@ _UNLIKE = (
     "labels of samples differ from their input_ids, as where each label is that of its own token (token classes) or was "
     "shifted beforehand, and the first of each sample was not counted: pass Loss(causal_shift=False), or causal_shift=True if "
     "the model shifts them"
+)
+_OTHERWISE = (
+    "Loss(supervised_fn=) counts other tokens than those whose labels carry loss in the batch, without the first of each row, "
+    "and weights go by what it counts: for a causal model do not count the first label of a sample; pass "
+    "Loss(causal_shift=False) if the model does not shift its labels. If the loss is a mean over what is counted, all is well"
 )
 _UNCOUNTED = (
     "{} of samples are in no length, so their batches exceed the budget: pass Batching(length_fn=) which counts them too. If a "
@@ -86,6 +92,8 @@ class LabelCheck:
     """True if ``is_shifted`` is a default that the user did not confirm."""
     has_own_length: bool = True
     """False if the length of a sample is the length of its `input_ids`."""
+    is_advisory: bool = False
+    """True if a function of the user's counts what carries loss: a difference is warned of then."""
 
     def collate(
         self,
@@ -98,6 +106,13 @@ class LabelCheck:
 
         Raises: LabelError, and what ``collate_fn`` raises.
         """
+        if self.is_advisory:
+            is_causal = all(map(_is_like_input, samples))
+            batch = collate_fn(samples)
+            labels, is_shifted = self._find_labels(batch)
+            if is_causal and count_supervised(labels, is_shifted=is_shifted) not in (None, counted):
+                warn(_OTHERWISE)
+            return batch
         # Must come first: a collate_fn may take samples apart.
         count, has_labels, is_paired = len(samples), get_labels(samples[0]) is not None, is_pair(samples[0])
         is_each = is_whole(samples[0])
@@ -114,9 +129,7 @@ class LabelCheck:
         batch = collate_fn(samples)
         if is_paired:
             return batch
-        labels, is_shifted = get_field(batch, "shift_labels"), False
-        if labels is None:
-            labels, is_shifted = get_field(batch, "labels"), self.is_shifted
+        labels, is_shifted = self._find_labels(batch)
         if has_labels and get_labels(batch) is None and labels is None:
             warn(_DROPPED)
         if is_each:
@@ -133,6 +146,11 @@ class LabelCheck:
             f"counted in its {count} samples, so its weight would be wrong. {_ADVICE if has_labels else _MASKED}"
         )
 
+    def _find_labels(self, batch: object) -> tuple[object, bool]:
+        """Returns the labels of a batch, and whether the model shifts them."""
+        labels = get_field(batch, "shift_labels")
+        return (get_field(batch, "labels"), self.is_shifted) if labels is None else (labels, False)
+
 
 def _list_other_texts(sample: object) -> list[str]:
     """Returns the fields with tokens of other texts, except a decoder's, which are covered by the labels' length."""
@@ -142,11 +160,16 @@ def _list_other_texts(sample: object) -> list[str]:
 
 def _is_unlike_input(sample: object) -> bool:
     """Returns whether the labels are not a copy of the input, as they must be for a shift, and the first label carries loss."""
+    return _is_like_input(sample) is False and bool(to_array(get_field(sample, "labels"))[0] != IGNORE_INDEX)
+
+
+def _is_like_input(sample: object) -> bool | None:
+    """Returns whether all labels that carry loss are copies of the input. None if the two are not rows of one length."""
     rows = [get_field(sample, name) for name in ("input_ids", "labels")]
     if not count_row(rows[0]) or count_row(rows[0]) != count_row(rows[1]):
-        return False
+        return None
     ids, labels = map(to_array, rows)
-    return bool(labels[0] != IGNORE_INDEX and ((labels != ids) & (labels != IGNORE_INDEX)).any())
+    return not bool(((labels != ids) & (labels != IGNORE_INDEX)).any())
 
 
 def _list_masks(samples: list[object]) -> dict[str, list[object]]:
@@ -161,7 +184,7 @@ def _check_masks(masks: Mapping[str, Sequence[object]]) -> None:
         if any(map(_leaves_out, values)):
             raise LabelError(
                 f"the {name} of some samples leaves out tokens, and neither samples nor their batch have labels: all tokens "
-                "were counted. Pass Loss(supervised_fn=) to count those that carry loss, or Loss(scaling='samples')"
+                f"were counted. Pass {COUNTING}, or Loss(scaling='samples')"
             )
 
 
@@ -197,10 +220,10 @@ def make_counting(
 ) -> tuple[MeasureFn, LabelCheck | None, dict[str, object]]:
     """Returns the measure of samples, the check of batches, and the settings that all ranks must share.
 
-    The check is None if no weight depends on labels, or if a user's function counts them. Functions cannot be compared between
-    ranks, so the settings only state whether there is one. ``is_assumed`` means that the user did not set ``causal_shift``,
-    ``is_checked`` that weights depend on supervised tokens, ``is_packing`` that samples go on to another process, and
-    ``is_weighing`` that their bytes are bounded.
+    The check is None if no weight depends on labels, or if a user's function counts them for a model that does not shift them.
+    Functions cannot be compared between ranks, so the settings only state whether there is one. ``is_assumed`` means that the
+    user did not set ``causal_shift``, ``is_checked`` that weights depend on supervised tokens, ``is_packing`` that samples go
+    on to another process, and ``is_weighing`` that their bytes are bounded.
     """
     settings: dict[str, object] = {
         "length_fn": "default" if length_fn is None else "given",
@@ -213,6 +236,11 @@ def make_counting(
     supervised = supervised_fn or SupervisedCounter(length, causal_shift, is_checked=is_checked)
     measure = Measure(length, supervised, is_packing=is_packing, is_weighing=is_weighing)
     label_check = None
-    if is_checked and supervised_fn is None:
-        label_check = LabelCheck(causal_shift, is_assumed=is_assumed, has_own_length=length_fn is not None)
+    if is_checked and (supervised_fn is None or causal_shift):
+        label_check = LabelCheck(
+            causal_shift,
+            is_assumed=is_assumed,
+            has_own_length=length_fn is not None,
+            is_advisory=supervised_fn is not None,
+        )
     return resources.make_measure(measure), label_check, settings

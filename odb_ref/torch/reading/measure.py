@@ -12,6 +12,7 @@ import torch
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.serialization import Packed, count_bytes, pack
 from odb_ref.torch.reading.tasks import (
+    COUNTING,
     IGNORE_INDEX,
     LABELS,
     SampleError,
@@ -64,7 +65,7 @@ def _count_labels(labels: object, is_shifted: bool) -> int:
         return sum(_count_labels(row, is_shifted) for row in labels)
     if not isinstance(labels, Sequence) or isinstance(labels, str):
         raise SampleError(
-            f"labels is {type(labels).__name__}, expected a tensor, an array or a sequence; pass Loss(supervised_fn=)"
+            f"labels is {type(labels).__name__}, expected a tensor, an array or a sequence; pass {COUNTING}"
         )
     return sum(label != IGNORE_INDEX for label in labels[int(is_shifted) :])
 
@@ -144,7 +145,7 @@ def _check_fields(sample: object, *, has_ids: bool) -> None:
         return
     cause = "it has neither labels nor input_ids by these names" if mask is None else f"it has {mask} and no labels"
     raise SampleError(
-        f"nothing says which tokens of a sample ({type(sample).__name__}) carry loss, as {cause}: pass Loss(supervised_fn=), "
+        f"nothing says which tokens of a sample ({type(sample).__name__}) carry loss, as {cause}: pass {COUNTING}, "
         "or Loss(scaling='samples') for a mean over samples"
     )
 
@@ -159,7 +160,7 @@ def _check_masks(sample: object, labels: object) -> None:
         if left_out.shape == labelled.shape and (left_out & labelled).any():
             raise SampleError(
                 f"the {name} of a sample leaves out tokens that have labels: make these labels {IGNORE_INDEX}, or pass "
-                "Loss(supervised_fn=), or Loss(scaling='samples') for a mean over samples"
+                f"{COUNTING}, or Loss(scaling='samples') for a mean over samples"
             )
 
 

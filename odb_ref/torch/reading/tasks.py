@@ -44,6 +44,10 @@ _PAIRS: Final = (
 """Prompt (which may be missing, or part of the other two), chosen and rejected, as TRL and LLaMA-Factory name them."""
 
 
+COUNTING: Final = "Loss(supervised_fn=) to count what carries loss (not the first label of a causal model's sample)"
+"""What errors ask to pass where nothing else says which tokens a loss is a mean over."""
+
+
 class SampleError(OdbError, ValueError):
     """A sample cannot be batched: it has no length, or an invalid one."""
 
