@@ -60,9 +60,8 @@ class EpochIterator(_Unique, Generic[Batch]):
         batch, info = self.read()
         if not info.is_idle and info.loss_scale != 1.0:
             self._warn_once(
-                "the losses of these batches are to be scaled, and batches alone do not say by what: "
-                "for batch, info in loader.steps(), then info.scale(loss).backward(); with Loss(scaling='none') there is "
-                "nothing to scale"
+                "the losses of these batches must be scaled, and plain iteration does not provide the factor: use "
+                "`for batch, info in loader.steps()` and info.scale(loss).backward(), or pass Loss(scaling='none')"
             )
         return batch
 

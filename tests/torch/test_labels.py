@@ -88,7 +88,7 @@ def test_batches_that_carry_what_was_counted_pass(options: dict[str, Any]) -> No
 def test_dropped_labels_are_warned_of_once(num_workers: int) -> None:
     """Spec: R4.7. Checks: WEIGHT."""
     (told,) = read(drop, num_workers=num_workers)
-    assert "the batches that collate_fn makes have none" in told
+    assert "the batches that collate_fn makes do not" in told
 
 
 def label(labels: str) -> list[dict[str, torch.Tensor]]:
@@ -182,7 +182,7 @@ def test_a_second_text_that_no_length_counts_is_warned_of(options: dict[str, Any
         with ODBDataLoader(data, **nested(collate_fn=pad_labels, **SETTINGS | options)) as loader:
             for _ in loader.steps():
                 pass
-    assert ["positive_input_ids of samples" in str(item.message) for item in caught] == [True] * (not options)
+    assert ["do not include positive_input_ids" in str(item.message) for item in caught] == [True] * (not options)
 
 
 def pad_labels(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

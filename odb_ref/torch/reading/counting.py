@@ -29,32 +29,31 @@ from odb_ref.torch.reading.tasks import (
 )
 
 _ADVICE = (
-    f"What masks labels or cuts samples belongs where samples are read; or pass {COUNTING}, "
-    "causal_shift=False when each label is that of its own token (a masked language model), or Loss(scaling='samples'). With "
-    "padding on the left the first label of a row counts too: pad on the right, or make it -100 where samples are read"
+    f"Mask labels and cut samples when they are read, or pass {COUNTING}, causal_shift=False if each label belongs to its own "
+    "token (a masked language model), or Loss(scaling='samples'). With left padding the first label of each row counts too: "
+    "pad on the right, or set that label to -100 when samples are read"
 )
 _MASKED = (
-    "collate_fn masks tokens of samples that have no labels, by chance for a masked language model, or as padding what the "
-    "text uses too, or pads on the left, where the first label of a row counts, and nobody can count that beforehand: pass "
-    "Loss(scaling='samples'), or mask where samples are read, or pad on the right"
+    "collate_fn masks tokens of samples without labels (at random, or because padding equals a real token), or pads on the "
+    "left, so that the first label of a row counts. This cannot be counted in advance: pass Loss(scaling='samples'), mask when "
+    "samples are read, or pad on the right"
 )
 _DROPPED = (
-    "the samples have labels and the batches that collate_fn makes have none: weights are exact only if the loss is that of "
+    "the samples have labels, and the batches that collate_fn makes do not: weights are exact only if the loss is that of "
     "these labels"
 )
 _UNLIKE = (
-    "labels of samples differ from their input_ids, as where each label is that of its own token (token classes) or was "
-    "shifted beforehand, and the first of each sample was not counted: pass Loss(causal_shift=False), or causal_shift=True if "
-    "the model shifts them"
+    "labels of samples differ from their input_ids, as in token classification or with labels shifted in advance, and the "
+    "first label of each sample was not counted: pass Loss(causal_shift=False), or causal_shift=True if the model shifts them"
 )
 _OTHERWISE = (
-    "Loss(supervised_fn=) counts other tokens than those whose labels carry loss in the batch, without the first of each row, "
-    "and weights go by what it counts: for a causal model do not count the first label of a sample; pass "
-    "Loss(causal_shift=False) if the model does not shift its labels. If the loss is a mean over what is counted, all is well"
+    "Loss(supervised_fn=) does not count the labels that carry loss in the batch if the model shifts them, so weights are "
+    "wrong then: do not count the first label of a causal model's sample, or pass Loss(causal_shift=False) if the model does "
+    "not shift its labels. If the loss is a mean over what is counted, ignore this"
 )
 _UNCOUNTED = (
-    "{} of samples are in no length, so their batches exceed the budget: pass Batching(length_fn=) which counts them too. If a "
-    "loss compares the samples of a batch, as with negatives in the batch, it depends on how an update is divided"
+    "the lengths of samples do not include {}, so batches exceed the budget: pass a Batching(length_fn=) that counts them. A "
+    "loss that compares samples within a batch (in-batch negatives) depends on how an update is divided"
 )
 
 _MASKS: Final = ("attention_mask", *CHOOSING)
