@@ -22,7 +22,7 @@ from odb_ref.plan.units import Key, Samples, Units, make_samples, make_units
 Exchange: TypeAlias = Callable[[list[int]], Sequence[Sequence[int]]]
 """Returns what each rank gave, by rank: an all-gather of equally many integers of 64 bits from each."""
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """What the message looks like: ranks with different releases must not misread each other."""
 _REASONS: Final = (None, *Reason)
 _HEAD: Final = 10
@@ -99,6 +99,7 @@ def plan_rank(
         raise UsageError(_word_failure(*failed)) from error
     _check_terms(messages)
     count = own.terms.round_up(max(row[5] for row in messages))
+    own.terms.check_spares([row[7] for row in messages])
     own.terms.check_count(count, [row[7] for row in messages])
     totals = sum_totals(Totals.from_row(row[_HEAD : _HEAD + 6]) for row in messages)
     if any(row[9] >= 0 for row in messages):

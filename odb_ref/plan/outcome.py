@@ -116,7 +116,7 @@ class RankPlan:
     totals: Totals
     spare: int | None
     """The shortest sample at hand that has supervised tokens, if any has, for an idle micro-batch to run again with weight 0;
-    none, where there is no sample."""
+    none, where there is no sample, as only ``short="empty"`` plans."""
     report: PlanReport
     samples: Samples
     """What ``micro_batches`` has indices of."""

@@ -52,6 +52,7 @@ def plan_all(
     else:
         rows, least = _deal(units, size, own)
         shares = [units] * size
+    own.check_spares([len(samples.lengths)] * size)
     own.check_count(len(rows[0]), [sum(map(len, row)) for row in rows])
     totals, sums = compute_totals(samples, size), samples.sum_by_key()
     report = _make_report(shares, rows, own, (totals, least, compute_least_wait(units, own, len(rows[0]), size)))
@@ -114,6 +115,7 @@ def plan_ranks(
             raise UsageError(f"rank {rank}: {error}") from None
     shares = [units for _, units in found]
     rows, least = _divide_shares(shares, own)
+    own.check_spares([*map(len, shares)])
     own.check_count(len(rows[0]), [*map(len, shares)])
     if own.within is Within.STEP and together is not None:
         whole = _join([samples for samples, _ in found])

@@ -12,6 +12,8 @@ from odb_ref.core.batching.cost import TOKENS, Cost, CostOfLength, choose_cost, 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError, check_integer, choose
 
+SAY_EMPTY: Final = ", or say short='empty' if it can run something else"
+"""What an error says to who has that word."""
 SAMPLES: Final = "samples"
 """The limit of which every sample uses 1."""
 
@@ -38,7 +40,10 @@ class Short(StrEnum):
     """What becomes of a rank with fewer units than micro-batches. Spec: R13.4."""
 
     IDLE = "idle"
+    """The others are idle, and run one of its samples again; where it has none, all ranks refuse."""
     REFUSE = "refuse"
+    EMPTY = "empty"
+    """They are idle, on a rank without samples too: it has something else to run, or nobody waits for it."""
 
 
 class BatchOrder(StrEnum):
@@ -103,6 +108,17 @@ class PlanTerms:
         for rank, number in enumerate(units):
             if self.short is Short.REFUSE and number < count:
                 raise UsageError(f"rank {rank} has {number} to divide into {count} micro-batches: say short='idle'")
+
+    def check_spares(self, samples: Sequence[int]) -> None:
+        """Refuses ranks with so many samples to choose from, in words that are the same on all ranks.
+
+        Raises: UsageError when one has none, and an idle micro-batch would have nothing to run. Spec: R13.4.
+        """
+        if self.short is Short.IDLE and not all(samples):
+            rank = [*map(bool, samples)].index(False)
+            raise UsageError(
+                f"rank {rank} has no sample, so none for an idle micro-batch to run: give it one{SAY_EMPTY}"
+            )
 
     def to_row(self) -> list[int]:
         """Returns the settings as integers, in the order of `SETTINGS`: how they travel; equal where two ranks

@@ -20,7 +20,7 @@ class MicroBatch:
 
     indices: Indices
     """Which of this rank's samples it holds. An idle one holds the shortest, to be run again with weight 0, so that this rank
-    takes part in every collective; none, where the rank has no sample."""
+    takes part in every collective; none, where the rank has no sample, as only ``short="empty"`` plans."""
     is_idle: bool
     loss_scale: float
     """Multiply its loss, the mean over its supervised tokens, by this before ``backward``: gradients averaged over ranks (DDP,

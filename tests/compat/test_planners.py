@@ -48,11 +48,13 @@ def make_batch(lengths: list[int], *, is_nested: bool = False, kind: Any = Colum
     """Samples whose tokens are all their number, from 1."""
     rows = [torch.full((length,), index + 1) for index, length in enumerate(lengths)]
     width = max(lengths, default=1)
+    ids = torch.zeros(0, 1, dtype=torch.long)
     if is_nested:
         columns = {"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
     else:
         mask = torch.arange(width)[None, :] < torch.tensor(lengths)[:, None]
-        ids = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
+        if rows:
+            ids = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
         columns = {"input_ids": ids, "attention_mask": mask.long()}
     columns["loss_mask"] = torch.ones(len(lengths), 3)
     return kind(columns, len(lengths))
@@ -186,6 +188,7 @@ def test_verl_ranks_with_few_samples_or_one_too_long_do_not_hang() -> None:
         (SHARDS, {}),
         ([[60], [61, 5]], {}),
         ([[60], [5] * 3], {"force_group_size": 1}),
+        ([[60], []], {}),
     ]
     first, second = (result.value for result in run_ranks(2, rearrange, cases))
     assert first[0] == ([[2], [0], [1]], [3.0, 3.0, 3.0]) or sorted(chain.from_iterable(first[0][0])) == [0, 1, 2]
@@ -197,6 +200,8 @@ def test_verl_ranks_with_few_samples_or_one_too_long_do_not_hang() -> None:
         == "rank 1: sample 0 has 61 tokens, more than the budget of 60: raise the budget, or say oversize='alone'"
     )
     assert len(first[2][0]) == len(second[2][0]) == 1
+    words = "rank 1 has no sample, so none for an idle micro-batch to run: give it one"
+    assert (first[3], second[3]) == (words, words)
 
 
 OLDER = {

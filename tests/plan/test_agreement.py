@@ -127,7 +127,22 @@ def test_a_rank_with_too_few_is_named_by_all() -> None:
     assert [str(item) for item in found] == ["3 micro-batches are needed, more than at_most=2: raise the budget"] * 2
 
 
-@given(st.lists(st.integers(1, 60), max_size=20))
+@pytest.mark.parametrize("terms", [{}, {"multiple_of": 2}, {"layout": "padded"}])
+def test_a_rank_with_nothing_to_run_is_named_by_all_unless_all_say_that_it_can(terms: dict[str, Any]) -> None:
+    """Spec: R13.4, R13.11. It would be alone in its error, and the others in their next collective."""
+    problem = Problem(lengths=[[60] * 3, [], [9]], terms={"budget": 60} | terms)
+    words = "rank 1 has no sample, so none for an idle micro-batch to run: give it one, or say short='empty' if it can"
+    assert [str(item) for item in plan_in_world(problem)] == [f"{words} run something else"] * 3
+    with pytest.raises(UsageError, match=f"^{words} run something else$"):
+        make_plan(problem)
+    problem.terms["short"] = "empty"
+    assert [item.micro_batches for item in plan_in_world(problem)] == [
+        rank.micro_batches for rank in make_plan(problem).ranks
+    ]
+    assert all(plan_in_world(problem)[1].is_idle)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=20))
 def test_a_rank_asks_once_and_says_as_much_whatever_it_has(lengths: list[int]) -> None:
     """Spec: R13.11."""
     asked = []

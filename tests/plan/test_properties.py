@@ -11,7 +11,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from odb_ref.core.errors import UsageError
-from odb_ref.plan import Plan, plan_all, plan_ranks
+from odb_ref.plan import Options, Plan, plan_all, plan_ranks
 from tests.plan.judge import Problem, find_faults, get_columns, make_plan, problems
 
 
@@ -104,7 +104,13 @@ def test_what_an_idle_micro_batch_runs_has_a_loss_where_any_sample_has() -> None
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_no_samples_at_all(ranks: int) -> None:
-    for plan in (plan_all([], ranks=ranks, budget=9, multiple_of=2), plan_ranks([[]] * ranks, budget=9, multiple_of=2)):
+    """Spec: R13.4."""
+    terms: Options = {"budget": 9, "multiple_of": 2}
+    for plan in (lambda **more: plan_all([], ranks=ranks, **more), lambda **more: plan_ranks([[]] * ranks, **more)):
+        with pytest.raises(UsageError, match=r"^rank 0 has no sample, so none for an idle micro-batch to run"):
+            plan(**terms)
+    terms["short"] = "empty"
+    for plan in (plan_all([], ranks=ranks, **terms), plan_ranks([[]] * ranks, **terms)):
         assert [rank.micro_batches for rank in plan.ranks] == [((), ())] * ranks
         assert plan.ranks[0].spare is None
         assert plan.report.wait == 1
@@ -140,7 +146,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ([[5]], {"layout": "folded"}, "layout must be one of padded, packed, got 'folded'"),
     ([[5]], {"within": "world"}, "within must be one of micro-batch, rank, step"),
     ([[5]], {"oversize": "cut"}, "oversize must be one of refuse, alone"),
-    ([[5]], {"short": "hang"}, "short must be one of idle, refuse"),
+    ([[5]], {"short": "hang"}, "short must be one of idle, refuse, empty"),
     ([[5]], {"order": "any"}, "order must be one of costliest_first, smallest_at_ends"),
     ([[5]], {"multiple_of": 0}, "multiple_of must be at least 1, got 0"),
     ([[5]], {"at_least": 1.5}, "at_least must be an integer"),

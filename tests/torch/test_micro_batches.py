@@ -96,6 +96,23 @@ def test_who_cannot_plan_or_plans_by_other_terms_is_named_on_every_rank() -> Non
         ]
 
 
+def plan_or_fail(rank: int, lengths: list[list[int]], options: dict[str, Any]) -> Any:
+    try:
+        return [(batch.indices, batch.token_weights) for batch in plan_micro_batches(lengths[rank], **options)]
+    except UsageError as error:
+        return str(error)
+
+
+def test_a_rank_with_nothing_to_run_is_named_on_every_rank() -> None:
+    """Spec: R13.4, R13.11."""
+    results = run_ranks(2, plan_or_fail, [[9, 9], []], {"budget": 9})
+    words = "rank 1 has no sample, so none for an idle micro-batch to run: give it one, or say short='empty' if"
+    assert all(result.value.startswith(words) for result in results), results
+    results = run_ranks(2, plan_or_fail, [[9, 9], []], {"budget": 9, "short": "empty"})
+    assert [len(result.value) for result in results] == [2, 2]
+    assert results[1].value == [((), ())] * 2
+
+
 def test_a_single_process_needs_no_group() -> None:
     batches = plan_micro_batches([30, 20, 10], budget=40, supervised=[3, 2, 0])
     assert [batch.indices for batch in batches] == [(0,), (1, 2)]
