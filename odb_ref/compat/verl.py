@@ -19,11 +19,12 @@ from torch import distributed
 
 from odb_ref.core.errors import UsageError
 from odb_ref.plan import plan_rank
-from odb_ref.plan.terms import SAY_EMPTY
+from odb_ref.plan.terms import SAY_ALONE, SAY_EMPTY, SAY_IDLE
 from odb_ref.torch.gathering import gather_integers
 
 LOSS_MASKS: Final = ("loss_mask", "response_mask")
 """What is zero in a micro-batch that repeats a sample: one of them must be there."""
+_SAY_MASK: Final = f"a batch needs a column {' or '.join(LOSS_MASKS)}, or a sample would count twice"
 
 
 class TensorRows(Protocol):
@@ -88,7 +89,8 @@ def rearrange_micro_batches(  # noqa: PLR0917 (as the original has them)
             order="smallest_at_ends" if use_dynamic_bsz_balance else "costliest_first",
         )
     except UsageError as error:
-        raise UsageError(str(error).replace(SAY_EMPTY, "")) from error
+        text = str(error).replace(SAY_EMPTY, "").replace(SAY_ALONE, "")
+        raise UsageError(text.replace(SAY_IDLE, _SAY_MASK)) from error
     first = 0 if plan.spare is None else plan.spare - plan.spare % force_group_size
     spare = [*range(first, first + force_group_size)]
     indices = [[*own] or spare for own in plan.micro_batches]

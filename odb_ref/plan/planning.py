@@ -14,7 +14,7 @@ from odb_ref.plan.outcome import Plan, PlanReport, RankPlan, Totals, compute_tot
 from odb_ref.plan.packing import Batch
 from odb_ref.plan.quality import compute_least_wait, compute_least_wait_of_ranks, compute_wait, make_report, sum_costs
 from odb_ref.plan.terms import BatchOrder, Options, PlanTerms, Within, make_terms
-from odb_ref.plan.units import Indices, Key, Samples, Units, make_samples, make_units
+from odb_ref.plan.units import Indices, Key, Samples, Units, make_samples, make_units, read_list
 
 Rows: TypeAlias = list[list[Batch]]
 """The micro-batches of each rank, the costliest first."""
@@ -95,7 +95,7 @@ def plan_ranks(
     Raises: UsageError when a value makes no sense, or the terms cannot be met. Spec: R13.
     """
     own = make_terms(terms)
-    if not len(lengths):  # an array has no truth value
+    if not len(read_list("lengths", lengths)):  # an array has no truth value
         raise UsageError("lengths are those of each rank: there is none")
     for name, column in (("supervised", supervised), ("together", together), *(uses or {}).items()):
         if column is not None and len(column) != len(lengths):

@@ -1,4 +1,4 @@
-"""PlanTerms: what all ranks plan by, and the refusals that every rank words alike. Spec: R13.2, R13.11."""
+"""PlanTerms: what all ranks plan by, and refuse by. Spec: R13.2, R13.4."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from odb_ref.core.batching.cost import TOKENS, Cost, CostOfLength, choose_cost, 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError, check_integer, choose
 
+SAY_ALONE: Final = ", or say oversize='alone'"
 SAY_EMPTY: Final = ", or say short='empty' if it can run something else"
-"""What an error says to who has that word."""
+SAY_IDLE: Final = "say short='idle'"
+"""What errors say to who has these words: drop-ins have others."""
 SAMPLES: Final = "samples"
 """The limit of which every sample uses 1."""
 
@@ -104,10 +106,11 @@ class PlanTerms:
         Raises: UsageError when there are too many, or too few units for them. Spec: R13.4.
         """
         if self.at_most is not None and count > self.at_most:
-            raise UsageError(f"{count} micro-batches are needed, more than at_most={self.at_most}: raise the budget")
+            way = "raise the budget, or a limit" if self.limits else "raise the budget"
+            raise UsageError(f"{count} micro-batches are needed, more than at_most={self.at_most}: {way}")
         for rank, number in enumerate(units):
             if self.short is Short.REFUSE and number < count:
-                raise UsageError(f"rank {rank} has {number} to divide into {count} micro-batches: say short='idle'")
+                raise UsageError(f"rank {rank} has {number} to divide into {count} micro-batches: {SAY_IDLE}")
 
     def check_spares(self, samples: Sequence[int]) -> None:
         """Refuses ranks with so many samples to choose from, in words that are the same on all ranks.
@@ -202,25 +205,7 @@ def make_terms(options: Options) -> PlanTerms:
         short=choose(Short, options.get("short", Short.IDLE), "short"),
         order=choose(BatchOrder, options.get("order", BatchOrder.COSTLIEST_FIRST), "order"),
     )
-    terms.check_count(terms.round_up(1), ())
+    if terms.at_most is not None and terms.round_up(1) > terms.at_most:
+        wanted = f"at_least={terms.at_least}, multiple_of={terms.multiple_of} and at_most={terms.at_most}"
+        raise UsageError(f"{wanted} allow no number of micro-batches")
     return terms
-
-
-class Reason(StrEnum):
-    """Why a rank cannot plan, with places for three integers: so few say it to all ranks. Spec: R13.11."""
-
-    OTHER = "its own error says why"
-    LENGTH = "sample {} has the length {}, expected at least 1"
-    OVERSIZE = "sample {} has {} tokens, more than the budget of {}: raise the budget, or say oversize='alone'"
-    UNIT = "sample {}, with those together with it, has {} tokens, more than the budget of {}: raise the budget"
-    LIMIT = "sample {}, with those together with it, uses {} of what is limited to {}: raise the limit"
-    SUPERVISED = "sample {} has {} supervised tokens of {}"
-
-
-class Refusal(UsageError):
-    """A rank cannot plan: ``reason`` with its ``values``, which every rank words alike."""
-
-    def __init__(self, reason: Reason, *values: int) -> None:
-        super().__init__(reason.format(*values))
-        self.reason = reason
-        self.values = values

@@ -123,7 +123,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (
         [[5]],
         {"limits": {"patches": 3}, "uses": {"patches": [[4]]}},
-        "rank 0: sample 0, .* uses 4 of what is limited to 3",
+        "rank 0: sample 0 uses 4 'patches', more than the limit of 3: raise it",
     ),
     ([[5]], {"limits": {"patches": 3}}, "rank 0: limits say 'patches', but uses do not"),
     ([[5]], {"uses": {"patches": [[4]]}}, "rank 0: uses say 'patches', which no limit bounds"),
@@ -150,8 +150,22 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ([[5]], {"order": "any"}, "order must be one of costliest_first, smallest_at_ends"),
     ([[5]], {"multiple_of": 0}, "multiple_of must be at least 1, got 0"),
     ([[5]], {"at_least": 1.5}, "at_least must be an integer"),
-    ([[5]], {"at_least": 3, "at_most": 2}, "3 micro-batches are needed, more than at_most=2"),
-    ([[60] * 3], {"at_most": 2}, "3 micro-batches are needed, more than at_most=2"),
+    (
+        [[5, 5]],
+        {"limits": {"patches": 3}, "uses": {"patches": [[2, 2]]}, "together": [[1, 1]]},
+        "rank 0: sample 0, with those together with it, uses 4 'patches', more than the limit of 3: raise it",
+    ),
+    (
+        [[5]],
+        {"at_least": 3, "at_most": 2},
+        r"^at_least=3, multiple_of=1 and at_most=2 allow no number of micro-batches$",
+    ),
+    ([[5]], {"multiple_of": 3, "at_most": 2}, r"^at_least=1, multiple_of=3 and at_most=2 allow no number"),
+    ([[60] * 3], {"at_most": 2}, r"^3 micro-batches are needed, more than at_most=2: raise the budget$"),
+    ([[5] * 3], {"at_most": 2, "limits": {"samples": 1}}, "more than at_most=2: raise the budget, or a limit"),
+    ([5, 6], {}, "rank 0: lengths must be a list, got 5"),
+    (None, {}, "lengths must be a list, got None"),
+    ([b"567"], {}, "rank 0: lengths must be a list, got b'567'"),
     ([[5, 5], [5]], {"at_least": 2, "short": "refuse"}, "rank 1 has 1 to divide into 2 micro-batches"),
     ([], {}, "lengths are those of each rank: there is none"),
     (np.empty((0, 3), dtype=int), {}, "lengths are those of each rank: there is none"),
@@ -166,6 +180,12 @@ def test_nonsense_is_refused(lengths: Any, options: dict[str, Any], message: str
     """Spec: R13.2, R13.3, R13.4."""
     with pytest.raises(UsageError, match=message):
         plan_ranks(lengths, **{"budget": 60} | options)
+
+
+@pytest.mark.parametrize("lengths", [None, 5, b"567"])
+def test_lengths_that_are_no_list_are_refused(lengths: Any) -> None:
+    with pytest.raises(UsageError, match=r"^lengths must be a list, got "):
+        plan_all(lengths, ranks=2, budget=60)
 
 
 def test_a_plan_needs_a_budget() -> None:

@@ -89,7 +89,8 @@ def test_who_cannot_plan_or_plans_by_other_terms_is_named_on_every_rank() -> Non
     for result in run_ranks(3, collect_errors, 2, cases):
         assert result.value[0].startswith("rank 2: sample 0 has 25 tokens, more than the budget of 20")
         assert result.value[1:] == [
-            "rank 2: its own error says why",
+            "rank 2: cost must give integers for (1, 2, 1000, 100000) tokens: ZeroDivisionError: integer division or"
+            " modulo by zero",
             "at_least differs: 1 on rank 0, 2 on rank 2",
             "mean differs: 'token-mean' on rank 0, 'sequence-mean' on rank 2",
             "mean differs: 'token-mean' on rank 0, none that is known on rank 2",
