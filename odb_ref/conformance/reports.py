@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from xml.sax import saxutils
 
+from odb_ref.conformance.asking import make_question
 from odb_ref.conformance.judge import RULES
 from odb_ref.conformance.running import CaseVerdict
 
@@ -83,6 +84,8 @@ def write_json(verdicts: Sequence[CaseVerdict]) -> str:
                 "judged": sorted(verdict.judged),
                 "faults": verdict.faults,
                 "says": verdict.says,
+                "question": make_question(verdict.case),
+                "answer": verdict.answer,
                 "excess": verdict.excess,
                 "wait": verdict.wait,
             }

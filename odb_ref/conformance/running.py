@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from odb_ref.conformance.answers import Answer, AnswerError, read_plan
 from odb_ref.conformance.asking import Ask
-from odb_ref.conformance.judge import compute_least, compute_wait_of, find_false_words, find_faults
-from odb_ref.conformance.vectors import PLANNED, Case, encode
+from odb_ref.conformance.judge import Faults, compute_least, compute_wait_of, find_false_words, find_faults
+from odb_ref.conformance.vectors import PLANNED, Case, Json, encode
 from odb_ref.plan.terms import Oversize
 
 _OF_PLANS = frozenset({"COVER", "ONCE", "HOME", "EQUAL", "BUDGET"})
@@ -32,6 +33,9 @@ class CaseVerdict:
     faults: tuple[str, ...] = ()
     """Those that were broken."""
     says: str = ""
+    """What was wrong, or what was said."""
+    answer: Json = None
+    """What it answered, or how it refused."""
     excess: float | None = None
     """Its count over the least that is known to do, or that any plan has."""
     wait: float | None = None
@@ -130,8 +134,17 @@ def _doubt_who_always_refuses(verdicts: Sequence[CaseVerdict]) -> list[CaseVerdi
 def judge(case: Case, judging: Judging) -> CaseVerdict:
     """Returns the verdict of a case that is claimed."""
     answer = judging.ask(case)
+    said = answer.said if answer.is_plan else {"refused": "; ".join(filter(None, (*answer.refusals, answer.problem)))}
+    try:
+        said = json.loads(json.dumps(said, default=str))
+    except (TypeError, ValueError, RecursionError):  # no answer at all
+        said = repr(type(said))
+    return replace(_judge(case, judging, answer), answer=said)
+
+
+def _judge(case: Case, judging: Judging, answer: Answer) -> CaseVerdict:
     judged = {"EXPECT", "ANSWER", "TERMINATION"} | ({"AGREE"} if judging.has_ranks else set())
-    faults = set()
+    faults: set[str] = set()
     if answer.is_stuck:
         faults.add("TERMINATION")
     if answer.is_divided:
@@ -145,17 +158,23 @@ def judge(case: Case, judging: Judging) -> CaseVerdict:
         return CaseVerdict(case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=says)
     if judging.elsewhere:
         judged.add("DETERMINISM")
-        if any(_freeze(other(case)) != _freeze(answer) for other in judging.elsewhere):
+        once = _freeze(answer)
+        again = next((again for again in (_freeze(other(case)) for other in judging.elsewhere) if again != once), once)
+        if again != once:
             faults.add("DETERMINISM")
+            pairs = zip_longest(once, again)
+            first = next(place for place, (here, there) in enumerate(pairs) if here != there)
+            says = f"first {_clip(once, first)}, and asked again {_clip(again, first)}"
     if case.kind not in PLANNED:
         judged.add("EXACT")
         if _freeze(answer) != _freeze(Answer(said=case.exact["answer"])):
             faults.add("EXACT")
-        return CaseVerdict(case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=_clip(answer))
-    return _judge_plan(case, answer, judged, faults, is_exact=judging.is_exact)
+            says = f"{json.dumps(answer.said):.120}, not {json.dumps(case.exact['answer']):.120}"
+        return CaseVerdict(case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=says)
+    return _judge_plan(case, answer, judged, dict.fromkeys(faults, says), is_exact=judging.is_exact)
 
 
-def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: set[str], *, is_exact: bool) -> CaseVerdict:
+def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: Faults, *, is_exact: bool) -> CaseVerdict:
     problem = case.problem
     try:
         found = read_plan(answer.said)
@@ -165,11 +184,11 @@ def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: set[str], 
     if "order" in problem.terms:
         judged.add("ORDER")
     faults |= find_faults(problem, found.plans)
-    says, excess, wait = "", None, None
-    if not faults & {"HOME", "COVER", "ONCE", "EQUAL"}:
-        also_judged, also_broken = find_false_words(problem, found, case.exact)
-        judged |= also_judged
-        faults |= also_broken
+    excess, wait = None, None
+    if not faults.keys() & {"ANSWER", "HOME", "COVER", "ONCE", "EQUAL"}:
+        words = find_false_words(problem, found, case.exact)
+        judged |= words.keys()
+        faults |= {name: text for name, text in words.items() if text}
         count, costs = len(found.plans[0]), compute_wait_of(problem, found.plans)
         known = {"plan": found.plans, "count": count, "wait": costs}
         known["least_wait"] = found.report.get("least_wait", case.exact.get("least_wait"))  # where it is said at all
@@ -177,12 +196,12 @@ def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: set[str], 
         if is_exact and case.exact and _IS_NOT_THE_BEST not in case.flags:
             judged.add("EXACT")
             if differs:
-                faults.add("EXACT")
-                says = ", ".join(f"{name} {known.get(name)}, not {case.exact[name]}" for name in differs)
+                faults["EXACT"] = ", ".join(f"{name} {known.get(name)}, not {case.exact[name]}" for name in differs)
         best_count, best_wait = case.exact.get("count"), case.exact.get("wait")
-        if not faults - {"EXACT"}:
+        if not faults.keys() - {"EXACT"}:
             excess = count / (best_count if isinstance(best_count, int) else compute_least(problem))
             wait = costs / (best_wait if isinstance(best_wait, float | int) else 1)
+    says = "; ".join(dict.fromkeys(filter(None, faults.values())))
     return CaseVerdict(
         case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=says, excess=excess, wait=wait
     )
@@ -202,5 +221,5 @@ def _freeze(answer: Answer) -> str:
         return type(said).__name__
 
 
-def _clip(answer: Answer) -> str:
-    return json.dumps(answer.said)[:120]
+def _clip(text: str, place: int) -> str:
+    return ("... " if place > 20 else "") + text[max(0, place - 20) : place + 40]

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,8 +14,10 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
+from odb_ref.conformance.answers import JudgedPlan
 from odb_ref.conformance.asking import PlannerEndedError, Program, ask_here, ask_ranks
-from odb_ref.conformance.judge import RULES, compute_least, find_faults
+from odb_ref.conformance.judge import RULES, compute_least, find_false_words, find_faults
+from odb_ref.conformance.reports import describe, write_json
 from odb_ref.conformance.running import CaseVerdict, Judging, judge, run_cases
 from odb_ref.conformance.vectors import PLANNED, VECTORS, Problem, decode, encode, read_cases
 from tests.conformance import planted
@@ -252,8 +255,60 @@ def test_a_command_needs_one_planner(tmp_path: Path) -> None:
     assert "no such cases" in found.stderr
 
 
-def test_another_number_of_ranks_is_no_home() -> None:
-    problem = Problem(lengths=[[5], [5]], terms={"budget": 60})
-    assert find_faults(problem, [[[0]]]) == {"HOME"}
+def test_what_is_wrong_is_said() -> None:
+    """Where it is, with both numbers."""
+    problem = Problem(lengths=[[50, 9, 60], [54, 50]], uses={"patches": [[9, 9, 0], [0, 0]]}, terms={"budget": 100})
+    good = [[[0, 1], [2]], [[0], [1]]]
+    assert find_faults(problem, good) == {}
+    assert find_faults(problem, [[[0]]]) == {"ANSWER": "ranks in the plan: 1, not 2"}
+    assert find_faults(problem, [[[0, 1], [0, 2]], [[0], []]]) == {
+        "ONCE": "sample 0 of rank 0 is in rank 0, micro-batch 0 and in rank 0, micro-batch 1",
+        "BUDGET": "rank 0, micro-batch 1: 110 of 100 tokens",
+        "COVER": "sample 1 of rank 1 is in no micro-batch",
+    }
+    assert find_faults(problem, [[[0, 1], [2], [3]], [[0], [1]]]) == {
+        "HOME": "rank 0, micro-batch 2: there is no sample 3 of rank 0, which has 3"
+    }
+    assert find_faults(problem, [[[0, 1], [2]], [[1, 0]]]) == {
+        "EQUAL": "rank 0 has 2 micro-batches, rank 1 has 1",
+        "BUDGET": "rank 1, micro-batch 0: 104 of 100 tokens",
+    }
+    assert find_faults(problem, [[[0, 1, 2], []], [[0], [1]]])["NONEMPTY"] == (
+        "rank 0: 1 of 2 micro-batches are empty, of 3 units"
+    )
+    problem.terms |= {"order": "costliest_first", "limits": {"patches": 10}}
+    assert find_faults(problem, good) == {
+        "BUDGET": "rank 0, micro-batch 0: 18 of 10 patches",
+        "ORDER": "rank 0: micro-batches that cost [59, 60], not [60, 59]",
+    }
+    said = JudgedPlan(plans=good, restored=[[0, 1, 2], [1, 0]], report={"count": 3})
+    assert find_false_words(problem, said, {}) == {
+        "RESTORE": "[[0, 1, 2], [1, 0]], not [[0, 1, 2], [0, 1]]",
+        "REPORT": "count 3, not 2",
+    }
+    dealt = Problem(lengths=[[5], [5]], is_dealt=True, terms={"budget": 60})
+    assert find_faults(dealt, [[[0]], [[0]]]) == {
+        "ONCE": "sample 0 is in rank 0, micro-batch 0 and in rank 1, micro-batch 0",
+        "COVER": "sample 1 is in no micro-batch",
+    }
+
+
+def test_a_verdict_has_the_question_the_answer_and_what_is_wrong() -> None:
+    cases = [case for case in CASES if case.id in ("uneven-needs", "one-beyond-the-budget", "trl-4554")]
+    answers = cycle(range(2))
+    wrong = ask_here(lambda _: [[[0]], [[next(answers)]], [[0, 0]]])
+    verdicts = run_cases(cases, Judging(ask=wrong, elsewhere=(wrong,)))
+    found = {row["id"]: row for row in json.loads(write_json(verdicts))}
+    row = found["uneven-needs"]
+    assert row["question"] == {"kind": "plan_ranks", "lengths": [[9, 9], [40, 40], [31] * 3], "terms": {"budget": 60}}
+    assert row["answer"][2] == [[0, 0]]
+    assert "sample 0 of rank 2 is in rank 2, micro-batch 0 and in rank 2, micro-batch 0" in row["says"]
+    assert row["says"].startswith("first [[[0]], [[0]], [[0, 0]]], and asked again [[[0]], [[1]], [[0, 0]]]; sample ")
+    assert row["says"] in describe(verdicts)
+    (verdict,) = run_cases(cases[:1], Judging(ask=ask_here(planted.refuse_all)))
+    assert verdict.answer == {"refused": "no"}
+
+
+def test_the_answer_names_what_is_too_long() -> None:
     case = next(case for case in CASES if case.id == "one-beyond-the-budget")
     assert judge(case, Judging(ask=ask_here(plan_here))).says.startswith("rank 1: sample 1 has 61 tokens")

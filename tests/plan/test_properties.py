@@ -28,7 +28,7 @@ def try_plan(problem: Problem) -> Plan:
 def test_a_plan_breaks_no_property(problem: Problem) -> None:
     """Spec: R13.1, R13.2, R13.3, R13.4, R13.7. Checks: COVER, ONCE, BUDGET."""
     plan = try_plan(problem)
-    assert find_faults(problem, [rank.micro_batches for rank in plan.ranks]) == set()
+    assert find_faults(problem, [rank.micro_batches for rank in plan.ranks]) == {}
     assert plan.report.least <= plan.count
     assert plan.report.wait is not None
     assert 1 <= plan.report.least_wait <= plan.report.wait + 1e-9
