@@ -19,6 +19,8 @@ FAILING = "failing"
 """What a planner does not claim that does not refuse a sample which is too long."""
 _IS_NOT_THE_BEST = "not-the-best"
 """A flag: the plan that the rules describe is not the best one, which is known."""
+NOT_ASKED = "not asked: too many answers did not come in time"
+"""What is said of the cases after that."""
 _PATIENCE = 3
 """How many answers may fail to come in time: then no more is asked."""
 
@@ -77,7 +79,7 @@ def run_cases(cases: Iterable[Case], judging: Judging) -> list[CaseVerdict]:
             continue
         for asked in [case, *_list_failing(case)] if judging.has_ranks and FAILING not in judging.unclaimed else [case]:
             if late >= _PATIENCE:
-                verdicts.append(CaseVerdict(case=asked, says="not asked: too many answers did not come in time"))
+                verdicts.append(CaseVerdict(case=asked, says=NOT_ASKED))
                 continue
             verdicts.append(judge(asked, judging))
             late += "in time" in verdicts[-1].says or "no answer in" in verdicts[-1].says

@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from odb_ref.conformance.answers import JudgedPlan
+from odb_ref.conformance.answers import Answer, JudgedPlan
 from odb_ref.conformance.asking import PlannerEndedError, Program, ask_here, ask_ranks
 from odb_ref.conformance.judge import RULES, compute_least, find_false_words, find_faults
 from odb_ref.conformance.reports import describe, write_json
-from odb_ref.conformance.running import CaseVerdict, Judging, judge, run_cases
+from odb_ref.conformance.running import NOT_ASKED, CaseVerdict, Judging, judge, run_cases
 from odb_ref.conformance.vectors import PLANNED, VECTORS, Problem, decode, encode, read_cases
 from tests.conformance import planted
 from tests.conformance.best import find_best
@@ -222,6 +222,48 @@ def test_a_program_that_ended_before_it_was_asked_has_refused_nothing() -> None:
         program.answer({"lengths": [3]})
 
 
+TALKATIVE = """
+import json, sys
+for number, line in enumerate(sys.stdin):
+    plan = [[[index] for index in range(len(own))] for own in json.loads(line)["lengths"]]
+    answer = json.dumps({"plan": plan}).encode() + b"\\n"
+    sys.stdout.buffer.write(SAID if number == 1 else answer)
+    sys.stdout.flush()
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ('b"\\xff\\xfe\\n"', [None, "an answer is a line with a JSON object, got", None]),
+        ('answer + b"debug\\n"', [None, None, "printed a line that nobody asked for: 'debug'", None]),
+        ("answer * 2", [None, None, 'printed a line that nobody asked for: \'{"plan": ', None]),
+        ('b"[" * 100_000 + b"\\n"', [None, "an answer is a line with a JSON object, got", None]),
+    ],
+    ids=["not UTF-8", "a debug print", "twice", "deep"],
+)
+def test_a_program_that_prints_what_it_should_not_is_told_and_asked_anew(said: str, words: list[str | None]) -> None:
+    """A line too many would be taken for the next answer, and each answer for that of the case before."""
+    program = Program([sys.executable, "-c", TALKATIVE.replace("SAID", said)], "0", limit_s=5)
+    for size, expected in enumerate(words, 1):
+        question = {"lengths": [[5] * size]}
+        if expected is None:
+            assert program.answer(question) == {"plan": [[[index] for index in range(size)]]}
+        else:
+            with pytest.raises(PlannerEndedError) as caught:
+                program.answer(question)
+            assert expected in str(caught.value)
+    program.close()
+
+
+def test_the_summary_says_that_no_more_was_asked() -> None:
+    verdicts = run_cases(PLANS, Judging(ask=lambda _: Answer(refusals=("no answer in 10 s",), is_stuck=True)))
+    asked = sum(verdict.is_asked for verdict in verdicts)
+    left = sum(verdict.says == NOT_ASKED for verdict in verdicts)
+    assert (asked, left) == (3, len([case for case in PLANS if case.problem.changes is None]) - 3)
+    assert f"{left} cases not asked: too many answers did not come in time" in describe(verdicts)
+
+
 RANK_PROGRAM = """
 import json, sys
 for line in sys.stdin:
@@ -253,6 +295,15 @@ def test_a_command_needs_one_planner(tmp_path: Path) -> None:
     found = run("--planner", "tests.conformance.ours:plan_here", "--vectors", str(tmp_path))
     assert found.returncode == 2
     assert "no such cases" in found.stderr
+    found = run("--planner", "tests.conformance.ours:plan_here", "--only", "dressing")
+    assert found.returncode == 2
+    assert "no case whose id holds 'dressing'" in found.stderr
+
+
+def test_all_of_the_online_protocol_is_left_out_by_one_name() -> None:
+    verdicts = run_cases(CASES, Judging(ask=lambda _: Answer(said=[]), unclaimed=frozenset({"online"})))
+    assert {verdict.case.kind for verdict in verdicts if verdict.is_asked} == {"plan_all", "plan_ranks"}
+    assert {verdict.case.kind for verdict in verdicts if not verdict.is_asked} >= ONLINE
 
 
 def test_what_is_wrong_is_said() -> None:
