@@ -29,6 +29,8 @@ START_S: Final = 120.0
 """How long the first answer may take: programs have to start, and functions to import."""
 _LATER_S: Final = 0.001
 """How long after an answer a line that belongs to it may come."""
+_END_S: Final = 5.0
+"""How long a program may take to end that has closed its output."""
 _LARGEST: Final = 2**63 - 1
 
 Ask: TypeAlias = Callable[[Case], Answer]
@@ -246,7 +248,10 @@ class Program:
             raise StuckError(f"no answer in {limit_s:g} s") from None
         self._has_answered = True
         if not line:
-            status = None if self._process is None else self._process.wait()
+            try:
+                status = None if self._process is None else self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                raise PlannerEndedError("the program has closed its output") from None
             raise PlannerEndedError(f"the program has ended with status {status}")
         try:
             said: Json = json.loads(line)

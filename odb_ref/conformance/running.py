@@ -161,12 +161,14 @@ def _judge(case: Case, judging: Judging, answer: Answer) -> CaseVerdict:
     if judging.elsewhere:
         judged.add("DETERMINISM")
         once = _freeze(answer)
-        again = next((again for again in (_freeze(other(case)) for other in judging.elsewhere) if again != once), once)
-        if again != once:
-            faults.add("DETERMINISM")
-            pairs = zip_longest(once, again)
-            first = next(place for place, (here, there) in enumerate(pairs) if here != there)
-            says = f"first {_clip(once, first)}, and asked again {_clip(again, first)}"
+        for other in judging.elsewhere:
+            again = other(case)
+            if again.is_stuck or again.problem:
+                faults.add("TERMINATION" if again.is_stuck else "ANSWER")
+                says = f"asked again: {'; '.join(filter(None, (*again.refusals, again.problem)))}"
+            elif _freeze(again) != once:
+                faults.add("DETERMINISM")
+                says = _contrast(once, _freeze(again))
     if case.kind not in PLANNED:
         judged.add("EXACT")
         if _freeze(answer) != _freeze(Answer(said=case.exact["answer"])):
@@ -216,12 +218,16 @@ def _is_same(expected: object, found: object) -> bool:
 
 
 def _freeze(answer: Answer) -> str:
-    said = answer.said if answer.is_plan else [answer.refusals, answer.problem, answer.is_stuck]
+    said = answer.said if answer.is_plan else "; ".join(answer.refusals)
     try:
         return json.dumps(said, sort_keys=True, default=str)
     except (TypeError, ValueError, RecursionError):  # no answer at all: keys of several types, or one that holds itself
         return type(said).__name__
 
 
-def _clip(text: str, place: int) -> str:
-    return ("... " if place > 20 else "") + text[max(0, place - 20) : place + 40]
+def _contrast(once: str, again: str) -> str:
+    """Returns where two answers differ first."""
+    pairs = zip_longest(once, again)
+    first = max(0, next(place for place, (here, there) in enumerate(pairs) if here != there) - 20)
+    dots, part = "... " if first else "", slice(first, first + 60)
+    return f"first {dots}{once[part]}, and asked again {dots}{again[part]}"

@@ -256,6 +256,32 @@ def test_a_program_that_prints_what_it_should_not_is_told_and_asked_anew(said: s
     program.close()
 
 
+def test_a_program_that_closes_its_output_and_lives_on_has_ended() -> None:
+    program = Program([sys.executable, "-c", "import os, time; os.close(1); time.sleep(60)"], "0")
+    with pytest.raises(PlannerEndedError, match="the program has closed its output"):
+        program.answer({"lengths": [3]})
+
+
+@pytest.mark.parametrize(
+    ("again", "fault", "words"),
+    [
+        (Answer(problem="said nothing"), "ANSWER", "asked again: said nothing"),
+        (Answer(refusals=("no answer in 10 s",), is_stuck=True), "TERMINATION", "asked again: no answer in 10 s"),
+        (
+            Answer(refusals=("too long",)),
+            "DETERMINISM",
+            'first {"plan": [[[0]], [[0]], [[0]]]}, and asked again "too long"',
+        ),
+    ],
+)
+def test_what_is_no_answer_when_asked_again_is_called_that(again: Answer, fault: str, words: str) -> None:
+    case = next(case for case in CASES if case.id == "uneven-needs")
+    once = Answer(said={"plan": [[[0]], [[0]], [[0]]]})
+    verdict = judge(case, Judging(ask=lambda _: once, elsewhere=(lambda _: once, lambda _: again)))
+    assert fault in verdict.faults
+    assert words in verdict.says
+
+
 def test_the_summary_says_that_no_more_was_asked() -> None:
     verdicts = run_cases(PLANS, Judging(ask=lambda _: Answer(refusals=("no answer in 10 s",), is_stuck=True)))
     asked = sum(verdict.is_asked for verdict in verdicts)
