@@ -28,10 +28,10 @@ _HEAD: Final = 7
 """The format, 1 of a rank that cannot plan, the need, the least, the number of units, what they cost, and the tokens of all
 keys."""
 MESSAGE_SIZE: Final = 40
-"""Integers of a message: always as many. Of a rank that cannot plan those after the second are text: why."""
+"""Integers of a message: always as many. A rank that cannot plan writes the reason into those after the second."""
 _LARGEST: Final = 2**63 - 1
 _BYTES: Final = 7
-"""Of text in an integer."""
+"""How much text an integer holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def _read(name: str, values: Iterable[SupportsIndex], number: int | None = None)
 def read_list(name: str, values: Iterable[Value]) -> tuple[Value, ...]:
     """Returns the values of a list of any library's.
 
-    Raises: UsageError when it is none.
+    Raises: UsageError when it is not one.
     """
     try:
         if not isinstance(values, str | bytes | bytearray):

@@ -19,7 +19,7 @@ from odb_ref.conformance.asking import PlannerEndedError, Program, ask_here, ask
 from odb_ref.conformance.judge import RULES, compute_least, find_false_words, find_faults
 from odb_ref.conformance.reports import describe, write_json
 from odb_ref.conformance.running import NOT_ASKED, CaseVerdict, Judging, judge, run_cases
-from odb_ref.conformance.vectors import PLANNED, VECTORS, Problem, decode, encode, read_cases
+from odb_ref.conformance.vectors import PLANNED, VECTORS, Problem, decode, encode, make_case, read_cases
 from tests.conformance import planted
 from tests.conformance.best import find_best
 from tests.conformance.ours import plan_here, plan_there
@@ -324,6 +324,25 @@ def test_a_command_needs_one_planner(tmp_path: Path) -> None:
     found = run("--planner", "tests.conformance.ours:plan_here", "--only", "dressing")
     assert found.returncode == 2
     assert "no case whose id holds 'dressing'" in found.stderr
+
+
+def test_the_examples_of_the_page_are_right() -> None:
+    page = Path(__file__).parents[2] / "docs" / "howto" / "conformance.md"
+    rows = [
+        json.loads(row)
+        for block in page.read_text().split("```json\n")[1:]
+        for row in block.split("```")[0].splitlines()
+    ]
+    assert [row["kind"] for row in rows[::2]] == ["plan_ranks", "plan_all"]
+    for question, answer in zip(rows[::2], rows[1::2], strict=True):
+        (verdict,) = run_cases([make_case(question)], Judging(ask=lambda _, answer=answer: Answer(said=answer)))
+        assert verdict.faults == ()
+        assert {"REPORT", "RESTORE"} <= verdict.judged
+        ours = dict(plan_here(question))  # type: ignore[arg-type]
+        assert answer == json.loads(
+            json.dumps({**ours, "report": {name: ours["report"][name] for name in answer["report"]}})
+        )
+    assert "WEIGHT" in run_cases([make_case(rows[0])], Judging(ask=lambda _: Answer(said=rows[1])))[0].judged
 
 
 def test_all_of_the_online_protocol_is_left_out_by_one_name() -> None:
