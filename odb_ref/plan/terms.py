@@ -117,7 +117,7 @@ class PlanTerms:
 
         Raises: UsageError when one has none, and an idle micro-batch would have nothing to run. Spec: R13.4.
         """
-        if self.short is Short.IDLE and not all(samples):
+        if self.short is not Short.EMPTY and not all(samples):
             rank = [*map(bool, samples)].index(False)
             raise UsageError(
                 f"rank {rank} has no sample, so none for an idle micro-batch to run: give it one{SAY_EMPTY}"

@@ -141,6 +141,16 @@ def test_verl_repeats_nothing_that_it_cannot_mask() -> None:
         verl.rearrange_micro_batches(batch, 60, min_num_micro_batch=3)
 
 
+def test_verl_without_a_sample_asks_for_one_and_not_for_a_mask() -> None:
+    batch = make_batch([])
+    for _ in range(2):
+        with pytest.raises(
+            UsageError, match=r"^rank 0 has no sample, so none for an idle micro-batch to run: give it one$"
+        ):
+            verl.rearrange_micro_batches(batch, 60)
+        batch.pop("loss_mask", None)
+
+
 def make_nested(rows: list[Any], dim: int) -> Any:
     ends = torch.tensor([0] + [row.shape[dim - 1] for row in rows]).cumsum(0)
     return torch.nested.nested_tensor_from_jagged(torch.cat(rows, dim - 1), ends, jagged_dim=dim)
