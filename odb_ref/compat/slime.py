@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Final, Protocol
 
 from odb_ref.core.batching.cost import CostOfLength
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.plan import Oversize, attention, plan_all
+from odb_ref.plan.terms import SAY_IDLE
+
+CONFIG: Final = ("dp_size", "cp_size", "vpp_size", "microbatch_group_size_per_vp_stage")
+"""What is used of slime's configuration of the ranks."""
 
 
 class Arguments(Protocol):
@@ -52,6 +56,9 @@ def build_dp_schedule(
     if len(rollout_indices) != len(total_lengths):
         raise UsageError(f"{len(rollout_indices)} rollout_indices for {len(total_lengths)} total_lengths")
     check_integer(global_batch_size, "global_batch_size", 1)
+    missing = [name for name in CONFIG if name not in train_parallel_config]
+    if missing:
+        raise UsageError(f"train_parallel_config lacks {', '.join(missing)}")
     ranks = train_parallel_config["dp_size"]
     stages = train_parallel_config["microbatch_group_size_per_vp_stage"]
     is_interleaved = (train_parallel_config["vpp_size"] or 1) > 1
@@ -79,8 +86,9 @@ def build_dp_schedule(
                 short="refuse",
             )
         except UsageError as error:
+            text = str(error).replace(SAY_IDLE, "it needs more samples, or fewer ranks (dp_size)")
             raise UsageError(
-                f"optimizer step {number}, whose samples are {samples!r:.200} of total_lengths: {error}"
+                f"optimizer step {number}, whose samples are {samples!r:.200} of total_lengths: {text}"
             ) from error
         counts.append(plan.count)
         for rank, own in enumerate(plan.ranks):

@@ -19,10 +19,12 @@ from torch import distributed
 
 from odb_ref.core.errors import UsageError
 from odb_ref.plan import plan_rank
+from odb_ref.plan.terms import SAY_ALONE, SAY_EMPTY, SAY_IDLE
 from odb_ref.torch.gathering import gather_integers
 
 LOSS_MASKS: Final = ("loss_mask", "response_mask")
 """Columns that are zeroed in a micro-batch that repeats a sample. One of them must exist."""
+_SAY_MASK: Final = f"a batch needs a column {' or '.join(LOSS_MASKS)}, or a sample would count twice"
 
 
 class TensorRows(Protocol):
@@ -69,23 +71,28 @@ def rearrange_micro_batches(  # noqa: PLR0917 (as the original has them)
 
     With ``use_dynamic_bsz_balance=False`` the costliest come first. Samples are counted without padding.
 
-    Raises: UsageError on every rank when one cannot plan, or would have to repeat a sample that it cannot mask. Spec: R13.11.
+    Raises: UsageError on every rank when one cannot plan, has no sample, or would have to repeat one that it cannot mask.
+    Spec: R13.4, R13.11.
     """
     has_mask = any(key in LOSS_MASKS for key, _ in batch.items())
     is_shared = distributed.is_initialized() and same_micro_num_in_dp and dp_group is not None
-    plan = plan_rank(
-        _iterate_lengths(batch),
-        exchange=partial(gather_integers, group=dp_group) if is_shared else None,
-        together=_iterate_groups(batch, force_group_size) if force_group_size != 1 else None,
-        budget=max_token_len,
-        cost=_compute_workload,
-        multiple_of=1 if num_batches_divided_by is None else num_batches_divided_by,
-        at_least=1 if min_num_micro_batch is None else min_num_micro_batch,
-        short="idle" if has_mask else "refuse",
-        order="smallest_at_ends" if use_dynamic_bsz_balance else "costliest_first",
-    )
+    try:
+        plan = plan_rank(
+            _iterate_lengths(batch),
+            exchange=partial(gather_integers, group=dp_group) if is_shared else None,
+            together=_iterate_groups(batch, force_group_size) if force_group_size != 1 else None,
+            budget=max_token_len,
+            cost=_compute_workload,
+            multiple_of=1 if num_batches_divided_by is None else num_batches_divided_by,
+            at_least=1 if min_num_micro_batch is None else min_num_micro_batch,
+            short="idle" if has_mask else "refuse",
+            order="smallest_at_ends" if use_dynamic_bsz_balance else "costliest_first",
+        )
+    except UsageError as error:
+        text = str(error).replace(SAY_EMPTY, "").replace(SAY_ALONE, "")
+        raise UsageError(text.replace(SAY_IDLE, _SAY_MASK)) from error
     first = 0 if plan.spare is None else plan.spare - plan.spare % force_group_size
-    spare = [] if plan.spare is None else [*range(first, first + force_group_size)]
+    spare = [*range(first, first + force_group_size)]
     indices = [[*own] or spare for own in plan.micro_batches]
     return [_select(batch, own, is_idle=is_idle) for own, is_idle in zip(indices, plan.is_idle, strict=True)], indices
 

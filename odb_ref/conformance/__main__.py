@@ -29,7 +29,10 @@ def main(arguments: list[str]) -> int:
     run.add_argument("--ranks", action="store_true", help="each rank plans alone, and has an all-gather")
     run.add_argument("--level", choices=("property", "exact"), default="property")
     run.add_argument(
-        "--without", default="", metavar="NAMES", help="kinds, terms and cases that are not claimed, by commas"
+        "--without",
+        default="",
+        metavar="NAMES",
+        help="kinds, terms and cases that are not claimed, by commas; online: all kinds of the online protocol",
     )
     run.add_argument("--only", default="", metavar="TEXT", help="cases whose id holds it")
     run.add_argument("--vectors", type=Path, default=VECTORS, metavar="FOLDER")
@@ -47,7 +50,7 @@ def main(arguments: list[str]) -> int:
         parser.error("one planner: --planner MODULE:FUNCTION, or -- COMMAND")
     cases = [case for case in read_cases(options.vectors) if options.only in case.id]
     if not cases:
-        parser.error(f"{options.vectors}: no such cases there")
+        parser.error(f"{options.vectors}: no such cases there: no case whose id holds {options.only!r}")
     programs: list[Program] | list[Programs]
     if options.planner is not None:
         ask = _find(options.planner, has_ranks=options.ranks)

@@ -27,6 +27,10 @@ LIMIT_S: Final = 10.0
 """The most seconds for an answer. A rank that waits for one that has ended is noticed at once."""
 START_S: Final = 120.0
 """The most seconds for the first answer, because programs have to start and functions to import."""
+_LATER_S: Final = 0.001
+"""How many seconds after an answer further lines of it may come."""
+_END_S: Final = 5.0
+"""The most seconds for a program that has closed its output to end."""
 _LARGEST: Final = 2**63 - 1
 
 Ask: TypeAlias = Callable[[Case], Answer]
@@ -201,6 +205,8 @@ class Program:
             raise
 
     def _answer(self, question: Mapping[str, Json], exchange: Exchange | None) -> Json:
+        if self._process is not None:
+            self._check_silence()
         self._write(question)
         while True:
             said = self._read()
@@ -214,6 +220,14 @@ class Program:
                 return said
             else:
                 raise PlannerEndedError(f"neither a plan nor a refusal: {json.dumps(said)[:80]}")
+
+    def _check_silence(self) -> None:
+        """Looks for what would be taken for the next answer."""
+        with suppress(queue.Empty):
+            line = self._lines.get(timeout=_LATER_S)
+            if line:
+                raise PlannerEndedError(f"printed a line that nobody asked for: {line.strip()[:80]!r}")
+            self._lines.put(line)
 
     def _write(self, message: Mapping[str, Json]) -> None:
         if self._process is None:
@@ -234,11 +248,14 @@ class Program:
             raise StuckError(f"no answer in {limit_s:g} s") from None
         self._has_answered = True
         if not line:
-            status = None if self._process is None else self._process.wait()
+            try:
+                status = None if self._process is None else self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                raise PlannerEndedError("the program has closed its output") from None
             raise PlannerEndedError(f"the program has ended with status {status}")
         try:
             said: Json = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             said = line.strip()
         if not isinstance(said, Mapping):
             raise PlannerEndedError(f"an answer is a line with a JSON object, got {json.dumps(said)[:80]}")
@@ -246,7 +263,12 @@ class Program:
 
     def _start(self) -> None:
         self._process = process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            errors="backslashreplace",
+            env=self._environment,
         )
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._lines, self._has_answered = lines, False

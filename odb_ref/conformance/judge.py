@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import chain
-from typing import Final
+from typing import Final, TypeAlias
 
 from odb_ref.conformance.answers import JudgedPlan, Plans, Weight
 from odb_ref.conformance.vectors import Problem, Record, pick
@@ -38,12 +38,17 @@ RULES: Final = {
 }
 """The properties an implementation is judged by, each with its rule."""
 
+Faults: TypeAlias = dict[str, str]
+"""The first thing wrong for each property broken, in words."""
+
 _NEAR: Final = 1e-9
 """The relative error allowed between a float and the value it stands for."""
 
 
-def find_faults(problem: Problem, plans: Plans) -> set[str]:
+def find_faults(problem: Problem, plans: Plans) -> Faults:
     """Returns the properties that a plan breaks."""
+    if len(plans) != len(problem.lengths):
+        return {"ANSWER": f"ranks in the plan: {len(plans)}, not {len(problem.lengths)}"}
     faults = _check_samples(problem, plans)
     if "HOME" in faults:
         return faults
@@ -51,22 +56,17 @@ def find_faults(problem: Problem, plans: Plans) -> set[str]:
     return faults if problem.is_online else faults | _check_empty(problem, plans)
 
 
-def find_false_words(problem: Problem, found: JudgedPlan, exact: Record) -> tuple[set[str], set[str]]:
-    """Returns the properties judged in a planner's statements about its plan, and those broken."""
-    judged, faults = set(), set()
+def find_false_words(problem: Problem, found: JudgedPlan, exact: Record) -> Faults:
+    """Returns, for each property judged in a planner's statements about its plan, what is wrong, or ""."""
+    said = {}
     if problem.mean is not None and (found.weights is not None or found.scales is not None):
-        judged.add("WEIGHT")
-        if not _has_weights(problem, found):
-            faults.add("WEIGHT")
+        said["WEIGHT"] = _find_false_weight(problem, found)
     if found.restored is not None:
-        judged.add("RESTORE")
-        if [[*own] for own in found.restored] != [sorted(_list_held([own])) for own in found.plans]:
-            faults.add("RESTORE")
+        wanted = [sorted(_list_held([own])) for own in found.plans]
+        said["RESTORE"] = "" if found.restored == wanted else f"{found.restored!r:.60}, not {wanted!r:.60}"
     if found.report:
-        judged.add("REPORT")
-        if not _is_reported(problem, found, exact):
-            faults.add("REPORT")
-    return judged, faults
+        said["REPORT"] = _find_false_report(problem, found, exact)
+    return said
 
 
 def compute_least(problem: Problem) -> int:
@@ -106,61 +106,76 @@ def _list_homes(problem: Problem) -> Sequence[int | None]:
     return [None] if problem.is_dealt else range(len(problem.lengths))
 
 
-def _check_samples(problem: Problem, plans: Plans) -> set[str]:
-    if len(plans) != len(problem.lengths):
-        return {"HOME"}
-    faults = set()
-    for rank in _list_homes(problem):
-        held = _list_held(plans if rank is None else [plans[rank]])
-        whole = set(range(len(problem.get_lengths(rank))))
-        if set(held) - whole:
-            faults.add("HOME")
-        if whole - set(held):
-            faults.add("COVER")
-        if len(held) > len(set(held)):
-            faults.add("ONCE")
+def _check_samples(problem: Problem, plans: Plans) -> Faults:
+    faults: Faults = {}
+    for home in _list_homes(problem):
+        places: dict[int, list[str]] = {}
+        for rank, own in enumerate(plans):
+            for place, batch in enumerate(own if home in (None, rank) else []):
+                for index in batch:
+                    places.setdefault(index, []).append(_name(rank, place))
+        whose = "" if home is None else f" of rank {home}"
+        number = len(problem.get_lengths(home))
+        for index, held in places.items():
+            if not 0 <= index < number:
+                faults.setdefault("HOME", f"{held[0]}: there is no sample {index}{whose}, which has {number}")
+            elif len(held) > 1:
+                faults.setdefault("ONCE", f"sample {index}{whose} is in {' and in '.join(held)}")
+        for index in range(number):
+            if index not in places:
+                faults.setdefault("COVER", f"sample {index}{whose} is in no micro-batch")
     return faults
 
 
-def _check_counts(problem: Problem, plans: Plans) -> set[str]:
-    faults, terms = set(), problem.terms
-    counts = {len(own) for own in plans}
-    if len(counts) > 1:
-        faults.add("EQUAL")
+def _name(rank: int, place: int) -> str:
+    return f"rank {rank}, micro-batch {place}"
+
+
+def _check_counts(problem: Problem, plans: Plans) -> Faults:
+    faults: Faults = {}
+    terms = problem.terms
+    counts = [len(own) for own in plans]
+    for rank, count in enumerate(counts):
+        if count != counts[0]:
+            faults.setdefault("EQUAL", f"rank 0 has {counts[0]} micro-batches, rank {rank} has {count}")
     at_most = terms.get("at_most")
     for count in counts:
         is_between = terms.get("at_least", 1) <= count and (at_most is None or count <= at_most)
         if not problem.is_online and (count % terms.get("multiple_of", 1) or not is_between):
-            faults.add("MULTIPLE")
+            faults.setdefault("MULTIPLE", f"{count} micro-batches")
     return faults
 
 
-def _check_batches(problem: Problem, plans: Plans) -> set[str]:
-    faults, terms = set(), problem.terms
+def _check_batches(problem: Problem, plans: Plans) -> Faults:
+    faults: Faults = {}
+    terms = problem.terms
     bounds = {"budget": terms["budget"], **terms.get("limits", {})}
     may_exceed = terms.get("oversize", Oversize.REFUSE) == Oversize.ALONE
     for rank, own in enumerate(plans):
         units = problem.list_units(None if problem.is_dealt else rank)
         unit_of = {index: number for number, unit in enumerate(units) for index in unit}
-        for batch in own:
+        for place, batch in enumerate(own):
             inside = {unit_of[index] for index in batch}
             taken = problem.measure(None if problem.is_dealt else rank, batch)
-            exceeds = any(value > bounds[name] for name, value in taken.items())
-            if exceeds and not (may_exceed and len(inside) == 1):
-                faults.add("BUDGET")
-            if any(not set(units[number]) <= set(batch) for number in inside):
-                faults.add("TOGETHER")
+            for name, value in taken.items():
+                if value > bounds[name] and not (may_exceed and len(inside) == 1):
+                    what = "tokens" if name == "budget" else name
+                    faults.setdefault("BUDGET", f"{_name(rank, place)}: {value} of {bounds[name]} {what}")
+            for number in sorted(inside):
+                if not set(units[number]) <= set(batch):
+                    faults.setdefault("TOGETHER", f"{_name(rank, place)}: not all of samples {units[number]!r:.60}")
     if problem.has_homes():
         keys = pick(problem.together or [], None)
         homes = chain.from_iterable({keys[index] for index in _list_held([own])} for own in plans)
-        if max(Counter(homes).values(), default=0) > 1:
-            faults.add("TOGETHER")
+        for key, number in Counter(homes).items():
+            if number > 1:
+                faults.setdefault("TOGETHER", f"samples of the key {key} are on {number} ranks")
     return faults
 
 
-def _check_order(problem: Problem, plans: Plans) -> set[str]:
+def _check_order(problem: Problem, plans: Plans) -> Faults:
     """Returns ORDER if an order is requested and micro-batches are in another."""
-    for costs in compute_costs(problem, plans):
+    for rank, costs in enumerate(compute_costs(problem, plans)):
         falling = sorted(costs, reverse=True)
         match problem.terms.get("order"):
             case BatchOrder.COSTLIEST_FIRST:
@@ -170,11 +185,11 @@ def _check_order(problem: Problem, plans: Plans) -> set[str]:
             case _:
                 wanted = costs
         if costs != wanted:
-            return {"ORDER"}
-    return set()
+            return {"ORDER": f"rank {rank}: micro-batches that cost {costs!r:.60}, not {wanted!r:.60}"}
+    return {}
 
 
-def _check_empty(problem: Problem, plans: Plans) -> set[str]:
+def _check_empty(problem: Problem, plans: Plans) -> Faults:
     """Returns NONEMPTY if a rank is idle although it has enough units. If samples are dealt out, all ranks count as one."""
     groups = [[*plans]] if problem.is_dealt and not problem.has_homes() else [[own] for own in plans]
     for rank, group in enumerate(groups):
@@ -183,8 +198,11 @@ def _check_empty(problem: Problem, plans: Plans) -> set[str]:
         number = sum(bool(held & set(unit)) for unit in units)
         batches = [batch for own in group for batch in own]
         if sum(map(bool, batches)) < min(len(batches), number):
-            return {"NONEMPTY"}
-    return set()
+            who = f"rank {rank}" if len(groups) > 1 else "all ranks"
+            return {
+                "NONEMPTY": f"{who}: {batches.count([])} of {len(batches)} micro-batches are empty, of {number} units"
+            }
+    return {}
 
 
 def compute_weights(problem: Problem) -> list[list[Fraction]]:
@@ -220,7 +238,7 @@ def compute_weights(problem: Problem) -> list[list[Fraction]]:
     return [[*map(weigh, own, group)] for own, group in zip(supervised, keys, strict=True)]
 
 
-def _has_weights(problem: Problem, found: JudgedPlan) -> bool:
+def _find_false_weight(problem: Problem, found: JudgedPlan) -> str:
     wanted, ranks = compute_weights(problem), len(problem.lengths)
     for rank, own in enumerate(found.plans):
         weights = wanted[0 if problem.is_dealt else rank]
@@ -230,12 +248,16 @@ def _has_weights(problem: Problem, found: JudgedPlan) -> bool:
             if found.weights is not None:
                 said = found.weights[rank][place]
                 if len(said) != len(batch) or not all(map(_is_near, said, expected)):
-                    return False
+                    return f"{_name(rank, place)}: weights {_write(said)}, not {_write(expected)}"
             if found.scales is not None:
                 share = sum((weights[index] * tokens[index] for index in batch), Fraction(0))
                 if not _is_near(found.scales[rank][place], share * ranks):
-                    return False
-    return True
+                    return f"{_name(rank, place)}: scale {found.scales[rank][place]}, not {share * ranks}"
+    return ""
+
+
+def _write(weights: Sequence[Weight]) -> str:
+    return f"{', '.join(map(str, weights)):.60}"
 
 
 def _is_near(said: Weight, expected: Fraction) -> bool:
@@ -244,22 +266,24 @@ def _is_near(said: Weight, expected: Fraction) -> bool:
     return math.isclose(said, float(expected), rel_tol=_NEAR, abs_tol=_NEAR**2)
 
 
-def _is_reported(problem: Problem, found: JudgedPlan, exact: Record) -> bool:
+def _find_false_report(problem: Problem, found: JudgedPlan, exact: Record) -> str:
     report = found.report
     wait = compute_wait_of(problem, found.plans)
     count = len(found.plans[0])
     best, least_wait = exact.get("count", count), exact.get("wait", wait)
     tokens = sum(map(sum, problem.lengths))
     fill = tokens / (problem.terms["budget"] * max(1, count) * len(found.plans))
-    return all(
-        (
-            report.get("count", count) == count,
-            isinstance(best, int) and report.get("least", 0) <= best,
-            math.isclose(report.get("wait", wait), wait, rel_tol=_NEAR),
+    is_so = {
+        "count": (count, report.get("count", count) == count),
+        "least": (best, isinstance(best, int) and report.get("least", 0) <= best),
+        "wait": (wait, math.isclose(report.get("wait", wait), wait, rel_tol=_NEAR)),
+        "least_wait": (
+            least_wait,
             isinstance(least_wait, float | int) and report.get("least_wait", 0) <= least_wait + _NEAR,
-            math.isclose(report.get("fill", fill), fill, rel_tol=_NEAR),
-        )
-    )
+        ),
+        "fill": (fill, math.isclose(report.get("fill", fill), fill, rel_tol=_NEAR)),
+    }
+    return ", ".join(f"{name} {report.get(name)}, not {value}" for name, (value, so) in is_so.items() if not so)
 
 
 def _list_held(plans: Iterable[Sequence[Sequence[int]]]) -> list[int]:

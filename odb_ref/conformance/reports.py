@@ -7,8 +7,9 @@ import json
 from collections.abc import Sequence
 from xml.sax import saxutils
 
+from odb_ref.conformance.asking import make_question
 from odb_ref.conformance.judge import RULES
-from odb_ref.conformance.running import CaseVerdict
+from odb_ref.conformance.running import NOT_ASKED, CaseVerdict
 
 
 def describe(verdicts: Sequence[CaseVerdict]) -> str:
@@ -23,6 +24,9 @@ def describe(verdicts: Sequence[CaseVerdict]) -> str:
         verdict = f"broken in {broken} of {number}" if broken else f"kept in {number}" if number else "not judged"
         lines.append(f"{name:12} {verdict:19} {rule}")
     lines.append(describe_scores(verdicts))
+    left = sum(verdict.says == NOT_ASKED for verdict in verdicts)
+    if left:
+        lines.append(f"{left} cases {NOT_ASKED}")
     asked = [verdict for verdict in verdicts if verdict.is_asked]
     right = len(asked) - sum(verdict.is_broken for verdict in asked)
     lines.append(f"{right} of {len(asked)} cases right, {len(verdicts) - len(asked)} say nothing of this planner")
@@ -83,6 +87,8 @@ def write_json(verdicts: Sequence[CaseVerdict]) -> str:
                 "judged": sorted(verdict.judged),
                 "faults": verdict.faults,
                 "says": verdict.says,
+                "question": make_question(verdict.case),
+                "answer": verdict.answer,
                 "excess": verdict.excess,
                 "wait": verdict.wait,
             }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from odb_ref.conformance.answers import Answer, AnswerError, read_plan
 from odb_ref.conformance.asking import Ask
-from odb_ref.conformance.judge import compute_least, compute_wait_of, find_false_words, find_faults
-from odb_ref.conformance.vectors import PLANNED, Case, encode
+from odb_ref.conformance.judge import Faults, compute_least, compute_wait_of, find_false_words, find_faults
+from odb_ref.conformance.vectors import PLANNED, Case, Json, encode
 from odb_ref.plan.terms import Oversize
 
 _OF_PLANS = frozenset({"COVER", "ONCE", "HOME", "EQUAL", "BUDGET"})
@@ -18,6 +19,8 @@ FAILING = "failing"
 """Left unclaimed by a planner that does not refuse a sample that is too long."""
 _IS_NOT_THE_BEST = "not-the-best"
 """Flags a case in which the plan by the rules is not the best one, which is known."""
+NOT_ASKED = "not asked: too many answers did not come in time"
+"""The verdict on the remaining cases."""
 _PATIENCE = 3
 """The number of answers that may come too late before no more cases are asked."""
 
@@ -32,6 +35,9 @@ class CaseVerdict:
     faults: tuple[str, ...] = ()
     """The properties broken."""
     says: str = ""
+    """What was wrong, or what the planner said."""
+    answer: Json = None
+    """The planner's answer, or its refusal."""
     excess: float | None = None
     """The plan's count divided by the least one known to suffice, or else by a lower bound of all plans."""
     wait: float | None = None
@@ -73,7 +79,7 @@ def run_cases(cases: Iterable[Case], judging: Judging) -> list[CaseVerdict]:
             continue
         for asked in [case, *_list_failing(case)] if judging.has_ranks and FAILING not in judging.unclaimed else [case]:
             if late >= _PATIENCE:
-                verdicts.append(CaseVerdict(case=asked, says="not asked: too many answers did not come in time"))
+                verdicts.append(CaseVerdict(case=asked, says=NOT_ASKED))
                 continue
             verdicts.append(judge(asked, judging))
             late += "in time" in verdicts[-1].says or "no answer in" in verdicts[-1].says
@@ -130,8 +136,17 @@ def _doubt_who_always_refuses(verdicts: Sequence[CaseVerdict]) -> list[CaseVerdi
 def judge(case: Case, judging: Judging) -> CaseVerdict:
     """Returns the verdict on a claimed case."""
     answer = judging.ask(case)
+    said = answer.said if answer.is_plan else {"refused": "; ".join(filter(None, (*answer.refusals, answer.problem)))}
+    try:
+        said = json.loads(json.dumps(said, default=str))
+    except (TypeError, ValueError, RecursionError):  # no answer at all
+        said = repr(type(said))
+    return replace(_judge(case, judging, answer), answer=said)
+
+
+def _judge(case: Case, judging: Judging, answer: Answer) -> CaseVerdict:
     judged = {"EXPECT", "ANSWER", "TERMINATION"} | ({"AGREE"} if judging.has_ranks else set())
-    faults = set()
+    faults: set[str] = set()
     if answer.is_stuck:
         faults.add("TERMINATION")
     if answer.is_divided:
@@ -145,17 +160,25 @@ def judge(case: Case, judging: Judging) -> CaseVerdict:
         return CaseVerdict(case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=says)
     if judging.elsewhere:
         judged.add("DETERMINISM")
-        if any(_freeze(other(case)) != _freeze(answer) for other in judging.elsewhere):
-            faults.add("DETERMINISM")
+        once = _freeze(answer)
+        for other in judging.elsewhere:
+            again = other(case)
+            if again.is_stuck or again.problem:
+                faults.add("TERMINATION" if again.is_stuck else "ANSWER")
+                says = f"asked again: {'; '.join(filter(None, (*again.refusals, again.problem)))}"
+            elif _freeze(again) != once:
+                faults.add("DETERMINISM")
+                says = _contrast(once, _freeze(again))
     if case.kind not in PLANNED:
         judged.add("EXACT")
         if _freeze(answer) != _freeze(Answer(said=case.exact["answer"])):
             faults.add("EXACT")
-        return CaseVerdict(case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=_clip(answer))
-    return _judge_plan(case, answer, judged, faults, is_exact=judging.is_exact)
+            says = f"{json.dumps(answer.said):.120}, not {json.dumps(case.exact['answer']):.120}"
+        return CaseVerdict(case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=says)
+    return _judge_plan(case, answer, judged, dict.fromkeys(faults, says), is_exact=judging.is_exact)
 
 
-def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: set[str], *, is_exact: bool) -> CaseVerdict:
+def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: Faults, *, is_exact: bool) -> CaseVerdict:
     problem = case.problem
     try:
         found = read_plan(answer.said)
@@ -165,11 +188,11 @@ def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: set[str], 
     if "order" in problem.terms:
         judged.add("ORDER")
     faults |= find_faults(problem, found.plans)
-    says, excess, wait = "", None, None
-    if not faults & {"HOME", "COVER", "ONCE", "EQUAL"}:
-        also_judged, also_broken = find_false_words(problem, found, case.exact)
-        judged |= also_judged
-        faults |= also_broken
+    excess, wait = None, None
+    if not faults.keys() & {"ANSWER", "HOME", "COVER", "ONCE", "EQUAL"}:
+        words = find_false_words(problem, found, case.exact)
+        judged |= words.keys()
+        faults |= {name: text for name, text in words.items() if text}
         count, costs = len(found.plans[0]), compute_wait_of(problem, found.plans)
         known = {"plan": found.plans, "count": count, "wait": costs}
         known["least_wait"] = found.report.get("least_wait", case.exact.get("least_wait"))  # judged only if reported
@@ -177,12 +200,12 @@ def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: set[str], 
         if is_exact and case.exact and _IS_NOT_THE_BEST not in case.flags:
             judged.add("EXACT")
             if differs:
-                faults.add("EXACT")
-                says = ", ".join(f"{name} {known.get(name)}, not {case.exact[name]}" for name in differs)
+                faults["EXACT"] = ", ".join(f"{name} {known.get(name)}, not {case.exact[name]}" for name in differs)
         best_count, best_wait = case.exact.get("count"), case.exact.get("wait")
-        if not faults - {"EXACT"}:
+        if not faults.keys() - {"EXACT"}:
             excess = count / (best_count if isinstance(best_count, int) else compute_least(problem))
             wait = costs / (best_wait if isinstance(best_wait, float | int) else 1)
+    says = "; ".join(dict.fromkeys(filter(None, faults.values())))
     return CaseVerdict(
         case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=says, excess=excess, wait=wait
     )
@@ -195,12 +218,16 @@ def _is_same(expected: object, found: object) -> bool:
 
 
 def _freeze(answer: Answer) -> str:
-    said = answer.said if answer.is_plan else [answer.refusals, answer.problem, answer.is_stuck]
+    said = answer.said if answer.is_plan else "; ".join(answer.refusals)
     try:
         return json.dumps(said, sort_keys=True, default=str)
     except (TypeError, ValueError, RecursionError):  # not JSON: keys of several types, or a value that contains itself
         return type(said).__name__
 
 
-def _clip(answer: Answer) -> str:
-    return json.dumps(answer.said)[:120]
+def _contrast(once: str, again: str) -> str:
+    """Returns where two answers differ first."""
+    pairs = zip_longest(once, again)
+    first = max(0, next(place for place, (here, there) in enumerate(pairs) if here != there) - 20)
+    dots, part = "... " if first else "", slice(first, first + 60)
+    return f"first {dots}{once[part]}, and asked again {dots}{again[part]}"

@@ -30,6 +30,8 @@ Column: TypeAlias = list[list[int]]
 
 PLANNED: Final = ("plan_all", "plan_ranks", "epoch")
 """The kinds whose answer is a plan, either for known lengths or for an epoch whose lengths become known on the way."""
+ONLINE: Final = "online"
+"""Stands for all other kinds, and ``epoch``."""
 COLUMNS: Final = ("supervised", "together")
 
 
@@ -126,10 +128,11 @@ class Case:
     def terms(self) -> frozenset[str]:
         """The kinds and terms that an implementation must claim before it is asked this case."""
         if self.kind not in PLANNED:
-            return frozenset({self.kind})
+            return frozenset({self.kind, ONLINE})
         problem = self.problem
         named = {name for name in ("together", "mean", "changes") if getattr(problem, name) is not None}
-        return frozenset({self.kind, *problem.terms, *named} - {"budget"})
+        kinds = {self.kind, ONLINE} if problem.is_online else {self.kind}
+        return frozenset(kinds | {*problem.terms, *named} - {"budget"})
 
 
 def decode(record: Record, kind: str) -> Problem:

@@ -16,21 +16,21 @@ from odb_ref.plan.division import Division, make_division
 from odb_ref.plan.outcome import RankPlan, Totals, compute_totals, sum_totals
 from odb_ref.plan.planning import list_indices, make_rank_plan
 from odb_ref.plan.quality import compute_least_wait_of_ranks, make_report, sum_costs
-from odb_ref.plan.terms import SETTINGS, Options, PlanTerms, Reason, Refusal, Within, make_terms, word_setting
+from odb_ref.plan.terms import SETTINGS, Options, PlanTerms, Within, make_terms, word_setting
 from odb_ref.plan.units import Key, Samples, Units, make_samples, make_units
 
 Exchange: TypeAlias = Callable[[list[int]], Sequence[Sequence[int]]]
 """An all-gather: returns the list of each rank, by rank. All ranks pass lists of the same number of 64-bit integers."""
 
-_FORMAT: Final = 1
+_FORMAT: Final = 3
 """The version of the message, so that ranks with different releases do not misread each other."""
-_REASONS: Final = (None, *Reason)
-_HEAD: Final = 10
-"""The format, the reason and its three values, the need, the least, the number of units, their cost, and the tokens of all
-keys."""
-MESSAGE_SIZE: Final = _HEAD + 6 + len(SETTINGS)
-"""The number of integers in a message, which is always the same."""
+_HEAD: Final = 7
+"""The format, 1 if the rank cannot plan, the need, the least, the number of units, their cost, and the tokens of all keys."""
+MESSAGE_SIZE: Final = 40
+"""The number of integers in a message, which is always the same. A rank that cannot plan writes the reason after the second."""
 _LARGEST: Final = 2**63 - 1
+_BYTES: Final = 7
+"""The bytes of text that an integer holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,11 @@ class _Own:
         division = self.division
         cost = sum_costs(division.units, self.terms)
         tokens = sum(self.sums.values()) if self.is_shared else -1
-        head = [_FORMAT, 0, 0, 0, 0, division.need, division.least, len(division.units), cost, tokens]
-        return [*head, *self.totals.to_row(), *self.terms.to_row()]
+        head = [_FORMAT, 0, division.need, division.least, len(division.units), cost, tokens]
+        found = [*head, *self.totals.to_row(), *self.terms.to_row()]
+        if max(map(abs, found)) > _LARGEST:
+            raise UsageError("a number of this plan exceeds 64 bits")
+        return found + [0] * (MESSAGE_SIZE - len(found))
 
 
 def plan_rank(
@@ -76,36 +79,29 @@ def plan_rank(
     """
     own: _Own | None = None
     error: Exception | None = None
-    message = [_FORMAT, 1, *[0] * (MESSAGE_SIZE - 2)]
     try:
         own = _prepare(lengths, (supervised, together, uses), group_supervised, terms)
-        found = own.to_message()
-        if max(map(abs, found)) > _LARGEST:
-            raise UsageError("a number of this plan exceeds 64 bits")
-        message = found
-    except Refusal as raised:
-        error = raised
-        values = (*raised.values, 0, 0, 0)[:3]
-        if max(map(abs, values)) <= _LARGEST:
-            message[1:5] = [_REASONS.index(raised.reason), *values]
+        message = own.to_message()
     except Exception as raised:  # also from a user's cost function, because the other ranks wait for this message
         error = raised
+        why = str(raised) if isinstance(raised, UsageError) else f"{type(raised).__name__}: {raised}"
+        message = [_FORMAT, 1, *_write_text(why)]
     messages = [message] if exchange is None else [[*row] for row in exchange([*message])]
     _check_messages(messages, message)
     failed = next(((rank, row) for rank, row in enumerate(messages) if row[1]), None)
     if failed is not None or own is None:
-        if failed is None or len(messages) == 1:  # the error is this rank's own
-            raise UsageError(f"rank 0: {error}") from error
-        raise UsageError(_word_failure(*failed)) from error
+        rank, row = failed or (0, message)
+        raise UsageError(f"rank {rank}: {_read_text(row[2:])}") from error
     _check_terms(messages)
-    count = own.terms.round_up(max(row[5] for row in messages))
-    own.terms.check_count(count, [row[7] for row in messages])
+    count = own.terms.round_up(max(row[2] for row in messages))
+    own.terms.check_spares([row[4] for row in messages])
+    own.terms.check_count(count, [row[4] for row in messages])
     totals = sum_totals(Totals.from_row(row[_HEAD : _HEAD + 6]) for row in messages)
-    if any(row[9] >= 0 for row in messages):
+    if any(row[6] >= 0 for row in messages):
         totals = replace(totals, groups=messages[0][_HEAD + 5])
         _check_groups(messages, totals)
-    least = own.terms.round_up(max(row[6] for row in messages))
-    least_wait = compute_least_wait_of_ranks([row[8] for row in messages])
+    least = own.terms.round_up(max(row[3] for row in messages))
+    least_wait = compute_least_wait_of_ranks([row[5] for row in messages])
     return make_rank_plan(
         own.samples,
         list_indices(own.division.units, own.division.divide(count), own.terms.order),
@@ -153,20 +149,27 @@ def _check_messages(messages: Sequence[Sequence[int]], own: Sequence[int]) -> No
 def _check_groups(messages: Sequence[Sequence[int]], totals: Totals) -> None:
     """Raises UsageError if ``group_supervised`` differs between ranks, or from the samples' sums."""
     for rank, row in enumerate(messages):
-        if (row[9], row[_HEAD + 5]) != (totals.supervised, totals.groups):
+        if (row[6], row[_HEAD + 5]) != (totals.supervised, totals.groups):
             raise UsageError(
-                f"group_supervised of rank {rank} has {row[9]} tokens of {row[_HEAD + 5]} keys, rank 0 has "
+                f"group_supervised of rank {rank} has {row[6]} tokens of {row[_HEAD + 5]} keys, rank 0 has "
                 f"{totals.groups} keys, and the samples of all ranks {totals.supervised} supervised tokens"
             )
 
 
-def _word_failure(rank: int, message: Sequence[int]) -> str:
-    reason = _REASONS[message[1]] or Reason.OTHER
-    return f"rank {rank}: {reason.format(*message[2:5])}"
+def _write_text(text: str) -> list[int]:
+    """Returns a text as integers, as much of it as there is room for."""
+    room = _BYTES * (MESSAGE_SIZE - 2)
+    data = text.encode(errors="replace")[:room].ljust(room, b"\0")
+    return [int.from_bytes(data[place : place + _BYTES], "big") for place in range(0, room, _BYTES)]
+
+
+def _read_text(row: Sequence[int]) -> str:
+    data = b"".join(value.to_bytes(_BYTES, "big") for value in row)
+    return data.rstrip(b"\0").decode(errors="ignore")
 
 
 def _check_terms(messages: Sequence[Sequence[int]]) -> None:
-    for place, name in enumerate(SETTINGS, MESSAGE_SIZE - len(SETTINGS)):
+    for place, name in enumerate(SETTINGS, _HEAD + 6):
         first = messages[0][place]
         for rank, row in enumerate(messages):
             if row[place] != first:

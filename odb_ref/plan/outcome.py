@@ -116,7 +116,7 @@ class RankPlan:
     totals: Totals
     spare: int | None
     """The index of a sample that an idle micro-batch can run again with weight 0: the shortest with supervised tokens, or the
-    shortest of all if none has any. None if there are no samples."""
+    shortest of all if none has any. None without samples, which only ``short="empty"`` allows."""
     report: PlanReport
     samples: Samples
     """The samples to which the indices in ``micro_batches`` refer."""

@@ -14,7 +14,7 @@ from odb_ref.plan.outcome import Plan, PlanReport, RankPlan, Totals, compute_tot
 from odb_ref.plan.packing import Batch
 from odb_ref.plan.quality import compute_least_wait, compute_least_wait_of_ranks, compute_wait, make_report, sum_costs
 from odb_ref.plan.terms import BatchOrder, Options, PlanTerms, Within, make_terms
-from odb_ref.plan.units import Indices, Key, Samples, Units, make_samples, make_units
+from odb_ref.plan.units import Indices, Key, Samples, Units, make_samples, make_units, read_list
 
 Rows: TypeAlias = list[list[Batch]]
 """The micro-batches of each rank, the costliest first."""
@@ -52,6 +52,7 @@ def plan_all(
     else:
         rows, least = _deal(units, size, own)
         shares = [units] * size
+    own.check_spares([len(samples.lengths)] * size)
     own.check_count(len(rows[0]), [sum(map(len, row)) for row in rows])
     totals, sums = compute_totals(samples, size), samples.sum_by_key()
     report = _make_report(shares, rows, own, (totals, least, compute_least_wait(units, own, len(rows[0]), size)))
@@ -94,7 +95,7 @@ def plan_ranks(
     Raises: UsageError when a value is not valid, or the terms cannot be met. Spec: R13.
     """
     own = make_terms(terms)
-    if not len(lengths):  # an array has no truth value
+    if not len(read_list("lengths", lengths)):  # an array has no truth value
         raise UsageError("lengths are those of each rank: there is none")
     for name, column in (("supervised", supervised), ("together", together), *(uses or {}).items()):
         if column is not None and len(column) != len(lengths):
@@ -114,6 +115,7 @@ def plan_ranks(
             raise UsageError(f"rank {rank}: {error}") from None
     shares = [units for _, units in found]
     rows, least = _divide_shares(shares, own)
+    own.check_spares([*map(len, shares)])
     own.check_count(len(rows[0]), [*map(len, shares)])
     if own.within is Within.STEP and together is not None:
         whole = _join([samples for samples, _ in found])

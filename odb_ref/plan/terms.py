@@ -1,4 +1,4 @@
-"""The settings of a plan, equal on all ranks, and refusals with the same words on every rank. Spec: R13.2, R13.11."""
+"""The settings of a plan, equal on all ranks, and refusals with the same words on every rank. Spec: R13.2, R13.4."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from odb_ref.core.batching.cost import TOKENS, Cost, CostOfLength, choose_cost, 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError, check_integer, choose
 
+SAY_ALONE: Final = ", or say oversize='alone'"
+SAY_EMPTY: Final = ", or say short='empty' if it can run something else"
+SAY_IDLE: Final = "say short='idle'"
+"""The advice in errors, for callers that have these terms. Drop-ins replace it."""
 SAMPLES: Final = "samples"
 """The name of the limit of which every sample uses 1."""
 
@@ -38,7 +42,10 @@ class Short(StrEnum):
     """What to do if a rank has fewer units than micro-batches. Spec: R13.4."""
 
     IDLE = "idle"
+    """The others are idle and run one of its samples again. If it has no sample, all ranks refuse."""
     REFUSE = "refuse"
+    EMPTY = "empty"
+    """They are idle, even on a rank without samples, which must then have something else to run."""
 
 
 class BatchOrder(StrEnum):
@@ -101,10 +108,22 @@ class PlanTerms:
         them. Spec: R13.4.
         """
         if self.at_most is not None and count > self.at_most:
-            raise UsageError(f"{count} micro-batches are needed, more than at_most={self.at_most}: raise the budget")
+            way = "raise the budget, or a limit" if self.limits else "raise the budget"
+            raise UsageError(f"{count} micro-batches are needed, more than at_most={self.at_most}: {way}")
         for rank, number in enumerate(units):
             if self.short is Short.REFUSE and number < count:
-                raise UsageError(f"rank {rank} has {number} to divide into {count} micro-batches: say short='idle'")
+                raise UsageError(f"rank {rank} has {number} to divide into {count} micro-batches: {SAY_IDLE}")
+
+    def check_spares(self, samples: Sequence[int]) -> None:
+        """Checks the numbers of samples from which ranks can take one for an idle micro-batch.
+
+        Raises: UsageError, with the same words on all ranks, when a rank has none. Spec: R13.4.
+        """
+        if self.short is not Short.EMPTY and not all(samples):
+            rank = [*map(bool, samples)].index(False)
+            raise UsageError(
+                f"rank {rank} has no sample, so none for an idle micro-batch to run: give it one{SAY_EMPTY}"
+            )
 
     def to_row(self) -> list[int]:
         """Returns the settings as integers for the exchange, in the order of `SETTINGS`; equal if two ranks agree."""
@@ -186,25 +205,7 @@ def make_terms(options: Options) -> PlanTerms:
         short=choose(Short, options.get("short", Short.IDLE), "short"),
         order=choose(BatchOrder, options.get("order", BatchOrder.COSTLIEST_FIRST), "order"),
     )
-    terms.check_count(terms.round_up(1), ())
+    if terms.at_most is not None and terms.round_up(1) > terms.at_most:
+        wanted = f"at_least={terms.at_least}, multiple_of={terms.multiple_of} and at_most={terms.at_most}"
+        raise UsageError(f"{wanted} allow no number of micro-batches")
     return terms
-
-
-class Reason(StrEnum):
-    """Why a rank cannot plan. A message to all ranks carries the reason and up to three integers for its text. Spec: R13.11."""
-
-    OTHER = "its own error says why"
-    LENGTH = "sample {} has the length {}, expected at least 1"
-    OVERSIZE = "sample {} has {} tokens, more than the budget of {}: raise the budget, or say oversize='alone'"
-    UNIT = "sample {}, with those together with it, has {} tokens, more than the budget of {}: raise the budget"
-    LIMIT = "sample {}, with those together with it, uses {} of what is limited to {}: raise the limit"
-    SUPERVISED = "sample {} has {} supervised tokens of {}"
-
-
-class Refusal(UsageError):
-    """A rank cannot plan. From ``reason`` and ``values`` every rank makes the same message."""
-
-    def __init__(self, reason: Reason, *values: int) -> None:
-        super().__init__(reason.format(*values))
-        self.reason = reason
-        self.values = values

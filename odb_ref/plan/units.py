@@ -5,14 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex, TypeAlias
+from typing import SupportsIndex, TypeAlias, TypeVar
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
-from odb_ref.plan.terms import SAMPLES, Oversize, PlanTerms, Reason, Refusal, Within
+from odb_ref.plan.terms import SAMPLES, SAY_ALONE, Oversize, PlanTerms, Within
 
 Indices: TypeAlias = tuple[int, ...]
 Key: TypeAlias = Hashable
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +76,12 @@ def make_samples(
     number = len(found)
     if number and min(found) < 1:
         index, length = next((index, length) for index, length in enumerate(found) if length < 1)
-        raise Refusal(Reason.LENGTH, index, length)
+        raise UsageError(f"sample {index} has the length {length}, expected at least 1")
     carrying = found if supervised is None else _read("supervised", supervised, number)
     for index, (tokens, length) in enumerate(zip(carrying, found, strict=True)):
         if not 0 <= tokens <= length:
-            raise Refusal(Reason.SUPERVISED, index, tokens, length)
-    keys = None if together is None else tuple(map(_read_key, together))
+            raise UsageError(f"sample {index} has {tokens} supervised tokens of {length}")
+    keys = None if together is None else tuple(map(_read_key, read_list("together", together)))
     if keys is not None and len(keys) != number:
         raise UsageError(f"{number} lengths, but {len(keys)} keys of together")
     given = dict(uses or {})
@@ -102,7 +103,7 @@ def make_samples(
 
 def _read(name: str, values: Iterable[SupportsIndex], number: int | None = None) -> tuple[int, ...]:
     """Returns the values, integers of any library's type, as Python ones. Refuses any number of them but ``number``."""
-    given = tuple(values)
+    given = read_list(name, values)
     if number is not None and len(given) != number:
         raise UsageError(f"{number} lengths, but {len(given)} values of {name}")
     if bool in set(map(type, given)):
@@ -111,6 +112,19 @@ def _read(name: str, values: Iterable[SupportsIndex], number: int | None = None)
         return tuple(map(operator.index, given))
     except TypeError as error:
         raise UsageError(f"{name} must be integers: {error}") from None
+
+
+def read_list(name: str, values: Iterable[Value]) -> tuple[Value, ...]:
+    """Returns the values of a list of any library's type.
+
+    Raises: UsageError when ``values`` is not a list.
+    """
+    try:
+        if not isinstance(values, str | bytes | bytearray):
+            return tuple(values)
+    except TypeError:
+        pass
+    raise UsageError(f"{name} must be a list, got {values!r:.60}")
 
 
 def _read_key(key: Key) -> Key:
@@ -130,7 +144,7 @@ def _read_key(key: Key) -> Key:
 def make_units(samples: Samples, indices: Sequence[int], terms: PlanTerms) -> Units:
     """Returns the units of the samples at ``indices``.
 
-    Raises: Refusal when a unit exceeds the budget or a limit, unless ``oversize`` allows it. Spec: R13.2, R13.3, R13.7.
+    Raises: UsageError when a unit exceeds the budget or a limit, unless ``oversize`` allows it. Spec: R13.2, R13.3, R13.7.
     """
     members = _join(samples, indices, terms)
     rounded = tuple([-(-length // terms.pad_to) * terms.pad_to for length in samples.lengths])
@@ -183,9 +197,15 @@ def _check_sizes(units: Units, terms: PlanTerms) -> None:
         return
     if max(units.tokens) > terms.budget:
         number = next(number for number, tokens in enumerate(units.tokens) if tokens > terms.budget)
-        reason = Reason.OVERSIZE if len(units.members[number]) == 1 else Reason.UNIT
-        raise Refusal(reason, units.members[number][0], units.tokens[number], terms.budget)
-    for column, (_, limit) in zip(units.uses, terms.limits, strict=True):
+        way = SAY_ALONE if len(units.members[number]) == 1 else ""
+        has = f"has {units.tokens[number]} tokens, more than the budget of {terms.budget}"
+        raise UsageError(f"{_name(units.members[number])} {has}: raise the budget{way}")
+    for column, (name, limit) in zip(units.uses, terms.limits, strict=True):
         number, used = max(enumerate(column), key=operator.itemgetter(1))
         if used > limit:
-            raise Refusal(Reason.LIMIT, units.members[number][0], used, limit)
+            uses = f"uses {used} {name!r}, more than the limit of {limit}"
+            raise UsageError(f"{_name(units.members[number])} {uses}: raise it")
+
+
+def _name(unit: Indices) -> str:
+    return f"sample {unit[0]}" if len(unit) == 1 else f"sample {unit[0]}, with those together with it,"

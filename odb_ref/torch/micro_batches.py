@@ -20,7 +20,7 @@ class MicroBatch:
 
     indices: Indices
     """Which of this rank's samples it holds. An idle one holds the shortest sample, to run again with weight 0, so that this
-    rank takes part in every collective. Empty if the rank has no sample."""
+    rank takes part in every collective. Empty if the rank has no sample, which only ``short="empty"`` allows."""
     is_idle: bool
     loss_scale: float
     """Multiply the micro-batch's loss, a mean over its supervised tokens, by this before ``backward``. Gradients averaged over

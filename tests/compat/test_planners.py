@@ -48,11 +48,13 @@ def make_batch(lengths: list[int], *, is_nested: bool = False, kind: Any = Colum
     """Samples whose tokens are all their number, from 1."""
     rows = [torch.full((length,), index + 1) for index, length in enumerate(lengths)]
     width = max(lengths, default=1)
+    ids = torch.zeros(0, 1, dtype=torch.long)
     if is_nested:
         columns = {"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
     else:
         mask = torch.arange(width)[None, :] < torch.tensor(lengths)[:, None]
-        ids = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
+        if rows:
+            ids = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
         columns = {"input_ids": ids, "attention_mask": mask.long()}
     columns["loss_mask"] = torch.ones(len(lengths), 3)
     return kind(columns, len(lengths))
@@ -132,8 +134,21 @@ def test_verl_repeats_nothing_that_it_cannot_mask() -> None:
     batch = make_batch([9, 9])
     del batch["loss_mask"]
     assert len(verl.rearrange_micro_batches(batch, 60)[0]) == 1
-    with pytest.raises(UsageError, match="rank 0 has 2 to divide into 3 micro-batches"):
+    words = (
+        r"^rank 0 has 2 to divide into 3 micro-batches: a batch needs a column loss_mask or response_mask, .* twice$"
+    )
+    with pytest.raises(UsageError, match=words):
         verl.rearrange_micro_batches(batch, 60, min_num_micro_batch=3)
+
+
+def test_verl_without_a_sample_asks_for_one_and_not_for_a_mask() -> None:
+    batch = make_batch([])
+    for _ in range(2):
+        with pytest.raises(
+            UsageError, match=r"^rank 0 has no sample, so none for an idle micro-batch to run: give it one$"
+        ):
+            verl.rearrange_micro_batches(batch, 60)
+        batch.pop("loss_mask", None)
 
 
 def make_nested(rows: list[Any], dim: int) -> Any:
@@ -186,17 +201,16 @@ def test_verl_ranks_with_few_samples_or_one_too_long_do_not_hang() -> None:
         (SHARDS, {}),
         ([[60], [61, 5]], {}),
         ([[60], [5] * 3], {"force_group_size": 1}),
+        ([[60], []], {}),
     ]
     first, second = (result.value for result in run_ranks(2, rearrange, cases))
     assert first[0] == ([[2], [0], [1]], [3.0, 3.0, 3.0]) or sorted(chain.from_iterable(first[0][0])) == [0, 1, 2]
     assert second[0][0] == [[0]] * 3
     assert sorted(second[0][1]) == [0.0, 0.0, 3.0]
-    assert (
-        first[1]
-        == second[1]
-        == "rank 1: sample 0 has 61 tokens, more than the budget of 60: raise the budget, or say oversize='alone'"
-    )
+    assert first[1] == second[1] == "rank 1: sample 0 has 61 tokens, more than the budget of 60: raise the budget"
     assert len(first[2][0]) == len(second[2][0]) == 1
+    words = "rank 1 has no sample, so none for an idle micro-batch to run: give it one"
+    assert (first[3], second[3]) == (words, words)
 
 
 OLDER = {
@@ -444,6 +458,14 @@ def test_slime_batches_of_a_fixed_size() -> None:
             global_batch_size=4,
             rollout_indices=[*range(8)],
         )
+    with pytest.raises(
+        UsageError, match=r"rank 1 has 0 to divide into 1 micro-batches: it needs more samples, or fewer"
+    ):
+        slime.build_dp_schedule(
+            make_arguments(), CONFIG | {"vpp_size": 1}, [9], global_batch_size=1, rollout_indices=[0]
+        )
+    with pytest.raises(UsageError, match=r"^train_parallel_config lacks cp_size, vpp_size, microbatch_group_size_per_"):
+        slime.build_dp_schedule(arguments, {"dp_size": 2}, [9], global_batch_size=1, rollout_indices=[0])
     with pytest.raises(UsageError, match="needs max_tokens_per_gpu"):
         slime.build_dp_schedule(
             make_arguments(max_tokens_per_gpu=None), CONFIG, [9] * 4, global_batch_size=4, rollout_indices=[*range(4)]

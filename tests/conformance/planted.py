@@ -214,7 +214,7 @@ def count_alone(question: Question, exchange: Exchange) -> Any:
     if "group_supervised" in question:
         return said["plan"]
     given = {name: question[name] for name in ("supervised", "together", "uses") if name in question}
-    alone = plan_rank(question["lengths"], **given, **{**question["terms"], "short": "idle"}).micro_batches
+    alone = plan_rank(question["lengths"], **given, **{**question["terms"], "short": "empty"}).micro_batches
     return alone if len(alone) < len(said["plan"]) else said["plan"]
 
 

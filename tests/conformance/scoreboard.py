@@ -62,7 +62,7 @@ def _verl(number: str, planner: str = "plan_verl", name: str = "", note: str = "
 
 NONSENSE = "length-0,length-negative,beyond-64-bits"
 """Lengths that no trainer has."""
-EMPTY = "no-samples,one-rank-empty,many-ranks"
+EMPTY = "no-samples,one-rank-empty"
 """A rank without samples: verl has no such batch."""
 ALONE = "failing,one-beyond-the-budget,openrlhf-1280,dealt-beyond,trl-4554"
 """Where a sample is longer than the budget: of planners that say they let it travel alone."""

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,10 +14,12 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
+from odb_ref.conformance.answers import Answer, JudgedPlan
 from odb_ref.conformance.asking import PlannerEndedError, Program, ask_here, ask_ranks
-from odb_ref.conformance.judge import RULES, compute_least, find_faults
-from odb_ref.conformance.running import CaseVerdict, Judging, judge, run_cases
-from odb_ref.conformance.vectors import PLANNED, VECTORS, Problem, decode, encode, read_cases
+from odb_ref.conformance.judge import RULES, compute_least, find_false_words, find_faults
+from odb_ref.conformance.reports import describe, write_json
+from odb_ref.conformance.running import NOT_ASKED, CaseVerdict, Judging, judge, run_cases
+from odb_ref.conformance.vectors import PLANNED, VECTORS, Problem, decode, encode, make_case, read_cases
 from tests.conformance import planted
 from tests.conformance.best import find_best
 from tests.conformance.ours import plan_here, plan_there
@@ -219,6 +222,74 @@ def test_a_program_that_ended_before_it_was_asked_has_refused_nothing() -> None:
         program.answer({"lengths": [3]})
 
 
+TALKATIVE = """
+import json, sys
+for number, line in enumerate(sys.stdin):
+    plan = [[[index] for index in range(len(own))] for own in json.loads(line)["lengths"]]
+    answer = json.dumps({"plan": plan}).encode() + b"\\n"
+    sys.stdout.buffer.write(SAID if number == 1 else answer)
+    sys.stdout.flush()
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ('b"\\xff\\xfe\\n"', [None, "an answer is a line with a JSON object, got", None]),
+        ('answer + b"debug\\n"', [None, None, "printed a line that nobody asked for: 'debug'", None]),
+        ("answer * 2", [None, None, 'printed a line that nobody asked for: \'{"plan": ', None]),
+        ('b"[" * 100_000 + b"\\n"', [None, "an answer is a line with a JSON object, got", None]),
+    ],
+    ids=["not UTF-8", "a debug print", "twice", "deep"],
+)
+def test_a_program_that_prints_what_it_should_not_is_told_and_asked_anew(said: str, words: list[str | None]) -> None:
+    """A line too many would be taken for the next answer, and each answer for that of the case before."""
+    program = Program([sys.executable, "-c", TALKATIVE.replace("SAID", said)], "0", limit_s=5)
+    for size, expected in enumerate(words, 1):
+        question = {"lengths": [[5] * size]}
+        if expected is None:
+            assert program.answer(question) == {"plan": [[[index] for index in range(size)]]}
+        else:
+            with pytest.raises(PlannerEndedError) as caught:
+                program.answer(question)
+            assert expected in str(caught.value)
+    program.close()
+
+
+def test_a_program_that_closes_its_output_and_lives_on_has_ended() -> None:
+    program = Program([sys.executable, "-c", "import os, time; os.close(1); time.sleep(60)"], "0")
+    with pytest.raises(PlannerEndedError, match="the program has closed its output"):
+        program.answer({"lengths": [3]})
+
+
+@pytest.mark.parametrize(
+    ("again", "fault", "words"),
+    [
+        (Answer(problem="said nothing"), "ANSWER", "asked again: said nothing"),
+        (Answer(refusals=("no answer in 10 s",), is_stuck=True), "TERMINATION", "asked again: no answer in 10 s"),
+        (
+            Answer(refusals=("too long",)),
+            "DETERMINISM",
+            'first {"plan": [[[0]], [[0]], [[0]]]}, and asked again "too long"',
+        ),
+    ],
+)
+def test_what_is_no_answer_when_asked_again_is_called_that(again: Answer, fault: str, words: str) -> None:
+    case = next(case for case in CASES if case.id == "uneven-needs")
+    once = Answer(said={"plan": [[[0]], [[0]], [[0]]]})
+    verdict = judge(case, Judging(ask=lambda _: once, elsewhere=(lambda _: once, lambda _: again)))
+    assert fault in verdict.faults
+    assert words in verdict.says
+
+
+def test_the_summary_says_that_no_more_was_asked() -> None:
+    verdicts = run_cases(PLANS, Judging(ask=lambda _: Answer(refusals=("no answer in 10 s",), is_stuck=True)))
+    asked = sum(verdict.is_asked for verdict in verdicts)
+    left = sum(verdict.says == NOT_ASKED for verdict in verdicts)
+    assert (asked, left) == (3, len([case for case in PLANS if case.problem.changes is None]) - 3)
+    assert f"{left} cases not asked: too many answers did not come in time" in describe(verdicts)
+
+
 RANK_PROGRAM = """
 import json, sys
 for line in sys.stdin:
@@ -250,10 +321,90 @@ def test_a_command_needs_one_planner(tmp_path: Path) -> None:
     found = run("--planner", "tests.conformance.ours:plan_here", "--vectors", str(tmp_path))
     assert found.returncode == 2
     assert "no such cases" in found.stderr
+    found = run("--planner", "tests.conformance.ours:plan_here", "--only", "dressing")
+    assert found.returncode == 2
+    assert "no case whose id holds 'dressing'" in found.stderr
 
 
-def test_another_number_of_ranks_is_no_home() -> None:
-    problem = Problem(lengths=[[5], [5]], terms={"budget": 60})
-    assert find_faults(problem, [[[0]]]) == {"HOME"}
+def test_the_examples_of_the_page_are_right() -> None:
+    page = Path(__file__).parents[2] / "docs" / "howto" / "conformance.md"
+    rows = [
+        json.loads(row)
+        for block in page.read_text().split("```json\n")[1:]
+        for row in block.split("```")[0].splitlines()
+    ]
+    assert [row["kind"] for row in rows[::2]] == ["plan_ranks", "plan_all"]
+    for question, answer in zip(rows[::2], rows[1::2], strict=True):
+        (verdict,) = run_cases([make_case(question)], Judging(ask=lambda _, answer=answer: Answer(said=answer)))
+        assert verdict.faults == ()
+        assert {"REPORT", "RESTORE"} <= verdict.judged
+        ours = dict(plan_here(question))  # type: ignore[arg-type]
+        assert answer == json.loads(
+            json.dumps({**ours, "report": {name: ours["report"][name] for name in answer["report"]}})
+        )
+    assert "WEIGHT" in run_cases([make_case(rows[0])], Judging(ask=lambda _: Answer(said=rows[1])))[0].judged
+
+
+def test_all_of_the_online_protocol_is_left_out_by_one_name() -> None:
+    verdicts = run_cases(CASES, Judging(ask=lambda _: Answer(said=[]), unclaimed=frozenset({"online"})))
+    assert {verdict.case.kind for verdict in verdicts if verdict.is_asked} == {"plan_all", "plan_ranks"}
+    assert {verdict.case.kind for verdict in verdicts if not verdict.is_asked} >= ONLINE
+
+
+def test_what_is_wrong_is_said() -> None:
+    """Where it is, with both numbers."""
+    problem = Problem(lengths=[[50, 9, 60], [54, 50]], uses={"patches": [[9, 9, 0], [0, 0]]}, terms={"budget": 100})
+    good = [[[0, 1], [2]], [[0], [1]]]
+    assert find_faults(problem, good) == {}
+    assert find_faults(problem, [[[0]]]) == {"ANSWER": "ranks in the plan: 1, not 2"}
+    assert find_faults(problem, [[[0, 1], [0, 2]], [[0], []]]) == {
+        "ONCE": "sample 0 of rank 0 is in rank 0, micro-batch 0 and in rank 0, micro-batch 1",
+        "BUDGET": "rank 0, micro-batch 1: 110 of 100 tokens",
+        "COVER": "sample 1 of rank 1 is in no micro-batch",
+    }
+    assert find_faults(problem, [[[0, 1], [2], [3]], [[0], [1]]]) == {
+        "HOME": "rank 0, micro-batch 2: there is no sample 3 of rank 0, which has 3"
+    }
+    assert find_faults(problem, [[[0, 1], [2]], [[1, 0]]]) == {
+        "EQUAL": "rank 0 has 2 micro-batches, rank 1 has 1",
+        "BUDGET": "rank 1, micro-batch 0: 104 of 100 tokens",
+    }
+    assert find_faults(problem, [[[0, 1, 2], []], [[0], [1]]])["NONEMPTY"] == (
+        "rank 0: 1 of 2 micro-batches are empty, of 3 units"
+    )
+    problem.terms |= {"order": "costliest_first", "limits": {"patches": 10}}
+    assert find_faults(problem, good) == {
+        "BUDGET": "rank 0, micro-batch 0: 18 of 10 patches",
+        "ORDER": "rank 0: micro-batches that cost [59, 60], not [60, 59]",
+    }
+    said = JudgedPlan(plans=good, restored=[[0, 1, 2], [1, 0]], report={"count": 3})
+    assert find_false_words(problem, said, {}) == {
+        "RESTORE": "[[0, 1, 2], [1, 0]], not [[0, 1, 2], [0, 1]]",
+        "REPORT": "count 3, not 2",
+    }
+    dealt = Problem(lengths=[[5], [5]], is_dealt=True, terms={"budget": 60})
+    assert find_faults(dealt, [[[0]], [[0]]]) == {
+        "ONCE": "sample 0 is in rank 0, micro-batch 0 and in rank 1, micro-batch 0",
+        "COVER": "sample 1 is in no micro-batch",
+    }
+
+
+def test_a_verdict_has_the_question_the_answer_and_what_is_wrong() -> None:
+    cases = [case for case in CASES if case.id in ("uneven-needs", "one-beyond-the-budget", "trl-4554")]
+    answers = cycle(range(2))
+    wrong = ask_here(lambda _: [[[0]], [[next(answers)]], [[0, 0]]])
+    verdicts = run_cases(cases, Judging(ask=wrong, elsewhere=(wrong,)))
+    found = {row["id"]: row for row in json.loads(write_json(verdicts))}
+    row = found["uneven-needs"]
+    assert row["question"] == {"kind": "plan_ranks", "lengths": [[9, 9], [40, 40], [31] * 3], "terms": {"budget": 60}}
+    assert row["answer"][2] == [[0, 0]]
+    assert "sample 0 of rank 2 is in rank 2, micro-batch 0 and in rank 2, micro-batch 0" in row["says"]
+    assert row["says"].startswith("first [[[0]], [[0]], [[0, 0]]], and asked again [[[0]], [[1]], [[0, 0]]]; sample ")
+    assert row["says"] in describe(verdicts)
+    (verdict,) = run_cases(cases[:1], Judging(ask=ask_here(planted.refuse_all)))
+    assert verdict.answer == {"refused": "no"}
+
+
+def test_the_answer_names_what_is_too_long() -> None:
     case = next(case for case in CASES if case.id == "one-beyond-the-budget")
     assert judge(case, Judging(ask=ask_here(plan_here))).says.startswith("rank 1: sample 1 has 61 tokens")

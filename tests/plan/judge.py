@@ -56,6 +56,7 @@ def problems(draw: st.DrawFn, *, is_dealt: bool | None = None) -> Problem:
         "multiple_of": draw(st.integers(1, 4)),
         "at_least": draw(st.integers(1, 6)),
         "order": draw(st.sampled_from(["costliest_first", "smallest_at_ends"])),
+        "short": draw(st.sampled_from(["idle", "empty"])),
     }
     if draw(st.booleans()):
         terms["cost"] = compute_cost

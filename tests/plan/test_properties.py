@@ -11,7 +11,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from odb_ref.core.errors import UsageError
-from odb_ref.plan import Plan, plan_all, plan_ranks
+from odb_ref.plan import Options, Plan, plan_all, plan_ranks
 from tests.plan.judge import Problem, find_faults, get_columns, make_plan, problems
 
 
@@ -28,7 +28,7 @@ def try_plan(problem: Problem) -> Plan:
 def test_a_plan_breaks_no_property(problem: Problem) -> None:
     """Spec: R13.1, R13.2, R13.3, R13.4, R13.7. Checks: COVER, ONCE, BUDGET."""
     plan = try_plan(problem)
-    assert find_faults(problem, [rank.micro_batches for rank in plan.ranks]) == set()
+    assert find_faults(problem, [rank.micro_batches for rank in plan.ranks]) == {}
     assert plan.report.least <= plan.count
     assert plan.report.wait is not None
     assert 1 <= plan.report.least_wait <= plan.report.wait + 1e-9
@@ -56,7 +56,7 @@ def test_short_ranks_are_idle_or_refused(problem: Problem) -> None:
         make_plan(problem)
     except UsageError as error:
         assert idle
-        assert "to divide into" in str(error)
+        assert "to divide into" in str(error) or "has no sample" in str(error)
     else:
         assert not idle
 
@@ -104,7 +104,13 @@ def test_what_an_idle_micro_batch_runs_has_a_loss_where_any_sample_has() -> None
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_no_samples_at_all(ranks: int) -> None:
-    for plan in (plan_all([], ranks=ranks, budget=9, multiple_of=2), plan_ranks([[]] * ranks, budget=9, multiple_of=2)):
+    """Spec: R13.4."""
+    terms: Options = {"budget": 9, "multiple_of": 2}
+    for plan in (lambda **more: plan_all([], ranks=ranks, **more), lambda **more: plan_ranks([[]] * ranks, **more)):
+        with pytest.raises(UsageError, match=r"^rank 0 has no sample, so none for an idle micro-batch to run"):
+            plan(**terms)
+    terms["short"] = "empty"
+    for plan in (plan_all([], ranks=ranks, **terms), plan_ranks([[]] * ranks, **terms)):
         assert [rank.micro_batches for rank in plan.ranks] == [((), ())] * ranks
         assert plan.ranks[0].spare is None
         assert plan.report.wait == 1
@@ -117,7 +123,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (
         [[5]],
         {"limits": {"patches": 3}, "uses": {"patches": [[4]]}},
-        "rank 0: sample 0, .* uses 4 of what is limited to 3",
+        "rank 0: sample 0 uses 4 'patches', more than the limit of 3: raise it",
     ),
     ([[5]], {"limits": {"patches": 3}}, "rank 0: limits say 'patches', but uses do not"),
     ([[5]], {"uses": {"patches": [[4]]}}, "rank 0: uses say 'patches', which no limit bounds"),
@@ -140,12 +146,26 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ([[5]], {"layout": "folded"}, "layout must be one of padded, packed, got 'folded'"),
     ([[5]], {"within": "world"}, "within must be one of micro-batch, rank, step"),
     ([[5]], {"oversize": "cut"}, "oversize must be one of refuse, alone"),
-    ([[5]], {"short": "hang"}, "short must be one of idle, refuse"),
+    ([[5]], {"short": "hang"}, "short must be one of idle, refuse, empty"),
     ([[5]], {"order": "any"}, "order must be one of costliest_first, smallest_at_ends"),
     ([[5]], {"multiple_of": 0}, "multiple_of must be at least 1, got 0"),
     ([[5]], {"at_least": 1.5}, "at_least must be an integer"),
-    ([[5]], {"at_least": 3, "at_most": 2}, "3 micro-batches are needed, more than at_most=2"),
-    ([[60] * 3], {"at_most": 2}, "3 micro-batches are needed, more than at_most=2"),
+    (
+        [[5, 5]],
+        {"limits": {"patches": 3}, "uses": {"patches": [[2, 2]]}, "together": [[1, 1]]},
+        "rank 0: sample 0, with those together with it, uses 4 'patches', more than the limit of 3: raise it",
+    ),
+    (
+        [[5]],
+        {"at_least": 3, "at_most": 2},
+        r"^at_least=3, multiple_of=1 and at_most=2 allow no number of micro-batches$",
+    ),
+    ([[5]], {"multiple_of": 3, "at_most": 2}, r"^at_least=1, multiple_of=3 and at_most=2 allow no number"),
+    ([[60] * 3], {"at_most": 2}, r"^3 micro-batches are needed, more than at_most=2: raise the budget$"),
+    ([[5] * 3], {"at_most": 2, "limits": {"samples": 1}}, "more than at_most=2: raise the budget, or a limit"),
+    ([5, 6], {}, "rank 0: lengths must be a list, got 5"),
+    (None, {}, "lengths must be a list, got None"),
+    ([b"567"], {}, "rank 0: lengths must be a list, got b'567'"),
     ([[5, 5], [5]], {"at_least": 2, "short": "refuse"}, "rank 1 has 1 to divide into 2 micro-batches"),
     ([], {}, "lengths are those of each rank: there is none"),
     (np.empty((0, 3), dtype=int), {}, "lengths are those of each rank: there is none"),
@@ -160,6 +180,12 @@ def test_nonsense_is_refused(lengths: Any, options: dict[str, Any], message: str
     """Spec: R13.2, R13.3, R13.4."""
     with pytest.raises(UsageError, match=message):
         plan_ranks(lengths, **{"budget": 60} | options)
+
+
+@pytest.mark.parametrize("lengths", [None, 5, b"567"])
+def test_lengths_that_are_no_list_are_refused(lengths: Any) -> None:
+    with pytest.raises(UsageError, match=r"^lengths must be a list, got "):
+        plan_all(lengths, ranks=2, budget=60)
 
 
 def test_a_plan_needs_a_budget() -> None:

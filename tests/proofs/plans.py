@@ -130,7 +130,10 @@ def draw_problem(rng: Random) -> Problem:
     if rng.random() < 0.3:
         terms["within"] = rng.choice(("micro-batch", "micro-batch", "rank", "step"))
         together = [[rng.randrange(max(1, len(own))) for _ in own] for own in lengths]
-    return Problem(lengths=lengths, is_dealt=rng.random() < 0.5, together=together, uses=uses, terms=terms)
+    is_dealt = rng.random() < 0.5
+    if not (any if is_dealt else all)(lengths):  # the model has no samples that a rank runs again
+        terms.setdefault("short", "empty")
+    return Problem(lengths=lengths, is_dealt=is_dealt, together=together, uses=uses, terms=terms)
 
 
 def draw_padded(rng: Random) -> Problem:

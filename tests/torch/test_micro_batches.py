@@ -89,11 +89,29 @@ def test_who_cannot_plan_or_plans_by_other_terms_is_named_on_every_rank() -> Non
     for result in run_ranks(3, collect_errors, 2, cases):
         assert result.value[0].startswith("rank 2: sample 0 has 25 tokens, more than the budget of 20")
         assert result.value[1:] == [
-            "rank 2: its own error says why",
+            "rank 2: cost must give integers for (1, 2, 1000, 100000) tokens: ZeroDivisionError: integer division or"
+            " modulo by zero",
             "at_least differs: 1 on rank 0, 2 on rank 2",
             "mean differs: 'token-mean' on rank 0, 'sequence-mean' on rank 2",
             "mean differs: 'token-mean' on rank 0, none that is known on rank 2",
         ]
+
+
+def plan_or_fail(rank: int, lengths: list[list[int]], options: dict[str, Any]) -> Any:
+    try:
+        return [(batch.indices, batch.token_weights) for batch in plan_micro_batches(lengths[rank], **options)]
+    except UsageError as error:
+        return str(error)
+
+
+def test_a_rank_with_nothing_to_run_is_named_on_every_rank() -> None:
+    """Spec: R13.4, R13.11."""
+    results = run_ranks(2, plan_or_fail, [[9, 9], []], {"budget": 9})
+    words = "rank 1 has no sample, so none for an idle micro-batch to run: give it one, or say short='empty' if"
+    assert all(result.value.startswith(words) for result in results), results
+    results = run_ranks(2, plan_or_fail, [[9, 9], []], {"budget": 9, "short": "empty"})
+    assert [len(result.value) for result in results] == [2, 2]
+    assert results[1].value == [((), ())] * 2
 
 
 def test_a_single_process_needs_no_group() -> None:

@@ -31,7 +31,7 @@ from odb_sim.studies.sweep import Study
 
 PAGE_HELP: Final = "write a page: the answer in words, how full each step is on each rank, and the figures"
 BANDS_HELP: Final = "say how sure the figures are also where that takes much longer than the run itself"
-LENGTHS_HELP: Final = "a bundled trace, or a CSV, CSV.gz or .npy file of lengths"
+LENGTHS_HELP: Final = "a bundled trace, a CSV or CSV.gz file with a column total_tokens, or a .npy file of lengths"
 
 
 def add_number(
