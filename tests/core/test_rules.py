@@ -108,7 +108,7 @@ def test_what_a_rule_that_is_asked_elsewhere_says_of_itself_is_told_as_it_is(kin
 def test_an_unknown_rule_is_refused_with_the_ones_there_are() -> None:
     with pytest.raises(UsageError) as caught:
         get_rule("best")
-    assert str(caught.value) == "no target rule 'best'; there are odb, paper"
+    assert str(caught.value) == "unknown target rule 'best'; choose from odb, paper"
 
 
 def test_rules_are_target_rules_with_the_name_they_are_found_by() -> None:

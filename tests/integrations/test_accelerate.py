@@ -190,7 +190,7 @@ def divide(rank: int) -> list[str]:
 def test_an_accelerator_that_divides_as_well_or_is_expected_to_is_refused() -> None:
     (result,) = run_ranks(1, divide)
     assert "normalised twice: leave it at 1" in result.value[0], result
-    assert "Loss(is_divided_by_trainer=True) is not for Accelerate" in result.value[1], result
+    assert "Loss(is_divided_by_trainer=True) is wrong with Accelerate" in result.value[1], result
 
 
 def make_registered(accelerator: Any) -> ODBDataLoader:

@@ -21,7 +21,7 @@ from tests.integrations.test_hf_losses import Answers
 from tests.integrations.test_hf_updates import collate, make_model
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("sft", {"use_mca": True}, {}, "use_mca: other processes or trainers would run"),
+    ("sft", {"use_mca": True}, {}, "use_mca starts other processes or trainers"),
     ("sft", {"use_hyper_parallel": True}, {}, "use_hyper_parallel: other"),
     ("sft", {"use_ray": True}, {}, "use_ray: other"),
     ("sft", {"ignore_pad_token_for_loss": False}, {}, "ignore_pad_token_for_loss: false trains on padding"),
@@ -76,7 +76,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_run_that_made_no_trainer_of_ours_is_no_success(ran: list[Any]) -> None:
-    with pytest.raises(UsageError, match="LLaMA-Factory made no CustomSeq2SeqTrainer, so this run was its own"):
+    with pytest.raises(UsageError, match="LLaMA-Factory made no CustomSeq2SeqTrainer, so this run ignored the odb_"):
         run_exp({"stage": "sft", "do_train": True, "odb_window": 12})
     run_exp({"stage": "sft", "do_predict": True})
     assert ran == [{"stage": "sft", "do_train": True}, {"stage": "sft", "do_predict": True}]
@@ -123,6 +123,6 @@ def test_without_a_file_the_command_line_says_how_it_is_used(
 
 def test_a_refusal_on_the_command_line_is_a_line(ran: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["llamafactory.py", "train", "--stage", "sft"])
-    with pytest.raises(SystemExit, match=r"^error: say the settings in a file: torchrun"):
+    with pytest.raises(SystemExit, match=r"^error: pass the settings in a file: torchrun"):
         main()
     assert sys.argv[1:] == ["--stage", "sft"]

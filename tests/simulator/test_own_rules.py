@@ -21,7 +21,7 @@ def test_a_simulated_run_of_an_own_rule_is_replayed(tmp_path: Path, capsys: pyte
     assert json.loads(figures.read_text())["policy"] == "eager"
     capsys.readouterr()
     assert main(["check", "--replay", str(trace)]) == 0
-    assert "no target rule 'eager'" in capsys.readouterr().out
+    assert "unknown target rule 'eager'" in capsys.readouterr().out
     assert main(["check", "--replay", "--policy", EAGER, str(trace)]) == 0
     assert "REPLAY    holds" in capsys.readouterr().out
 

@@ -91,8 +91,8 @@ def test_who_cannot_plan_or_plans_by_other_terms_is_named_on_every_rank() -> Non
         assert result.value[1:] == [
             "rank 2: its own error says why",
             "at_least differs: 1 on rank 0, 2 on rank 2",
-            "mean differs: 'token-mean' on rank 0, 'sequence-mean' on rank 2",
-            "mean differs: 'token-mean' on rank 0, none that is known on rank 2",
+            "mean must be the same on all ranks, got 'token-mean' on rank 0 and 'sequence-mean' on rank 2",
+            "mean must be the same on all ranks, got 'token-mean' on rank 0 and an unknown one on rank 2",
         ]
 
 
