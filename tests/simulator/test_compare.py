@@ -110,8 +110,8 @@ def test_progress_rises_to_the_end_over_all_runs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "needs LENGTHS, or --all"),
-        (["gsm8k", "--all"], "needs LENGTHS, or --all"),
+        ([], "needs LENGTHS or --all"),
+        (["gsm8k", "--all"], "needs LENGTHS or --all"),
         (["gsm8k", "gsm8k"], "named twice"),
         (["gsm8k", "--batch-size", "0"], "at least 1 sample"),
         (["gsm8k", "--ranks", "0"], "ranks must be at least 1"),

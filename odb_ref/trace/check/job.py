@@ -384,7 +384,7 @@ class Job:
         if all(rank.output.finish is not None for rank in ranks):
             for stream in self._streams:
                 if stream.is_cut:
-                    yield f"whether anything followed: {stream.path} ends inside a line, behind a finish"
+                    yield f"whether anything followed: {stream.path} ends inside a line, after a finish"
 
     def _note(self, judgement: Judgement, rank: int | None, round_: int | None = None, step: int | None = None) -> None:
         property_, what = judgement

@@ -87,27 +87,27 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "compare",
         help="simulate every policy on the same samples",
-        description="Simulates the protocol and every baseline on the same samples, under the same memory limit and costs. "
-        "For one trace a row for each policy; for several, a row for each trace and a column for each policy.",
+        description="Simulates the protocol and every baseline on the same samples, under the same memory limit and "
+        "costs. One trace gives a row for each policy; several give a row for each trace and a column for each policy.",
     )
     parser.add_argument("lengths", nargs="*", metavar="LENGTHS", help=LENGTHS_HELP + "; several for one table")
     parser.add_argument("--all", action="store_true", help="every bundled trace")
     add_run_options(
         parser,
         ranks=_RANKS,
-        budget="of a trace: --batch-size times its longest sample",
+        budget="--batch-size times the longest sample of the trace",
         window=None,
         window_rule=f"{LEAST_WINDOW}, doubled until it holds {GROUPS_PER_WINDOW} batches of average samples or a shard",
     )
     add_batch_size(
-        parser, f"{FIXED_BATCH}; without --token-budget, what these need at worst is the budget of every policy"
+        parser, f"{FIXED_BATCH}; without --token-budget, the most that these batches need is the budget of every policy"
     )
-    text = f"which, in which order; module:name for a target rule of your own ({','.join(POLICIES)})"
+    text = f"policies, in this order; module:name for a target rule of your own ({','.join(POLICIES)})"
     parser.add_argument("--policy", metavar="P[,P...]", default=",".join(POLICIES), help=text)
     add_executor_options(parser, processes=1)
     parser.add_argument("--bands", action="store_true", help=BANDS_HELP)
-    parser.add_argument("--json", metavar="FILE", help="write all figures: an object for each trace and policy")
-    parser.add_argument("--csv", metavar="FILE", help="write them as a row for each trace and policy")
+    parser.add_argument("--json", metavar="FILE", help="write all figures: one object for each trace and policy")
+    parser.add_argument("--csv", metavar="FILE", help="write all figures: one row for each trace and policy")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
 
@@ -116,7 +116,7 @@ def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     policies = [policy for policy in options.policy.split(",") if policy]
     if not policies or len(set(policies)) < len(policies):
-        raise UsageError(f"--policy: {options.policy!r} names none, or one twice")
+        raise UsageError(f"--policy: {options.policy!r} has an empty name, or the same name twice")
     if options.token_budget is not None:
         check_batch_size(options.batch_size, policies)
     names = _list_names(options)
@@ -145,7 +145,7 @@ def run_command(options: argparse.Namespace) -> int:
             print(describe_ratio(item))
     if any(what.global_batch.goal is None for what in runs):
         print(
-            "That global batch is the largest that one of these policies has by itself; say yours with --global-batch."
+            "That global batch is the largest that one of these policies has by itself; choose another with --global-batch."
         )
     print_cautions(summarize_cautions(caution for item in compared for caution in item.cautions))
     return complain(failed, total)
@@ -153,7 +153,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 def _list_names(options: argparse.Namespace) -> list[str]:
     if bool(options.lengths) == options.all:
-        raise UsageError("needs LENGTHS, or --all in place of them")
+        raise UsageError("needs LENGTHS or --all, but not both")
     names: list[str] = list_bundled_names() if options.all else options.lengths
     if len(set(names)) < len(names):
         raise UsageError("LENGTHS: the same trace is named twice")

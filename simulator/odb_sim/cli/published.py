@@ -16,8 +16,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "published",
         help="the paper's speed-ups beside the prediction",
-        description="Predicts the paper's published speed-ups over fixed batches from stated inputs, and shows how much "
-        "hangs on each input that the paper does not give.",
+        description="Predicts the paper's published speed-ups over fixed batches from stated inputs, and shows how "
+        "much depends on each input that the paper does not give.",
     )
     parser.add_argument("--json", metavar="FILE", help="write both tables and every input")
     add_processes(parser, "simulations at a time, each a process")

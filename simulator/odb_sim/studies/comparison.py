@@ -44,7 +44,7 @@ def choose_budget(lengths: Lengths, batch_size: int = FIXED_BATCH) -> int:
     Raises: UsageError when the size is not a batch.
     """
     if batch_size < 1:
-        raise UsageError(f"a batch holds at least 1 sample, got {batch_size}")
+        raise UsageError(f"a batch must hold at least 1 sample, got {batch_size}")
     return batch_size * int(lengths.tokens.max())
 
 

@@ -98,7 +98,7 @@ class Question:
         if not 0 <= self.tolerance < 1:
             raise UsageError(f"tolerance must lie in 0..1, got {self.tolerance}")
         for name in sorted(self.held - set(self.build_dimensions())):
-            raise UsageError(f"{NAMES[name][1]} has no say {'with' if self.is_update else 'without'} --global-batch")
+            raise UsageError(f"{NAMES[name][1]} has no effect {'with' if self.is_update else 'without'} --global-batch")
 
     @property
     def is_update(self) -> bool:
@@ -302,7 +302,7 @@ def _list_cautions(question: Question, chosen: CellAnswer, failed: Sequence[Cell
     if question.is_update and chosen.point.padding_share == PADDING_SHARES[-1]:
         found.append(EDGE)
     if (judged := question.judged_samples) is not None:
-        found.append(f"an epoch of {judged:,} samples was judged in place of {question.epoch_samples:,}")
+        found.append(f"an epoch of {judged:,} samples was judged instead of {question.epoch_samples:,}")
     if question.study.global_batch.goal is None:
         found.append(
             f"every step is an update here, of {chosen.summary.samples_per_update:,.0f} samples with the recommendation and of "
@@ -321,7 +321,7 @@ def _explain(
     memory = compute_host_tokens(chosen) / max(1, compute_host_tokens(best))
     reasons = [
         f"{share:.2%} of the best throughput tried ({best.rate:,.0f} tokens/s at {describe_point(best.point, curves)}), "
-        f"with {memory:.0%} of its host memory; the tolerance is {question.tolerance:.2%}, half of it kept back"
+        f"with {memory:.0%} of its host memory; the tolerance is {question.tolerance:.2%}, half of it kept in reserve"
     ]
     for name, curve in curves.items():
         value = getattr(chosen.point, name)

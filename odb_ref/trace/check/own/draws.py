@@ -99,7 +99,7 @@ class RankDraws:
         """Reads what the rank posts that it wants, and yields the judgements."""
         self._wanted, self._left = wanted, (self._total or 0) - self.drawn
         if (wanted is not None) != self.is_shared:
-            yield Property.DEAL, f"posts that it wants {wanted}, and the ranks share {self._total} samples"
+            yield Property.DEAL, f"posts that it wants {wanted}, but the ranks share {self._total} samples"
 
     def judge_want(self, window: Rows, carried: Rows, round_: int) -> Iterator[Judgement]:
         """Yields what is judged of that, when it is known what of ``window`` is ``carried`` into ``round_``. Spec: R14.2."""
@@ -115,18 +115,18 @@ class RankDraws:
         what = f"wants {self._wanted} samples; what it carries leaves room for {wanted}"
         if self._settings.update_samples is not None:
             wanted = kept if self._left else 0
-            what = f"says that it has {self._wanted} tokens of the update; it has {wanted}"
+            what = f"says that it has {self._wanted} tokens of the update, but has {wanted}"
         yield Property.DEAL, what if self._wanted != wanted else ""
 
     def note_wants(self, wants: list[int], round_: int) -> Iterator[Judgement]:
         """Reads what all ranks want for a round, and so what is drawn, and yields the judgements. Spec: R14.3."""
         if self._total is None:
-            yield Property.DEAL, f"is told of wants {wants}, and each rank has its own source" if wants else ""
+            yield Property.DEAL, f"is told of wants {wants}, but each rank has its own source" if wants else ""
             return
         if len(wants) != self._settings.world_size or min(wants) < 0:
             yield Property.DEAL, f"is told of {len(wants)} wants, of {self._settings.world_size} ranks"
             return
-        what = f"is told that it wants {wants[self._rank]}, and has said {self._wanted}"
+        what = f"is told that it wants {wants[self._rank]}, but has said {self._wanted}"
         yield Property.DEAL, what if wants[self._rank] != self._wanted else ""
         if not self.has_ended:
             self._draw(wants, self._total, round_)
