@@ -319,9 +319,7 @@ def test_the_command_says_what_holds(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["check", str(path), "--replay"]) == 0
     first, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{path}: test, epoch 0, 3 ranks, ")
-    unsaid = (
-        "  not known: whether an epoch was trained on twice, or left out: the header does not say of which run it is"
-    )
+    unsaid = "  not known: whether an epoch was trained on twice, or left out: the header does not name its run"
     assert rows[-1] == unsaid
     assert [row.split()[0] for row in rows[:-1]] == [str(item) for item in Property]
 

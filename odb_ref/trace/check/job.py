@@ -378,7 +378,7 @@ class Job:
             if rank.rank in told and rank.output.finish is not None:
                 yield f"whether rank {rank.rank} was gone, as rank {told[rank.rank]} was told: it has ended by itself"
             elif None in told and rank.output.finish is None:
-                yield f"whether rank {rank.rank} was gone: rank {told[None]} was told of a loss, not of whose"
+                yield f"whether rank {rank.rank} was gone: rank {told[None]} was told of a loss, but not which rank was lost"
             if rank.output.finish is None and rank.output.taken_steps + 1 < most:
                 yield f"whether rank {rank.rank} took more than {rank.output.taken_steps} steps: its trace has no finish"
         if all(rank.output.finish is not None for rank in ranks):

@@ -125,7 +125,7 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
 
 
 def add_batch_size(
-    parser: argparse.ArgumentParser, default: str = "as many as the budget holds of the longest"
+    parser: argparse.ArgumentParser, default: str = "what the budget holds of the longest sample"
 ) -> None:
     """Adds the size of fixed batches, and says what it is where it is not given."""
     add_number(parser, "--batch-size", "N", f"samples of a fixed batch, whatever the budget ({default})")

@@ -147,7 +147,7 @@ class RankDraws:
         expected, self._expected = self._expected, None
         if first is None or self._total is None:
             if (first is None) == (self.is_shared or self._settings.update_samples is not None):
-                yield Property.DEAL, f"reads {count} samples from {first} on, and the ranks share {self._total}"
+                yield Property.DEAL, f"reads {count} samples from {first} on, but the ranks share {self._total}"
             return
         share = "nothing" if expected is None else f"{expected[1]} from {expected[0]} on"
         yield (
@@ -169,7 +169,7 @@ class RankDraws:
         is_possible = left <= 0 and (held > 0 or self.has_ended or self._settings.update_samples is not None)
         yield (
             Property.DEAL,
-            "" if is_possible else f"offers {held} samples, {left} of its share unread: the order goes on",
+            "" if is_possible else f"offers {held} samples with {left} of its share unread, but the order continues",
         )
 
 
