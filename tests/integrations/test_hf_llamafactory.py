@@ -30,7 +30,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("sft", {}, {"windw": 9}, r"odb_windw is not a setting: odb_window\b"),
     ("sft", {}, {"zzz": 9}, "odb_zzz is not a setting$"),
     ("sft", {}, {"update_samples": "all"}, "update_samples must be a number"),
-    ("pt", {}, {}, "say packing: false"),
+    ("pt", {}, {}, "set packing: false"),
 ]
 
 

@@ -405,4 +405,4 @@ def test_a_schedule_in_the_free_mode_goes_by_an_estimate(tmp_path: Path) -> None
     expected, steps = estimated
     assert steps / 1.5 < expected < 1.5 * steps
     assert bounded == (3, 3)
-    assert "say Trainer(max_steps=)" in unknown
+    assert "pass Trainer(max_steps=)" in unknown

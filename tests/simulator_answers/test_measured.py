@@ -101,7 +101,7 @@ def test_steps_of_other_sizes_lie_within_the_error_that_it_states(tmp_path: Path
         ("length,seconds\n5,1\n", ":1: a table of steps has the columns seconds"),
         ("tokens,seconds\n5,1\nx,2\n", ":3: tokens is 'x'"),
         ("tokens,seconds\n5,1\n6,nan\n", ":3: seconds is 'nan'"),
-        ("tokens,seconds,seconds\n5,1,9\n6,2,18\n", ":1: 2 columns have the name seconds"),
+        ("tokens,seconds,seconds\n5,1,9\n6,2,18\n", ":1: 2 columns are called seconds"),
         ("rows,longest,seconds\n1,5,1\n1,,2\n", ":3: longest is ''"),
         ("tokens,seconds\n5,1\n6,1e9\n", ":3: seconds is '1e9'"),
         ("tokens,seconds\n4096,1.81\n16384,0.52\n", "steps with more tokens do not take longer"),
@@ -119,5 +119,5 @@ def test_a_table_that_is_none_is_refused_with_its_line(tmp_path: Path, text: str
 
 def test_a_table_stands_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "a.csv", GRID)
-    assert "by itself" in refuse(capsys, ["calibrate", str(path), str(path)])
+    assert "given alone" in refuse(capsys, ["calibrate", str(path), str(path)])
     assert "--ranks must be at least 1" in refuse(capsys, ["calibrate", str(path), "--ranks", "0"])

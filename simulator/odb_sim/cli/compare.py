@@ -67,11 +67,11 @@ _BLOCKS: Final[dict[str, Callable[[Compared, Summary], str]]] = {
     "Speed-up: samples per second over {reference}, both at one global batch": lambda compared, one: (
         f"{compared.compute_speedup(one):.2f}"
     ),
-    "Where nine of ten such speed-ups lie": _show_band,
-    "What an update holds there: samples, tokens, micro-batches of a rank": lambda compared, one: " / ".join(
+    "Range of nine in ten such speed-ups": _show_band,
+    "What an update then holds: samples, tokens, micro-batches of a rank": lambda compared, one: " / ".join(
         list_update_values(compared.find_accumulated(one))
     ),
-    "Speed-up where an update is what each policy makes of it by itself": lambda compared, one: (
+    "Speed-up if an update is what each policy makes of it by itself": lambda compared, one: (
         f"{compared.compute_own_speedup(one):.2f}"
     ),
     "What an update holds there": lambda _, one: " / ".join(list_update_values(one)),
@@ -179,8 +179,8 @@ def describe_terms(compared: list[Compared]) -> str:
     """Returns what all policies of a comparison share, in a sentence or two."""
     what = compared[0].what
     return (
-        f"{what.workload.ranks:,} ranks ({what.sharding} shards), {what.mode} mode. Budget: the most padded tokens of a batch, "
-        "the same for every policy. Fixed batch: samples of a batch of standard, hfg and balanced, "
+        f"{what.workload.ranks:,} ranks ({what.sharding} shards), {what.mode} mode. Budget: maximum padded tokens of a "
+        "batch, the same for every policy. Fixed batch: samples of a batch of standard, hfg and balanced, "
         + ("what the budget holds of the longest sample" if what.batch_size is None else "as asked for")
         + ". Window: samples that a rank of the protocol groups at a time."
     )
@@ -191,7 +191,7 @@ def describe_sure(compared: Compared) -> str:
     band = compared.find_band(compared.chosen)
     if band is None or not band.shares:
         return ""
-    return f", nine times of ten {band.describe(compared.compute_speedup(compared.chosen))} times ({band.explain()})"
+    return f", {band.describe(compared.compute_speedup(compared.chosen))} times in nine cases of ten ({band.explain()})"
 
 
 def describe_ratio(compared: Compared) -> str:
@@ -203,8 +203,9 @@ def describe_ratio(compared: Compared) -> str:
     return (
         f"{compared.what.workload.name}, at one global batch of {compared.global_batch.goal:,} {unit}: {first.policy} "
         f"({describe_update(ours)} an update) has {compared.compute_speedup(first):.2f} times the samples per second of "
-        f"{reference.policy} ({describe_update(theirs)}){describe_sure(compared)}. At the updates that each makes by itself "
-        f"{compared.compute_own_speedup(first):.2f} times: {describe_update(first)}, beside {describe_update(reference)}."
+        f"{reference.policy} ({describe_update(theirs)}){describe_sure(compared)}. With the updates that each makes by "
+        f"itself, it has {compared.compute_own_speedup(first):.2f} times: {describe_update(first)}, against "
+        f"{describe_update(reference)}."
     )
 
 
@@ -214,8 +215,8 @@ def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
     title = (
         f"{what.workload.name}: {what.workload.samples_total:,} samples, {what.workload.ranks:,} ranks ({what.sharding} "
         f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {compared.batch_size:,}), window "
-        f"{what.window_samples:,}; speed-up over {compared.reference.policy}, at one global batch; an update then holds "
-        "what the next three columns say; from 'at own batch' on: at the updates that each policy makes by itself"
+        f"{what.window_samples:,}; speed-up over {compared.reference.policy}, at one global batch; the next three columns "
+        "show what an update then holds; from 'at own batch' on: with the updates that each policy makes by itself"
     )
     rows = [
         [

@@ -106,11 +106,11 @@ def _conclude(
     findings = [finding for stage in stages for finding in stage.findings]
     unjudged = [stage.name for stage in stages if stage.skipped]
     unjudged += [key for key, (word, _) in verdicts.items() if word == "not judged"]
-    print("\nholds for:" if not findings and not unjudged else "\nlooked at:")
+    print("\nholds for:" if not findings and not unjudged else "\nchecked:")
     for stage in stages:
         if stage.ranges and not stage.skipped:
             _print_item(stage.name, stage.ranges)
-    print("not looked at:")
+    print("not checked:")
     for stage in stages:
         if stage.skipped:
             _print_item(stage.name, stage.skipped)
@@ -138,8 +138,10 @@ def _conclude(
     if findings:
         print(f"\nrefuted: {', '.join(dict.fromkeys(finding.property for finding in findings))}")
         return 1
-    remedies = "".join(f"; {stage.name} is judged after: {stage.remedy}" for stage in stages if stage.remedy)
-    print(f"\nnot judged: {', '.join(unjudged)}{remedies}" if unjudged else "\neverything holds, as far as was looked")
+    remedies = "".join(f"; {stage.name} can be judged after: {stage.remedy}" for stage in stages if stage.remedy)
+    print(
+        f"\nnot judged: {', '.join(unjudged)}{remedies}" if unjudged else "\neverything holds, as far as it was checked"
+    )
     return 3 if unjudged else 0
 
 
@@ -161,7 +163,7 @@ def _print(finding: Finding, core: str | None, path: Path) -> None:
     if core is None:
         print(f"  saved; replay with: odb-ref explore --replay {path}")
     else:
-        print(f"  saved to {path}; odb-ref explore --replay says what the shipped core does there")
+        print(f"  saved to {path}; odb-ref explore --replay shows what the shipped core does there")
 
 
 _WIDEST: Final = 120

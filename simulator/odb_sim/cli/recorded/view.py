@@ -79,7 +79,7 @@ def _print_idle(story: Story) -> None:
                 lines.append(f"{where}: idle; {story.explain_idle(number, rank)}")
     print(*lines[:_SHOWN], sep="\n", end="\n" if lines else "")
     if len(lines) > _SHOWN:
-        print(f"and {len(lines) - _SHOWN} more; --step says why of any")
+        print(f"and {len(lines) - _SHOWN} more; --step gives the reason for any of them")
     print(", ".join(f"{count} idle because {why}" for why, count in idle.items()) or "no step was idle")
 
 
