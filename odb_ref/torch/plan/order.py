@@ -92,10 +92,8 @@ class Order:
         """
         source = self.dataset if self.sampler is None else self.sampler
         if not isinstance(source, Sized):
-            raise UsageError(
-                "the {'data set' if self.sampler is None else 'sampler'} has no length: with one order for all ranks, the "
-                "data set needs a length, or a sampler that has one"
-            )
+            which = "data set" if self.sampler is None else "sampler"
+            raise UsageError(f"the {which} has no length: pass a sampler that has one")
         return len(source)
 
     def follow(self, saved: str, world_size: int) -> None:
