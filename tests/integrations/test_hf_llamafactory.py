@@ -22,8 +22,8 @@ from tests.integrations.test_hf_updates import collate, make_model
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("sft", {"use_mca": True}, {}, "use_mca starts other processes or trainers"),
-    ("sft", {"use_hyper_parallel": True}, {}, "use_hyper_parallel: other"),
-    ("sft", {"use_ray": True}, {}, "use_ray: other"),
+    ("sft", {"use_hyper_parallel": True}, {}, "use_hyper_parallel starts other processes"),
+    ("sft", {"use_ray": True}, {}, "use_ray starts other processes"),
     ("sft", {"ignore_pad_token_for_loss": False}, {}, "ignore_pad_token_for_loss: false trains on padding"),
     ("sft", {}, {"layout": "packed"}, "odb_layout: packed: the collators of LLaMA-Factory pad"),
     ("sft", {}, {"token_budgt": 9}, r"odb_token_budgt is not a setting: odb_token_budget\?"),
@@ -50,7 +50,7 @@ def test_what_fits_becomes_options() -> None:
 def test_ray_is_found_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """LLaMA-Factory knows it by nothing else."""
     monkeypatch.setenv("USE_RAY", "1")
-    with pytest.raises(UsageError, match="use_ray: other processes"):
+    with pytest.raises(UsageError, match="use_ray starts other processes"):
         make_settings("sft", {}, {})
 
 
