@@ -424,7 +424,7 @@ def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:
     trainer = make_lightning(tmp_path, 1, callbacks=[], max_epochs=1, strategy="auto")
     with (
         EvaluationLoader(Samples(ALL), **nested(**READ)) as loader,
-        pytest.raises(UsageError, match="to train: LightningLoader"),
+        pytest.raises(UsageError, match="to train, use LightningLoader"),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
