@@ -57,30 +57,30 @@ class Terms:
         default=Layout.PADDED,
         metadata={
             "absent": Layout.PADDED,
-            "help": "how samples share a batch. padded: a row for each; packed: one row, laid end to end",
+            "help": "how samples share a batch. padded: one row per sample; packed: one row, with samples laid end to end",
         },
     )
     order: StepOrder = field(
         default=StepOrder.SHUFFLED,
         metadata={
             "absent": StepOrder.FULLEST,
-            "help": "of a round's steps. shuffled: by seed and round; sampler: batches of neighbours, in the sampler's order; "
-            "fullest: fullest first",
+            "help": "order of a round's steps. shuffled: by seed and round; sampler: batches of neighbours, in the sampler's "
+            "order; fullest: fullest first",
         },
     )
     cost: Cost = field(
         default=TOKENS,
         metadata={
             "absent": TOKENS,
-            "help": "by what the steps of ranks are balanced. tokens; attention/Q: tokens + tokens**2 // Q of each sample",
+            "help": "what the steps of ranks are balanced by. tokens; attention/Q: tokens + tokens**2 // Q of each sample",
         },
     )
     sizes: Sizes = field(
         default=Sizes.ANY,
         metadata={
             "absent": Sizes.ANY,
-            "help": "numbers of samples a padded batch may have. powers: of two; threes: also three times these; "
-            "even: even ones; one, in each",
+            "help": "sample counts that a padded batch may have, besides 1. powers: powers of two; threes: also three times "
+            "these; even: even numbers",
         },
     )
     limits: tuple[int, ...] = field(default=(), metadata={"least": 1, "absent": ()})
@@ -88,7 +88,7 @@ class Terms:
         default=Mode.JOIN, metadata={"help": "join: to the last sample of every rank; quota: to --quota samples"}
     )
     quota_samples: int | None = field(
-        default=None, metadata={"least": 1, "help": "with --mode quota: samples, over all ranks, to stop at"}
+        default=None, metadata={"least": 1, "help": "with --mode quota: number of samples, over all ranks, to stop at"}
     )
     update_samples: int | None = field(
         default=None,
@@ -97,7 +97,7 @@ class Terms:
             "absent": None,
             "flag": "--global-batch",
             "help": "samples of an optimizer update over all ranks: the protocol forms exactly the updates of plain training, "
-            "whose micro-batches go by length (update_samples); a baseline accumulates its steps to so many",
+            "in micro-batches grouped by length (update_samples); a baseline accumulates its steps up to this number",
         },
     )
     padding_share: int = field(
@@ -106,12 +106,12 @@ class Terms:
             "least": 1,
             "absent": PADDING_SHARE,
             "flag": "--padding-share",
-            "help": "a padded batch of an update holds at most this part of the budget in padding: about the cost of a step "
-            "that is empty, as a part of a full one (16: a sixteenth)",
+            "help": "a padded batch of an update holds at most this part of the budget in padding: about the cost of an empty "
+            "step as a part of a full one (16: a sixteenth)",
         },
     )
     max_age_rounds: int = field(
-        default=MAX_AGE_ROUNDS, metadata={"least": 1, "help": "rounds a sample may be carried for"}
+        default=MAX_AGE_ROUNDS, metadata={"least": 1, "help": "rounds for which a sample may be carried"}
     )
     ramp_rounds: int | None = field(
         default=None,
@@ -173,7 +173,7 @@ class Config(Terms):
         self._check_updates()
         if self.sizes != Sizes.ANY and (self.layout != Layout.PADDED or self.order == StepOrder.SAMPLER):
             raise UsageError(
-                f"sizes='{self.sizes}' needs layout='padded', where a batch has a row for each sample, and another order than "
+                f"sizes='{self.sizes}' needs layout='padded', where a batch has a row for each sample, and an order other than "
                 "'sampler', which keeps neighbours together"
             )
         shared = {
@@ -194,12 +194,12 @@ class Config(Terms):
             return
         if self.update_samples < self.world_size:
             raise UsageError(
-                f"update_samples={self.update_samples} is less than a sample for each of {self.world_size} ranks"
+                f"update_samples={self.update_samples} is less than one sample for each of {self.world_size} ranks"
             )
         if self.quota_samples is not None:
             raise UsageError("quota_samples would cut an update: with update_samples, count updates instead")
         if self.mode is Mode.QUOTA and self.shared_samples is not None:
-            raise UsageError("with update_samples and one order for all ranks, these end together: use mode='join'")
+            raise UsageError("with update_samples and one order for all ranks, ranks end together: use mode='join'")
 
     def check_samples(self, samples: Iterable[Sample]) -> None:
         """Checks that this configuration can group every sample.

@@ -64,12 +64,12 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
     """
     if accelerator.gradient_accumulation_steps != 1:
         raise UsageError(
-            f"Accelerator(gradient_accumulation_steps={accelerator.gradient_accumulation_steps}) divides each loss, which "
-            "would be normalised twice: leave it at 1 and pass accumulation_steps to the ODBDataLoader"
+            f"Accelerator(gradient_accumulation_steps={accelerator.gradient_accumulation_steps}) divides each loss, so the "
+            "loss would be normalised twice: leave it at 1 and pass accumulation_steps to the ODBDataLoader"
         )
     if info.weighting.is_divided_by_steps:
         raise UsageError(
-            "Loss(is_divided_by_trainer=True) is not for Accelerate, which divides nothing here: leave it out"
+            "Loss(is_divided_by_trainer=True) is wrong with Accelerate, which does not divide the loss: leave it out"
         )
     if info.step == 0 or accelerator not in _checked:  # a run may resume inside an epoch
         _checked.add(accelerator)
@@ -105,7 +105,7 @@ class PlainOrder(Sampler[object]):
     def __init__(self, sampler: Sampler[object], batch: int, *, is_even: bool, drops_last: bool, seed: int = 0) -> None:
         if not isinstance(sampler, Sized):
             name = type(sampler).__name__
-            raise UsageError(f"{name} does not say how many samples it lists: its updates cannot be told")
+            raise UsageError(f"{name} has no length, so the samples of an update cannot be determined")
         self._sampler = sampler
         self._seed, self._epoch = seed, 0
         self.batch = batch
@@ -130,8 +130,8 @@ class PlainOrder(Sampler[object]):
             keys = list(self._sampler)
             if detector.has_drawn():
                 warnings.warn(
-                    f"{type(self._sampler).__name__} draws from the process's generators, so the samples of a plain run's "
-                    "updates cannot be told: here they follow from seed and epoch",
+                    f"{type(self._sampler).__name__} draws from the process's random generators, so the updates of a plain run "
+                    "cannot be reproduced: the order follows from seed and epoch instead",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -172,14 +172,14 @@ def find_prepared_order(prepared: object, world_size: int, seed: int = 0) -> Pla
     sampler, batch = getattr(inner, "sampler", None), getattr(inner, "batch_size", None)
     if not isinstance(sampler, Sampler) or not isinstance(batch, int):
         raise UsageError(
-            f"this loader batches by {type(outer).__name__}, in a way of its own whose updates cannot be told: give a sampler "
-            "or shard of your own, or leave update_samples at None"
+            f"this loader forms batches with {type(outer).__name__}, so the samples of an update cannot be determined: pass "
+            "sampler or shard, or leave update_samples at None"
         )
     if isinstance(sampler, RandomSampler) and not isinstance(sampler, SeedableRandomSampler):
         raise UsageError(
-            "use_seedable_sampler=False draws the order of an epoch from what torch's generator has come to, so the samples of "
-            "an update cannot be told: say DataLoaderConfiguration(use_seedable_sampler=True), to the Trainer as its "
-            "accelerator_config, or leave update_samples at None"
+            "use_seedable_sampler=False draws an epoch's order from the present state of torch's generator, so the samples of "
+            "an update cannot be determined: pass DataLoaderConfiguration(use_seedable_sampler=True) (to a Trainer, as "
+            "accelerator_config), or leave update_samples at None"
         )
     is_even = bool(getattr(outer, "even_batches", True))
     ranks = 1 if getattr(outer, "split_batches", False) else world_size
@@ -196,14 +196,14 @@ def check_strategy(accelerator: Accelerator) -> None:
     asked = [wanted for name, wanted in _ASKED.items() if os.environ.get(name, "false").lower() == "true"]
     if found is DistributedType.NO and dist.is_initialized() and dist.get_world_size() > 1:
         raise UsageError(
-            f"{dist.get_world_size()} ranks are started, and Accelerate joins none of them: each would train a model of its "
-            "own. Without an accelerator say Accelerator(cpu=True), or use_cpu=True"
+            f"{dist.get_world_size()} ranks were started, but Accelerate does not connect them, so each would train its own "
+            "model. Without an accelerator, pass Accelerator(cpu=True), or use_cpu=True to a Trainer"
         )
     for wanted in asked:
         if found is not wanted:
             warnings.warn(
-                f"{wanted.value} was asked for, and Accelerate runs {found.value} without a word: every rank holds the whole "
-                "model. Weights are the same, memory is not",
+                f"{wanted.value} was requested, but Accelerate silently runs {found.value}, so every rank holds the whole "
+                "model. Weights are the same, memory use is not",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -214,9 +214,9 @@ def _check_schedulers(accelerator: Accelerator) -> None:
     prepared = [item for item in accelerator._schedulers if isinstance(item, AcceleratedScheduler)]
     if ranks > 1 and not accelerator.split_batches and any(item.step_with_optimizer for item in prepared):
         warnings.warn(
-            f"Accelerate has a prepared schedule make {ranks} steps in each update, one for each process. That is right for a "
-            "schedule whose length was multiplied by accelerator.num_processes, as in the scripts of transformers; len(loader) "
-            "counts updates, so one of a length counted by it has to be multiplied too",
+            f"Accelerate makes a prepared schedule take {ranks} steps in each update, one for each process. That is right for "
+            "a schedule whose length was multiplied by accelerator.num_processes, as in the scripts of transformers. "
+            "len(loader) counts updates, so multiply a length computed from it, too",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -226,6 +226,6 @@ def _check_engine(accelerator: Accelerator) -> None:
     steps = accelerator.deepspeed_plugin.deepspeed_config.get("gradient_accumulation_steps", 1)
     if steps not in (1, "auto"):
         raise UsageError(
-            f"DeepSpeed's gradient_accumulation_steps={steps} divides each loss, which would be normalised twice: leave it at "
-            "1 and pass accumulation_steps to the ODBDataLoader"
+            f"DeepSpeed's gradient_accumulation_steps={steps} divides each loss, so the loss would be normalised twice: leave "
+            "it at 1 and pass accumulation_steps to the ODBDataLoader"
         )

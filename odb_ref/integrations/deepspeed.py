@@ -51,13 +51,14 @@ def backward(engine: Engine, loss: Tensor, info: StepInfo, logits: Tensor | None
     steps, wanted = engine.gradient_accumulation_steps(), info.weighting.accumulation_steps
     if steps not in (1, wanted):
         raise UsageError(
-            f"DeepSpeed has gradient_accumulation_steps={steps}, and the loader accumulation_steps={wanted}: set "
-            "gradient_accumulation_steps to 1 in its configuration; how many batches make an update, the loader says"
+            f"DeepSpeed has gradient_accumulation_steps={steps}, but the loader has accumulation_steps={wanted}: set "
+            "gradient_accumulation_steps to 1 in DeepSpeed's configuration. The loader decides how many batches make an "
+            "update"
         )
     if engine.dp_world_size != info.world_size:
         raise UsageError(
-            f"DeepSpeed averages gradients over {engine.dp_world_size} ranks, and the loader's weights are for "
-            f"{info.world_size}: pass no process_group, or mesh= where the engine spreads a model over several processes"
+            f"DeepSpeed averages gradients over {engine.dp_world_size} ranks, but the loader's weights are for "
+            f"{info.world_size}: pass no process_group, or pass mesh= if the engine spreads a model over several processes"
         )
     divisor = wanted if info.weighting.is_divided_by_steps else 1
     engine.set_gradient_accumulation_boundary(info.is_update_end)

@@ -95,5 +95,5 @@ def scale_loss(module: LightningModule, loss: Tensor) -> Tensor:
     if not isinstance(loader, LightningLoader):
         raise UsageError(f"scale_loss: the train loader is a {type(loader).__name__}, not a LightningLoader")
     if not trainer.training:
-        raise UsageError("scale_loss is for training_step")
+        raise UsageError("scale_loss can be called only in training_step")
     return loader.scale(loss)

@@ -37,8 +37,8 @@ from odb_ref.torch.settings import LoaderArguments, check_spelling, spread
 _KEPT: Final = 8
 """How many steps to remember; more than Lightning reads ahead."""
 _UNASKED: Final = (
-    "batches are read, and get_step_info(self, batch_idx) is called for none: what an idle rank replays would count again, and "
-    "means go by batches (to train: LightningLoader)"
+    "batches are evaluated, but get_step_info(self, batch_idx) is called for none of them. So batches that an idle rank "
+    "replays count again, and means are over batches, not samples (to train, use LightningLoader)"
 )
 
 
@@ -54,7 +54,7 @@ class EvaluationLoader:
         settings = spread(options)
         for name in ("scaling", "accumulation_steps"):
             if name in settings:
-                raise UsageError(f"EvaluationLoader: {name} is of training")
+                raise UsageError(f"EvaluationLoader: {name} is only for training")
         if "on_idle" in settings:
             raise UsageError("EvaluationLoader: Lightning needs a batch in every step, so on_idle must be 'replay'")
         self.loader = ODBDataLoader(dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ class FollowedLoader(ABC):
         check_spelling(options)
         loss = options.get("loss", Loss())
         if loss.is_divided_by_trainer:
-            raise UsageError("LightningLoader: is_divided_by_trainer is not to be given: Lightning always divides")
+            raise UsageError("LightningLoader: leave out is_divided_by_trainer, because Lightning always divides")
         if "on_idle" in spread(options):
             raise UsageError("LightningLoader: Lightning needs a batch in every step, so on_idle must be 'replay'")
         options["loss"] = replace(loss, is_divided_by_trainer=options.get("update_samples") is None)
@@ -81,12 +81,12 @@ class FollowedLoader(ABC):
         """
         if self.trainer is None or self.callback not in self.trainer.callbacks:
             raise UsageError(
-                "a LightningLoader is read by Trainer(callbacks=[loader.callback]) alone (EvaluationLoader is for what is not "
-                "training). A Tuner and LearningRateFinder take callbacks away: find the rate with a plain DataLoader, whose "
-                "updates are those of update_samples="
+                "a LightningLoader can be read only by Trainer(callbacks=[loader.callback]) (for anything but training, use "
+                "EvaluationLoader). Tuner and LearningRateFinder remove callbacks: find the rate with a plain DataLoader that "
+                "makes the same updates as update_samples="
             )
         if not self.trainer.training:
-            raise UsageError("the train loader is read to evaluate: EvaluationLoader is for what is not training")
+            raise UsageError("the train loader is read to evaluate: use EvaluationLoader for anything but training")
         if self._begun is not None and self._read_ahead:
             # Lightning has read ahead in an epoch and now begins it again.
             self.loader.set_epoch(self._begun)
@@ -122,15 +122,15 @@ class FollowedLoader(ABC):
         self._is_trained_on = is_trained_on
         if self._loaded and self._info.epoch != epoch:
             warnings.warn(
-                f"Lightning continues with its epoch {epoch}, and the loader with the rest of epoch {self._info.epoch}, where "
-                "it was saved: Lightning counts an epoch in which max_steps was reached as whole",
+                f"Lightning continues with its epoch {epoch}, but the loader with the rest of epoch {self._info.epoch}, where "
+                "it was saved: Lightning counts an epoch as complete when max_steps is reached in it",
                 RuntimeWarning,
                 stacklevel=2,
             )
         if self._loaded and self._info.step % self._counted_steps:
             warnings.warn(
-                "the checkpoint was made inside an update, and the gradient of that update's first batches is not in it: make "
-                "checkpoints where updates end, as by every_n_train_steps",
+                "the checkpoint was made inside an update, and lacks the gradient of that update's first batches: make "
+                "checkpoints at the end of an update, for example with every_n_train_steps",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -138,8 +138,8 @@ class FollowedLoader(ABC):
         self._begun, self._loaded = None, []
         if (batch_idx - self._info.step) % self._counted_steps:
             raise UsageError(
-                f"Lightning's batch {batch_idx} and the loader's step {self._info.step} are at different places of an "
-                f"update of {self._counted_steps} batches: go on from a checkpoint made at the end of one"
+                f"Lightning's batch {batch_idx} and the loader's step {self._info.step} are at different places in an update "
+                f"of {self._counted_steps} batches: resume from a checkpoint made at the end of an update"
             )
 
     def _settle(self) -> None:
@@ -169,8 +169,8 @@ class FollowedLoader(ABC):
         """
         if self._info is None or self._is_scaled:
             raise UsageError(
-                "scale_loss: no batch is being trained on, or its loss was scaled before: it would count twice (as with an "
-                "optimizer that computes a loss several times in a step, LBFGS say, which is not supported)"
+                "scale_loss: no batch is being trained on, or its loss was scaled before and would count twice (an optimizer "
+                "that computes a loss several times in a step, such as LBFGS, is not supported)"
             )
         self._is_scaled = True
         scaled = self._info.scale(loss)

@@ -62,8 +62,8 @@ class LoaderCallback(Callback):  # type: ignore[misc]
     def _check_division(self, trainer: Trainer) -> None:
         if trainer.accumulate_grad_batches != self.loader.accumulation_steps:
             raise UsageError(
-                f"Lightning divides losses by accumulate_grad_batches={trainer.accumulate_grad_batches}, the loader's weights "
-                f"are for accumulation_steps={self.loader.accumulation_steps}: unequal, they would normalise wrongly"
+                f"Lightning divides losses by accumulate_grad_batches={trainer.accumulate_grad_batches}, but the loader's "
+                f"weights are for accumulation_steps={self.loader.accumulation_steps}: set both to the same number"
             )
 
     def _evaluate_by_intervals(self, trainer: Trainer) -> None:
@@ -71,8 +71,8 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         for callback in trainer.callbacks[: trainer.callbacks.index(self)]:
             if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
                 raise UsageError(
-                    "EarlyStopping has chosen to act at an epoch's end: with intervals= to evaluate by, let loader.callback "
-                    "stand before it in Trainer(callbacks=), or say EarlyStopping(check_on_train_epoch_end=False)"
+                    "EarlyStopping has chosen to act at the end of an epoch: to evaluate by intervals=, put loader.callback "
+                    "before it in Trainer(callbacks=), or pass EarlyStopping(check_on_train_epoch_end=False)"
                 )
         if getattr(trainer, "val_check_interval", None) == 1.0:
             trainer.val_check_interval = _NEVER
@@ -160,8 +160,8 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         self.loader.follow(epochs["processed"])
         if epochs["ready"] != epochs["processed"]:
             warnings.warn(
-                f"the checkpoint was made inside epoch {epochs['processed']}, and has no state of the LightningLoader, which "
-                "begins that epoch anew",
+                f"the checkpoint was made inside epoch {epochs['processed']}, but has no state of the LightningLoader, which "
+                "begins that epoch again",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -184,7 +184,7 @@ class _CountingTrainer(Trainer):  # type: ignore[misc]
         if self.max_steps != -1:
             return min(updates, int(self.max_steps))
         if math.isinf(updates):
-            raise UsageError("how many updates an epoch of a stream takes is not known: say Trainer(max_steps=)")
+            raise UsageError("the number of updates in an epoch of a stream is not known: pass Trainer(max_steps=)")
         return updates
 
 
@@ -197,12 +197,12 @@ def check_counts(trainer: Trainer, *, is_free: bool) -> None:
         value = getattr(trainer, name, default)  # not set if the interval is given as a time
         if value != default or (isinstance(value, int) and value):  # the integer 1 is one batch, and 1.0 all of them
             raise UsageError(
-                f"Trainer({name}={value}) counts batches, of which an update or an epoch holds any number: say max_steps=, or "
-                "LightningLoader(intervals=Intervals(...)) to evaluate by samples"
+                f"Trainer({name}={value}) counts batches, but an update or an epoch may hold any number of them: use "
+                "max_steps=, or LightningLoader(intervals=Intervals(...)) to evaluate by samples"
             )
     for callback in trainer.callbacks:
         if isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
-            raise UsageError("GradientAccumulationScheduler does not go with a LightningLoader: say update_samples=")
+            raise UsageError("GradientAccumulationScheduler cannot be used with a LightningLoader: use update_samples=")
 
 
 def check_frequency(trainer: Trainer) -> None:
@@ -213,8 +213,8 @@ def check_frequency(trainer: Trainer) -> None:
     for schedule in trainer.lr_scheduler_configs:
         if schedule.interval == "step" and schedule.frequency > 1:
             raise UsageError(
-                f"lr_scheduler: by frequency={schedule.frequency} Lightning counts micro-batches, not updates: leave "
-                f"it at 1, and let the schedule count, as by LambdaLR with step // {schedule.frequency}"
+                f"lr_scheduler: with frequency={schedule.frequency} Lightning counts micro-batches, not updates: leave "
+                f"frequency at 1, and count in the schedule, for example LambdaLR with step // {schedule.frequency}"
             )
 
 

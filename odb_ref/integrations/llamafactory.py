@@ -73,7 +73,7 @@ def run_exp(args: Mapping[str, object] | None = None, callbacks: list[TrainerCal
     tuner = importlib.import_module("llamafactory.train.tuner")
     found: object = importlib.import_module("llamafactory.hparams").read_args(None if args is None else dict(args))
     if not isinstance(found, MutableMapping):
-        raise UsageError(f"say the settings in a file: {_USAGE}")
+        raise UsageError(f"pass the settings in a file: {_USAGE}")
     own = {key: found.pop(key) for key in [*found] if key.startswith(_PREFIX)}
     stage = str(found.get("stage", "sft"))
     settings = make_settings(stage, found, {key.removeprefix(_PREFIX): value for key, value in own.items()})
@@ -93,21 +93,21 @@ def make_settings(stage: str, args: Mapping[str, object], own: Mapping[str, obje
     for name in _ELSEWHERE:
         if args.get(name) or os.environ.get(name.upper(), "").lower() in ("1", "y", "true"):
             raise UsageError(
-                f"{name}: other processes or trainers would run, on LLaMA-Factory's own batches: leave it out, and start ranks "
+                f"{name} starts other processes or trainers, with LLaMA-Factory's own batches: leave it out, and start ranks "
                 "with torchrun"
             )
     if not args.get("ignore_pad_token_for_loss", True):
         raise UsageError(
-            "ignore_pad_token_for_loss: false trains on padding, of which there is less here than in batches of a fixed size: "
-            "leave it out"
+            "ignore_pad_token_for_loss: false trains on padding, and these batches have less of it than batches of a fixed "
+            "size: leave it out"
         )
     if own.get("layout", "padded") != "padded":
         raise UsageError(f"odb_layout: {own['layout']}: the collators of LLaMA-Factory pad: leave it out")
     if stage not in _TRAINERS:
-        raise UsageError(f"stage {stage!r} is not run here: {', '.join(_TRAINERS)} are")
+        raise UsageError(f"stage {stage!r} is not supported: use one of {', '.join(_TRAINERS)}")
     if args.get("neat_packing") or args.get("packing", stage == "pt"):
         raise UsageError(
-            "packing fills rows before training: say packing: false, and batches are filled here, of whole samples"
+            "packing fills rows before training: set packing: false, and the loader fills batches with whole samples"
         )
     settings = dict(own)
     if "token_budget" not in settings:
@@ -128,8 +128,8 @@ def configure_trainer(trainer: Trainer, **settings: object) -> ODBTrainer:
         settings = {"shuffle": False} | settings
     if getattr(trainer, "bco_gemma", 0.0) >= _LEAST_BCO:
         raise UsageError(
-            "pref_bco_weight: its baseline is a running mean over the batches of all ranks, to which idle ranks would add what "
-            "they replay: leave it at 0"
+            "pref_bco_weight: its baseline is a running mean over the batches of all ranks, to which idle ranks would add the "
+            "batches that they replay: leave it at 0"
         )
     if has_pairs(trainer.train_dataset):
         settings = PAIRS | settings
@@ -184,8 +184,8 @@ def _replacing(stage: str, settings: Mapping[str, object], *, is_training: bool)
         yield
         if is_training and not made:
             raise UsageError(
-                f"LLaMA-Factory made no {name}, so this run was its own, with none of the {_PREFIX}* settings: please report "
-                "with which of its settings"
+                f"LLaMA-Factory made no {name}, so this run ignored the {_PREFIX}* settings: please report it, with "
+                "LLaMA-Factory's settings"
             )
     finally:
         for module in modules:

@@ -104,7 +104,7 @@ class Progress:
         Raises: UsageError when it is not such a state.
         """
         if set(state) != set(_SAVED):
-            raise UsageError(f"this is not how far a training has come: {sorted(state)}")
+            raise UsageError(f"not a state of Progress: {sorted(state)}")
         for name, value in state.items():
             setattr(self, name, value)
 

@@ -54,16 +54,16 @@ def configure_trainer(
     args = trainer.args
     if getattr(args, "packing", False):
         raise UsageError(
-            "packing=True fills rows before training, and cuts or drops samples for it: say packing=False with "
-            "padding_free=True and max_length=None, and rows are filled here, of whole samples"
+            "packing=True fills rows before training, and cuts or drops samples to do so: pass packing=False with "
+            "padding_free=True and max_length=None, and the loader fills rows with whole samples"
         )
     check_spelling(settings)
     told = spread(settings)
     is_counted = "length_fn" in told and ("supervised_fn" in told or told.get("scaling") == "samples")
     if getattr(trainer, "_is_vision_dataset", False) and not is_counted:
         raise UsageError(
-            "the collator of a vision data set makes its texts, so nobody can count them beforehand: pass "
-            "batching=Batching(length_fn=) and loss=Loss(supervised_fn=), or Loss(scaling='samples') in place of the second"
+            "the collator of a vision data set makes its texts, so their tokens cannot be counted beforehand: pass "
+            "batching=Batching(length_fn=), and loss=Loss(supervised_fn=) or Loss(scaling='samples')"
         )
     options: dict[str, object] = {}
     max_length: int | None = getattr(args, "max_length", None)
@@ -75,7 +75,7 @@ def configure_trainer(
         options |= PAIRS | {"length_fn": CollatedLength(multiple, max_length)}
     if token_budget is None:
         if max_length is None:
-            raise UsageError("max_length=None says nothing of memory: pass token_budget=")
+            raise UsageError("max_length=None gives no bound to compute a token budget from: pass token_budget=")
         token_budget = args.per_device_train_batch_size * max_length * (2 if is_paired else 1)
     return enable(trainer, ODBOptions.from_settings({"token_budget": token_budget} | options | told))
 
@@ -85,8 +85,8 @@ def _check_trainer(trainer: Trainer) -> None:
     name = next((kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")), None)
     if name is not None and name not in _TRAINERS:
         raise UsageError(
-            f"{name} is not configured here ({', '.join(_TRAINERS)} are): what its loss is a mean over is not known. If it "
-            "is samples, or their tokens with a label, and each sample has input_ids: "
-            "odb_ref.integrations.hf.enable(trainer, ODBOptions(...)). A Trainer that generates what it trains on needs "
-            "batches of its own making, and so does one whose loss compares the samples of a batch (KTO)"
+            f"{name} is not supported ({', '.join(_TRAINERS)} are), because it is not known what its loss is a mean over. If "
+            "that is samples, or their tokens with a label, and each sample has input_ids, use "
+            "odb_ref.integrations.hf.enable(trainer, ODBOptions(...)). A Trainer that generates what it trains on needs its "
+            "own batches, and so does one whose loss compares the samples of a batch (KTO)"
         )

@@ -86,7 +86,7 @@ def check_name(value: object) -> str:
     """
     if isinstance(value, str) and value:
         return value
-    raise UsageError(f"name must be a text, got {value!r}")
+    raise UsageError(f"name must be a string, got {value!r}")
 
 
 def check_functions(**functions: object) -> None:
@@ -105,14 +105,14 @@ def check_transport(name: str) -> str:
     Raises: UsageError when there is no such transport.
     """
     if name not in TRANSPORTS:
-        raise UsageError(f"no transport {name!r}; there are {', '.join(sorted(TRANSPORTS))}")
+        raise UsageError(f"unknown transport {name!r}; choose from {', '.join(sorted(TRANSPORTS))}")
     return name
 
 
 def _can_pin() -> bool:
     """Returns False, with a DataLoader's warning, if no device benefits from pinned memory."""
     if not torch.accelerator.is_available() or torch.backends.mps.is_available():
-        warnings.warn("pin_memory=True, but there is no accelerator to pin memory for: it is not pinned", stacklevel=4)
+        warnings.warn("pin_memory=True has no effect: there is no accelerator to pin memory for", stacklevel=4)
         return False
     return True
 
@@ -139,11 +139,11 @@ def make_loader_options(
     is_persistent = None if persistent_workers is None else check_flag(persistent_workers, "persistent_workers")
     context, known = multiprocessing_context, torch.multiprocessing.get_all_start_methods()
     if isinstance(context, str) and context not in known:
-        raise UsageError(f"multiprocessing_context must be one of {', '.join(known)} here, got {context!r}")
+        raise UsageError(f"multiprocessing_context must be one of {', '.join(known)} on this system, got {context!r}")
     if not (context is None or isinstance(context, str | BaseContext)):
         raise UsageError(f"multiprocessing_context must be a name or a context, got {context!r}")
     if workers and os.name != "posix":
-        raise UsageError(f"num_workers={workers} needs Linux or macOS: with num_workers=0 the loader works here too")
+        raise UsageError(f"num_workers={workers} needs Linux or macOS. On this system, use num_workers=0")
     if not workers:
         given: dict[str, object] = {"prefetch_factor": prefetch, "multiprocessing_context": context}
         given |= {"persistent_workers": is_persistent or None, "timeout": timeout_s or None}
@@ -169,8 +169,8 @@ def check_skipping(on_idle: OnIdle, accumulation_steps: int) -> None:
     """
     if on_idle is OnIdle.SKIP and accumulation_steps > 1:
         raise UsageError(
-            "on_idle='skip' needs accumulation_steps=1: a rank that skips the step which ends an update "
-            "would never synchronize what it has of it; use on_idle='replay'"
+            "on_idle='skip' needs accumulation_steps=1: a rank that skips an update's last step would never synchronize its "
+            "gradients. Use on_idle='replay'"
         )
 
 
@@ -184,7 +184,7 @@ def check_updates(update_samples: object, others: Mapping[str, object]) -> int |
     given = [f"{name}={value!r}" for name, value in others.items() if value is not None]
     if given:
         raise UsageError(
-            f"update_samples and {given[0]} exclude each other: an update is formed at once, of its own samples"
+            f"update_samples and {given[0]} exclude each other: each update is formed as a whole, from its own samples"
         )
     return check_integer(update_samples, "update_samples", 1)
 
@@ -218,10 +218,12 @@ def make_order(
         )
     if drop_last and update_samples is None:
         raise UsageError(
-            "drop_last needs update_samples: there are no batches of a fixed size, so no last one is smaller"
+            "drop_last needs update_samples: without it batches have no fixed size, so there is no smaller last batch to drop"
         )
     if drop_last and not is_common:
-        raise UsageError("drop_last needs one order of all ranks: a map-style data set, and another shard than 'given'")
+        raise UsageError(
+            "drop_last needs one order for all ranks: a map-style data set, and a shard other than 'given'"
+        )
     if is_iterable and (sampler is not None or shuffle):
         raise UsageError("an iterable data set takes neither sampler nor shuffle")
     if sampler is not None and shuffle:
@@ -229,9 +231,7 @@ def make_order(
     if sampler is not None and not (hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__")):
         raise UsageError(f"sampler={sampler!r}: expected a Sampler or a sequence of keys")
     if isinstance(sampler, BatchSampler):
-        raise UsageError(
-            f"sampler is a BatchSampler, which lists batches: {FORMED}; pass the sampler that it was made of"
-        )
+        raise UsageError(f"sampler is a BatchSampler, which lists batches: {FORMED}; pass the sampler it was made from")
     if isinstance(sampler, Iterator):  # calling iter() on it would advance some samplers
         raise UsageError(
             "sampler is an iterator, which is empty from the second epoch on: pass a Sampler or a sequence"
@@ -261,7 +261,7 @@ def draw_seed(generator: torch.Generator) -> int:
     Raises: UsageError when the generator is not on the CPU.
     """
     if generator.device.type != "cpu":
-        raise UsageError(f"generator must be one of the CPU, got one of {generator.device}")
+        raise UsageError(f"generator must be a CPU generator, got one on {generator.device}")
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
@@ -276,7 +276,7 @@ def check_len_bound(bound: int | str | None, order: Order) -> int | str | None:
         case str() if bound == SAMPLES:
             if not order.is_auto:
                 raise UsageError(
-                    "len_bound='samples' needs shard='auto': no rank knows how many samples the others hold"
+                    "len_bound='samples' needs shard='auto': otherwise no rank knows how many samples the others hold"
                 )
             order.count_samples()  # raises if the number is unknown
             return bound

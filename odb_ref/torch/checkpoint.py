@@ -49,5 +49,5 @@ class JobState:
         except json.JSONDecodeError:
             states = None
         if not isinstance(states, list) or not all(isinstance(state, dict) for state in states):
-            raise UsageError("load_state_dict: this is not a state of a JobState")
+            raise UsageError("load_state_dict: this is not a state that a JobState saved")
         self._load(states)

@@ -101,9 +101,9 @@ class Epochs(Generic[Batch]):
         if (bound := self._compute_bound()) is not None:
             return bound
         raise TypeError(
-            "an ODBDataLoader has no length: how many steps an epoch takes depends on the samples' lengths, which are known "
-            "only when they are read; ask for a bound with Batching(len_bound=), or use StepInfo.progress. (Is it passed where "
-            "a data set is wanted?)"
+            "an ODBDataLoader has no length: the number of steps in an epoch depends on the samples' lengths, which are known "
+            "only when the samples are read. For a bound, pass Batching(len_bound=); for progress, use StepInfo.progress. "
+            "(Did you pass the loader where a data set is expected?)"
         )
 
     @property
@@ -124,7 +124,7 @@ class Epochs(Generic[Batch]):
         """
         if not self.has_updates_per_epoch:
             raise UsageError(
-                "updates_per_epoch needs update_samples, and one order of all ranks (shard='auto' or 'shared')"
+                "updates_per_epoch needs update_samples, and one order for all ranks (shard='auto' or 'shared')"
             )
         return self._order.count_updates()
 
@@ -144,9 +144,9 @@ class Epochs(Generic[Batch]):
     def batch_sampler(self) -> NoReturn:
         """Stops frameworks that would rebuild this loader as a torch DataLoader. The error names what to pass instead."""
         raise AttributeError(
-            "an ODBDataLoader has no batch_sampler: it forms batches as samples are read, shares samples out by itself, and "
-            "goes on from load_state_dict. Lightning: pass LightningLoader to train, EvaluationLoader to evaluate; "
-            "Accelerate: iterate over it as it is, and use load_state_dict where you would skip_first_batches"
+            "an ODBDataLoader has no batch_sampler: it forms batches as it reads samples, divides them among ranks itself, "
+            "and resumes with load_state_dict. In Lightning, pass LightningLoader to train and EvaluationLoader to evaluate. "
+            "In Accelerate, iterate over it as it is, and use load_state_dict instead of skip_first_batches"
         )
 
     def estimate_steps(self, samples: int = 512) -> int:

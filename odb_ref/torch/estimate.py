@@ -30,7 +30,9 @@ def measure_some(order: Order, measure: MeasureFn, rank: int, world_size: int, c
     Raises: UsageError when the data set is iterable, or has a sampler of the user's own, or no length.
     """
     if order.is_iterable or order.sampler is not None:
-        raise UsageError("the steps of an epoch are estimated for map-style data sets without your own sampler")
+        raise UsageError(
+            "the steps of an epoch can be estimated only for a map-style data set without a sampler of your own"
+        )
     total = order.count_samples()
     places = [place * total // count for place in range(count)] if total > count else list(range(total))
     if order.is_auto:
@@ -81,5 +83,5 @@ def estimate_steps(
     readings = gather(own)
     steps = compute_steps(readings, config, is_shared=order.is_auto)
     if steps is None:
-        raise UsageError("the steps of an epoch cannot be estimated: not one of the samples tried could be measured")
+        raise UsageError("the steps of an epoch cannot be estimated: none of the samples tried could be measured")
     return max(1, round(steps))

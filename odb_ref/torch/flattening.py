@@ -44,7 +44,9 @@ class FlattenSamples:
         names = dict.fromkeys(rows[0])
         for row in rows:
             if row.keys() != names.keys():
-                raise SampleError(f"samples of one batch have the fields {', '.join(names)} and {', '.join(row)}")
+                raise SampleError(
+                    f"samples of one batch must have the same fields, got {', '.join(names)} and {', '.join(row)}"
+                )
             if self.is_shifted:
                 row["labels"] = row["labels"].clone()
                 row["labels"][:1] = IGNORE_INDEX
@@ -54,8 +56,8 @@ class FlattenSamples:
         positions, begins = batch["position_ids"][0], ends[1:-1]
         if (positions[begins] == positions[begins - 1] + 1).any():
             raise SampleError(
-                "position_ids of a sample continue those of the one before it in the row, and attention that goes by them "
-                "would take both for one sample: leave them out, so that they begin at 0, or pass collate_fn="
+                "position_ids of a sample continue those of the sample before it in the row, so attention that uses them "
+                "would take both for one sample. Leave position_ids out, so that they begin at 0, or pass collate_fn="
             )
         return batch | {
             "cu_seq_lens_q": ends,
@@ -132,12 +134,12 @@ def _read(sample: object) -> dict[str, torch.Tensor]:
     mask = fields.pop("attention_mask", None)
     if mask is not None and not mask.all():
         raise SampleError(
-            "a sample's attention_mask hides tokens, and a packed row has none: leave these out of the sample"
+            "a sample's attention_mask hides tokens, and a packed row has no mask: leave these tokens out of the sample"
         )
     for name in CHOOSING if given is None else ():
         if name in fields and not fields[name].all():
             raise SampleError(
-                f"the {name} of a sample leaves out tokens, and it has no labels: give it labels, with {IGNORE_INDEX} for "
+                f"the {name} of a sample leaves out tokens, but the sample has no labels: add labels, with {IGNORE_INDEX} for "
                 "these tokens, or pass collate_fn="
             )
     return fields
@@ -147,7 +149,9 @@ def _flatten(value: object, name: str) -> torch.Tensor:
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise SampleError(f"{name} of a sample has no value for each token: pass collate_fn= to pack it") from error
+        raise SampleError(
+            f"{name} of a sample does not have one value for each token: pass collate_fn= to pack it"
+        ) from error
     if tensor.ndim == 0 or tensor.numel() != tensor.shape[-1]:
         raise SampleError(f"{name} of a sample has the shape {list(tensor.shape)}: pass collate_fn= to pack it")
     return tensor.reshape(-1)

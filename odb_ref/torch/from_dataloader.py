@@ -51,11 +51,13 @@ def adopt_options(dataloader: DataLoader[object], options: Mapping[str, object])
     """
     found = dict(options)
     if dataloader.batch_sampler is None and "collate_fn" not in options:
-        raise UsageError("apply: a DataLoader with batch_size=None has no collate_fn for several samples: pass one")
+        raise UsageError(
+            "apply: a DataLoader with batch_size=None has no collate_fn for several samples: pass collate_fn="
+        )
     # Read it from the batch sampler: with a user's batch sampler, the DataLoader's own drop_last is False.
     if getattr(dataloader.batch_sampler, "drop_last", False) and "drop_last" not in options:
         if options.get("update_samples") is None:
-            what = "apply: drop_last=True means nothing here: ranks end together, and each sample is read"
+            what = "apply: drop_last=True has no effect: ranks end together, and every sample is read"
             warnings.warn(what, RuntimeWarning, stacklevel=3)
         else:
             found["drop_last"] = True
@@ -78,8 +80,8 @@ def _check_batch_sampler(batch_sampler: object) -> None:
     """Raises: UsageError when the user's own class forms the batches, because the loader would not read them."""
     if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
         raise UsageError(
-            f"apply: batches are formed under the token budget, and those of {type(batch_sampler).__name__} would be left out: "
-            "pass shuffle=, shard= or sampler= to say what is read"
+            f"apply: batches are formed under the token budget, so those of {type(batch_sampler).__name__} would be ignored: "
+            "pass shuffle=, shard= or sampler= to choose what is read"
         )
 
 
@@ -96,7 +98,7 @@ def _adopt_order(dataloader: DataLoader[object]) -> dict[str, object]:
             case _:
                 return {"shuffle": False}
     if not isinstance(sampler, Iterable):
-        raise UsageError(f"apply: a batch sampler without a sampler ({type(sampler).__name__}): pass sampler=")
+        raise UsageError(f"apply: the batch sampler has no usable sampler ({type(sampler).__name__}): pass sampler=")
     return {"sampler": sampler}
 
 

@@ -136,8 +136,8 @@ def check_outputs(outputs: object) -> None:
     is_fields = isinstance(outputs, tuple) and any(isinstance(item, torch.Tensor) for item in outputs)
     if is_fields or isinstance(outputs, Mapping):
         raise UsageError(
-            f"a {type(outputs).__name__} of outputs has fields, where a list has an entry for each sample: give one tensor of "
-            "it, whose rows are the samples', or a list"
+            f"outputs is a {type(outputs).__name__}, whose entries are fields instead of samples: pass one tensor with a row "
+            "for each sample, or a list with an entry for each sample"
         )
 
 
@@ -158,8 +158,8 @@ def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.Proces
     parts = gather_objects((info.local_samples, own), group)
     if len(parts) != info.world_size or sum(samples for samples, _ in parts) != info.global_samples:
         raise UsageError(
-            f"gather_samples: these {len(parts)} ranks are not the {info.world_size} that the loader shares samples among, so "
-            "samples would be missing or there twice: call loader.gather([] if info.is_idle else [*outputs]), which knows the "
+            f"gather_samples: these {len(parts)} ranks are not the {info.world_size} among which the loader divides samples, "
+            "so samples would be missing or repeated. Call loader.gather([] if info.is_idle else [*outputs]), which knows the "
             "loader's mesh and returns a list for each rank"
         )
     for rank, (samples, part) in enumerate(parts):

@@ -229,7 +229,8 @@ class ODBDataLoader(Epochs[Batch]):
         )
         if self._order.is_shared and window_bytes is not None:
             raise UsageError(
-                "window_bytes needs shards that are each rank's own: with shard='shared' what is drawn is read"
+                "window_bytes cannot be used with shard='shared': a rank has to read every sample that it draws from the "
+                "common order"
             )
         self._bound = check_len_bound(batching.len_bound, self._order)
         self._ranks = choose_ranks(
@@ -302,7 +303,7 @@ class ODBDataLoader(Epochs[Batch]):
     def _check_change(self, name: str, what: str) -> None:
         if "_session" in self.__dict__ and name in _READ_ONCE:
             instead = _INSTEAD.get(name, "make another loader with it")
-            raise UsageError(f"{name} cannot be {what}: the loader has read its arguments; {instead}")
+            raise UsageError(f"{name} cannot be {what}: the loader reads its arguments only when it is made; {instead}")
 
     def __bool__(self) -> bool:
         """Returns True, as for any loader, without asking for a length."""
@@ -310,8 +311,8 @@ class ODBDataLoader(Epochs[Batch]):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise UsageError(
-            "an ODBDataLoader cannot be copied or pickled: it has connections and processes. Make another from the same "
-            "arguments; state_dict and load_state_dict carry its place over"
+            "an ODBDataLoader cannot be copied or pickled: it owns connections and processes. Make another from the same "
+            "arguments, and transfer its position with state_dict and load_state_dict"
         )
 
 

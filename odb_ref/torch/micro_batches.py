@@ -54,10 +54,12 @@ def plan_micro_batches(
 
     def exchange(message: list[int]) -> list[list[int]]:
         rows = gather_integers([*message, names.index(mean) if mean in names else -1], group=group)
-        means = [repr(names[row[-1]]) if row[-1] >= 0 else "none that is known" for row in rows]
+        means = [repr(names[row[-1]]) if row[-1] >= 0 else "an unknown one" for row in rows]
         for rank, found in enumerate(means):
             if found != means[0]:
-                raise UsageError(f"mean differs: {means[0]} on rank 0, {found} on rank {rank}")
+                raise UsageError(
+                    f"mean must be the same on all ranks, got {means[0]} on rank 0 and {found} on rank {rank}"
+                )
         return [row[:-1] for row in rows]
 
     found = plan_rank(

@@ -208,7 +208,7 @@ RENAMED: Final[Mapping[str, str]] = {
 """Arguments renamed since earlier versions. Settings in `GROUP_OF` used to be arguments of their own."""
 
 
-FORMED: Final = "batches are formed under token_budget=, and update_samples= says how many samples an update holds"
+FORMED: Final = "batches are formed under token_budget=, and update_samples= sets how many samples an update holds"
 
 
 def check_groups(**given: object) -> None:
@@ -238,7 +238,7 @@ def check_spelling(options: Iterable[str]) -> None:
         if name in ("batch_size", "batch_sampler"):
             raise UsageError(f"{name}=...: {FORMED}")
         if (new := describe_new_spelling(name)) is not None:
-            raise UsageError(f"{name}=... is {new} now")
+            raise UsageError(f"{name}=... is now {new}")
 
 
 def refuse_old_spelling(init: Callable[P, None]) -> Callable[P, None]:

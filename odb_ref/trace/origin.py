@@ -120,7 +120,7 @@ def _decode_parts(data: Mapping[str, object], key: str, world_size: int) -> tupl
     parts = tuple(_decode_part(item, key, world_size) for item in listed)
     is_twice = key == "inputs" and len(parts) > 1 and any(part.rank is None for part in parts)
     if len({part.rank for part in parts}) < len(parts) or is_twice:
-        raise UsageError(f"the header has {key} that say twice whose they are")
+        raise UsageError(f"the header has {key} whose ranks overlap")
     return parts
 
 

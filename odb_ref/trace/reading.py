@@ -49,7 +49,7 @@ def _parse_integer(digits: str) -> int:
 def _make_object(pairs: list[tuple[str, Json]]) -> JsonObject:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands twice in an object")  # another reader might take the other value
+        raise ValueError("a key appears twice in an object")  # another reader might take the other value
     return found
 
 
@@ -130,7 +130,7 @@ class TraceReader:
                 time_s = data.get("time_s", 0)
                 is_time = isinstance(time_s, int | float) and type(time_s) is not bool and 0 <= time_s < math.inf
                 if not is_time or not data.keys() <= _RECORD:
-                    raise self.locate("a record has rank, event, effects and perhaps a time, in seconds")
+                    raise self.locate("a record has rank, event and effects, and may have a time in seconds")
                 time_s = float(time_s) if isinstance(time_s, int | float) and "time_s" in data else None
                 return Record(rank, event, tuple(effects), time_s)
             case _:
@@ -154,7 +154,7 @@ class TraceReader:
             raise self.locate(f"no {FORMAT} header")
         version = head.get("version")
         if type(version) is not int or version not in VERSIONS:
-            raise self.locate(f"version {version!r:.80}, this program reads {' and '.join(map(str, VERSIONS))}")
+            raise self.locate(f"version {version!r:.80}, but this program reads {' and '.join(map(str, VERSIONS))}")
         known = _HEADER if version == 1 else _HEADER | _ORIGIN
         if others := sorted(head.keys() - known):
             raise self.locate(f"the header has the unknown field {others[0]!r:.80}")
@@ -237,7 +237,7 @@ class TraceReader:
         # when only its header had been read is still the same trace.
         is_shorter = now.st_size < self._read_bytes and self.line > 1
         if self._identity is not None and (is_shorter or _identify(now) != self._identity):
-            raise self.locate("what follows is of another trace: the file was written anew while it was followed")
+            raise self.locate("the rest belongs to another trace: the file was rewritten while it was followed")
 
 
 def _identify(status: os.stat_result) -> tuple[int, int]:

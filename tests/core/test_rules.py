@@ -78,7 +78,7 @@ def test_a_rule_changes_no_bound_and_no_agreement() -> None:
 @pytest.mark.parametrize(("due", "answer"), [(0, -1), (0, 0), (0, 6), (2, 1), (2, 6)])
 def test_a_rule_outside_its_bounds_is_named(due: int, answer: int) -> None:
     """Spec: R3.3, R8."""
-    with pytest.raises(RuleError, match=rf"'always' answered {answer}, outside {max(1, due)}\.\.5") as caught:
+    with pytest.raises(RuleError, match=rf"'always' returned {answer}, outside {max(1, due)}\.\.5") as caught:
         compute_checked_target(Always(answer), make_offer(5, 3, due, False))
     assert isinstance(caught.value, InvariantError)
     assert caught.value.invariant == "RULE-BOUNDS"
@@ -87,7 +87,7 @@ def test_a_rule_outside_its_bounds_is_named(due: int, answer: int) -> None:
 @pytest.mark.parametrize("answer", [3.0, True, None])
 def test_an_answer_that_is_no_integer_is_named(answer: int) -> None:
     """Spec: R3.3."""
-    with pytest.raises(RuleError, match=rf"'always' answered {answer}"):
+    with pytest.raises(RuleError, match=rf"'always' returned {answer}"):
         compute_checked_target(Always(answer), make_offer(5, 3, 0, False))
 
 
@@ -108,7 +108,7 @@ def test_what_a_rule_that_is_asked_elsewhere_says_of_itself_is_told_as_it_is(kin
 def test_an_unknown_rule_is_refused_with_the_ones_there_are() -> None:
     with pytest.raises(UsageError) as caught:
         get_rule("best")
-    assert str(caught.value) == "no target rule 'best'; there are odb, paper"
+    assert str(caught.value) == "unknown target rule 'best'; choose from odb, paper"
 
 
 def test_rules_are_target_rules_with_the_name_they_are_found_by() -> None:

@@ -142,7 +142,7 @@ def test_what_is_no_event_or_effect_is_not_written() -> None:
 def test_what_is_not_a_time_is_refused(other: dict[str, object], tmp_path: Path) -> None:
     """Spec: R9."""
     _, records = read_trace(write_lines(tmp_path / "t", HEADER, {**RECORD, **other}))
-    with pytest.raises(TraceError, match="a record has rank, event, effects and perhaps a time"):
+    with pytest.raises(TraceError, match="a record has rank, event and effects, and may have a time"):
         next(records)
 
 

@@ -189,9 +189,9 @@ def test_a_time_is_kept() -> None:
     ("changes", "said"),
     [
         ({"format": "x"}, "t:1: no odb-trace header"),
-        ({"version": 3}, "t:1: version 3, this program reads 1 and 2"),
-        ({"version": True}, "t:1: version True, this program reads 1 and 2"),
-        ({"version": "v" * 200}, f"t:1: version '{'v' * 79}, this program reads 1 and 2"),
+        ({"version": 3}, "t:1: version 3, but this program reads 1 and 2"),
+        ({"version": True}, "t:1: version True, but this program reads 1 and 2"),
+        ({"version": "v" * 200}, f"t:1: version '{'v' * 79}, but this program reads 1 and 2"),
         ({"world_size": 0}, f"t:1: epoch 0 of a world of 0 ranks; this program reads 1 to {WORLD_SIZE}"),
         ({"world_size": 2**20 + 1}, f"t:1: epoch 0 of a world of {2**20 + 1} ranks; this program reads 1 to 1048576"),
         ({"world_size": True}, "t:1: epoch 0 of a world of True ranks; this program reads 1 to 1048576"),

@@ -252,7 +252,7 @@ def test_the_shortest_schedule_is_found(tmp_path: Path) -> None:
         (["--lengths", "0"], "a length must be at least 1"),
         (["--token-budget", "0"], "budget_tokens must be at least 1"),
         (["--quota", "3"], "--quota needs --mode quota"),
-        (["--policy", "none"], "no target rule 'none'"),
+        (["--policy", "none"], "unknown target rule 'none'"),
         (["--policy", "no.such:rule"], "cannot import"),
         (["--policy", "odb_ref.core.batching.rules:nothing"], "has no 'nothing'"),
         (["--policy", "odb_ref.core.batching.rules:NONE"], "needs a name and compute_target"),

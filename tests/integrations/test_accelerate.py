@@ -170,7 +170,7 @@ def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
     for is_said, values in zip((world_size > 1, False, False, world_size > 1), found, strict=True):
         for said, steps, updates in values:
             assert steps == updates * (world_size if is_said else 1)
-            assert [text for text in said if f"make {world_size} steps in each update" in text] == said
+            assert [text for text in said if f"take {world_size} steps in each update" in text] == said
             assert len(said) == is_said
 
 
@@ -190,7 +190,7 @@ def divide(rank: int) -> list[str]:
 def test_an_accelerator_that_divides_as_well_or_is_expected_to_is_refused() -> None:
     (result,) = run_ranks(1, divide)
     assert "normalised twice: leave it at 1" in result.value[0], result
-    assert "Loss(is_divided_by_trainer=True) is not for Accelerate" in result.value[1], result
+    assert "Loss(is_divided_by_trainer=True) is wrong with Accelerate" in result.value[1], result
 
 
 def make_registered(accelerator: Any) -> ODBDataLoader:

@@ -93,26 +93,26 @@ def test_an_engine_that_counts_other_batches_to_an_update_is_to_count_none() -> 
             batching=Batching(length_fn=len),
             loss=Loss(scaling="samples"),
         ) as loader,
-        pytest.raises(UsageError, match="set gradient_accumulation_steps to 1 in its configuration"),
+        pytest.raises(UsageError, match="set gradient_accumulation_steps to 1 in DeepSpeed's configuration"),
     ):
         for _, info in loader.steps():
             backward(engine, torch.zeros(()), info)
 
 
 REFUSED = {
-    "plain: other steps in the configuration": "gradient_accumulation_steps=4, and the loader accumulation_steps=2",
-    "plain: batch sizes that imply other steps": "gradient_accumulation_steps=4, and the loader accumulation_steps=2",
+    "plain: other steps in the configuration": "gradient_accumulation_steps=4, but the loader has accumulation_steps=2",
+    "plain: batch sizes that imply other steps": "gradient_accumulation_steps=4, but the loader has accumulation_steps=2",
     "plain: the loader as training_data": "must be a torch Dataset",
     "accelerate: steps in the configuration": "leave it at 1 and pass accumulation_steps to the ODBDataLoader",
-    "accelerate: told to expect a division": "Loss(is_divided_by_trainer=True) is not for Accelerate",
+    "accelerate: told to expect a division": "Loss(is_divided_by_trainer=True) is wrong with Accelerate",
     "accelerate: an automatic batch size": "set an integer value in `train_micro_batch_size_per_gpu`",
     "trainer: other steps in the configuration": "ds gradient_accumulation_steps=4 vs hf gradient_accumulation_steps=2",
     "trainer: a batch size of the whole job": "ds train_batch_size=7 vs hf",
     "trainer: other clipping": "ds gradient_clipping=1.0 vs hf max_grad_norm=0",
-    "trainer: a schedule in the configuration": "leave scheduler out of it and say lr_scheduler_type=",
+    "trainer: a schedule in the configuration": "remove scheduler from it and set lr_scheduler_type=",
 }
 REFUSED_ON_SEVERAL = {
-    "plain: other ranks": "averages gradients over 2 ranks, and the loader's weights are for 1",
+    "plain: other ranks": "averages gradients over 2 ranks, but the loader's weights are for 1",
     "accelerate: a schedule in the configuration": "schedule go 2 times as fast as updates are made",
 }
 

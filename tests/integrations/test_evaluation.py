@@ -389,9 +389,9 @@ def test_lightning_evaluates_on_an_evaluation_loader_that_is_asked_and_on_nothin
         for case, said in value.items():
             kind = case.split()[0]
             wanted = {
-                "ODBDataLoader": "pass LightningLoader to train, EvaluationLoader to evaluate",
+                "ODBDataLoader": "pass LightningLoader to train and EvaluationLoader to evaluate",
                 "EvaluationLoader": "get_step_info(self, batch_idx) is called for none",
-                "LightningLoader": "EvaluationLoader is for what is not training",
+                "LightningLoader": "use EvaluationLoader for anything but training",
             }[kind]
             assert wanted in said, (case, said)
         assert len(value) == 12
@@ -424,7 +424,7 @@ def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:
     trainer = make_lightning(tmp_path, 1, callbacks=[], max_epochs=1, strategy="auto")
     with (
         EvaluationLoader(Samples(ALL), **nested(**READ)) as loader,
-        pytest.raises(UsageError, match="to train: LightningLoader"),
+        pytest.raises(UsageError, match="to train, use LightningLoader"),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
@@ -435,7 +435,7 @@ def test_the_trainer_does_not_evaluate_on_the_loader_of_training(tmp_path: Path)
     odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**OPTIONS))
     trainer = make_trainer(0, tmp_path, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=Samples(ALL))
     trainer.get_eval_dataloader = lambda *_: trainer.get_train_dataloader()
-    with pytest.raises(UsageError, match="reads the loader of training"):
+    with pytest.raises(UsageError, match="reads the training loader"):
         trainer.evaluate()
 
 

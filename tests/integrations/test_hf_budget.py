@@ -216,8 +216,8 @@ def test_a_sharded_model_is_refused_by_name_or_tries_beforehand(tmp_path: Path) 
     values = get_values(run_ranks(len(SIZES), train_sharded, tmp_path))
     said, runs = zip(*values, strict=True)
     for first, second in said:
-        assert "sharded by FSDP, whose collectives stand inside the forward pass" in first
-        assert "sharded by FSDP 2, whose collectives stand inside the forward pass" in second
+        assert "sharded by FSDP, whose collectives run inside the forward pass" in first
+        assert "sharded by FSDP 2, whose collectives run inside the forward pass" in second
     runs = [(updates[:-1], weights) for updates, weights in runs]
     check_coverage(runs)
     check_weights(runs, Model())
@@ -231,7 +231,7 @@ def refuse(rank: int, folder: Path) -> str:
 
 def test_what_cannot_be_halved_is_refused_before_it_fails(tmp_path: Path) -> None:
     (result,) = run_ranks(1, refuse, tmp_path)
-    assert "a packed row cannot be halved" in result.value, result
+    assert "a packed row (layout='packed') can be halved only" in result.value, result
 
 
 # Budgets that follow what is measured --------------------------------------------------------------------------------------

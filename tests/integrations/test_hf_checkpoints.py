@@ -119,7 +119,7 @@ def test_an_epoch_does_not_go_on_with_other_updates(tmp_path: Path, changed: dic
     if "per_device_train_batch_size" in changed and not HAS_TOKEN_COUNT:
         pytest.skip("an earlier Trainer keeps the batch size of the checkpoint")
     make_trainer(tmp_path, "updates", save_strategy="steps", save_steps=5, max_steps=5).train()
-    with pytest.raises(UsageError, match="the updates of an epoch cannot change inside it"):
+    with pytest.raises(UsageError, match="update_samples cannot change within an epoch"):
         make_trainer(tmp_path, "updates", **changed).train(resume_from_checkpoint=True)
 
 
@@ -144,7 +144,7 @@ def go_on_from_plain(rank: int, folder: Path) -> list[tuple[float, bool]]:
     for at in (3, 8, 11)[: 3 if plain.args.world_size == 1 else 1]:
         trainer = make_trainer(folder / "ours", "updates", **settings)
         with pytest.warns(
-            RuntimeWarning, match=f"plain Trainer's checkpoint: training goes on behind its {at} updates"
+            RuntimeWarning, match=f"plain Trainer's checkpoint: training continues after its {at} updates"
         ):
             trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{at}"))
         pairs = zip(get_weights(plain), get_weights(trainer), strict=True)
@@ -165,7 +165,7 @@ def test_a_plain_trainers_checkpoint_goes_on_as_the_plain_run(tmp_path: Path, wo
 def test_a_plain_trainers_checkpoint_is_refused_where_its_place_cannot_be_told(tmp_path: Path) -> None:
     make_trainer(tmp_path, None, save_strategy="steps", save_steps=3, max_steps=3).train()
     with pytest.raises(
-        UsageError, match=r"continued with update_samples='plain' over .* begin a new training with its weights"
+        UsageError, match=r"resumed with update_samples='plain' over .* begin a new training with its weights"
     ):
         make_trainer(tmp_path, "free").train(resume_from_checkpoint=True)
 
@@ -182,6 +182,6 @@ def test_the_arguments_are_the_users(tmp_path: Path) -> None:
     trainer.train()
     assert not trainer.args.ignore_data_skip
     trainer.args.ignore_data_skip = True
-    with pytest.warns(RuntimeWarning, match="ignore_data_skip=True means nothing here"):
+    with pytest.warns(RuntimeWarning, match="ignore_data_skip=True has no effect"):
         trainer.train(resume_from_checkpoint=True)
     assert trainer.args.ignore_data_skip

@@ -21,16 +21,16 @@ from tests.integrations.test_hf_losses import Answers
 from tests.integrations.test_hf_updates import collate, make_model
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("sft", {"use_mca": True}, {}, "use_mca: other processes or trainers would run"),
-    ("sft", {"use_hyper_parallel": True}, {}, "use_hyper_parallel: other"),
-    ("sft", {"use_ray": True}, {}, "use_ray: other"),
+    ("sft", {"use_mca": True}, {}, "use_mca starts other processes or trainers"),
+    ("sft", {"use_hyper_parallel": True}, {}, "use_hyper_parallel starts other processes"),
+    ("sft", {"use_ray": True}, {}, "use_ray starts other processes"),
     ("sft", {"ignore_pad_token_for_loss": False}, {}, "ignore_pad_token_for_loss: false trains on padding"),
     ("sft", {}, {"layout": "packed"}, "odb_layout: packed: the collators of LLaMA-Factory pad"),
     ("sft", {}, {"token_budgt": 9}, r"odb_token_budgt is not a setting: odb_token_budget\?"),
     ("sft", {}, {"windw": 9}, r"odb_windw is not a setting: odb_window\b"),
     ("sft", {}, {"zzz": 9}, "odb_zzz is not a setting$"),
     ("sft", {}, {"update_samples": "all"}, "update_samples must be a number"),
-    ("pt", {}, {}, "say packing: false"),
+    ("pt", {}, {}, "set packing: false"),
 ]
 
 
@@ -50,7 +50,7 @@ def test_what_fits_becomes_options() -> None:
 def test_ray_is_found_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """LLaMA-Factory knows it by nothing else."""
     monkeypatch.setenv("USE_RAY", "1")
-    with pytest.raises(UsageError, match="use_ray: other processes"):
+    with pytest.raises(UsageError, match="use_ray starts other processes"):
         make_settings("sft", {}, {})
 
 
@@ -76,7 +76,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_run_that_made_no_trainer_of_ours_is_no_success(ran: list[Any]) -> None:
-    with pytest.raises(UsageError, match="LLaMA-Factory made no CustomSeq2SeqTrainer, so this run was its own"):
+    with pytest.raises(UsageError, match="LLaMA-Factory made no CustomSeq2SeqTrainer, so this run ignored the odb_"):
         run_exp({"stage": "sft", "do_train": True, "odb_window": 12})
     run_exp({"stage": "sft", "do_predict": True})
     assert ran == [{"stage": "sft", "do_train": True}, {"stage": "sft", "do_predict": True}]
@@ -123,6 +123,6 @@ def test_without_a_file_the_command_line_says_how_it_is_used(
 
 def test_a_refusal_on_the_command_line_is_a_line(ran: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["llamafactory.py", "train", "--stage", "sft"])
-    with pytest.raises(SystemExit, match=r"^error: say the settings in a file: torchrun"):
+    with pytest.raises(SystemExit, match=r"^error: pass the settings in a file: torchrun"):
         main()
     assert sys.argv[1:] == ["--stage", "sft"]

@@ -129,7 +129,7 @@ def test_a_smoothed_loss_that_a_plain_trainer_adds_up_is_said(
     monkeypatch.setattr("odb_ref.integrations.hf.losses.SMOOTHER_COUNTS", counts)
     odb = ODBOptions(token_budget=80)
     trainer, said = train(tmp_path, odb, make_model(), label_smoothing_factor=0.1)
-    assert ("label_smoothing_factor: the mean losses of the 3 micro-batches" in said) is not counts
+    assert ("adds up the mean losses of an update's 3 micro-batches" in said) is not counts
     if SMOOTHER_COUNTS:
         plain, _ = train(tmp_path, None, make_model(), label_smoothing_factor=0.1)
         losses = [one.state.log_history[0]["loss"] for one in (plain, trainer)]
@@ -139,7 +139,9 @@ def test_a_smoothed_loss_that_a_plain_trainer_adds_up_is_said(
 @pytest.mark.parametrize("alpha", [None, 5.0])
 def test_noise_that_depends_on_padding_is_said_to_be_larger(tmp_path: Path, alpha: float | None) -> None:
     _, said = train(tmp_path, ODBOptions(token_budget=80), make_model(), neftune_noise_alpha=alpha)
-    assert ("neftune_noise_alpha: the noise is divided by the root of a row's length" in said) is (alpha is not None)
+    assert ("neftune_noise_alpha: the noise is divided by the square root of a row's padded length" in said) is (
+        alpha is not None
+    )
 
 
 class Answers(Texts):

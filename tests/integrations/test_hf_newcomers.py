@@ -140,7 +140,7 @@ def test_what_means_nothing_or_something_else_is_said(tmp_path: Path) -> None:
         "odb must be ODBOptions(token_budget=...), got 60",
         "odb must be ODBOptions(token_budget=...), got {'token_budget': 60}",
     ]
-    assert any("dataloader_drop_last=True means nothing here" in text for text in warned)
+    assert any("dataloader_drop_last=True has no effect" in text for text in warned)
     assert sorted(number for update in updates for number in update) == Samples(range(sum(SIZES))).numbers
 
 

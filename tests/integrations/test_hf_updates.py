@@ -335,7 +335,7 @@ def test_an_order_that_is_drawn_from_the_processs_generator_goes_on_inside_an_ep
     (whole,), _, (resumed,), (refused,) = run_each(1, train, cases)
     assert resumed.value["weights"] == whole.value["weights"]
     assert "WeightedRandomSampler draws from the process's generators" in " ".join(whole.value["said"])
-    assert "WeightedRandomSampler says which samples the Trainer reads" in refused.text
+    assert "WeightedRandomSampler chooses which samples the Trainer reads" in refused.text
 
 
 def test_the_free_mode_shuffles_where_the_trainers_own_loader_does() -> None:
@@ -343,7 +343,7 @@ def test_the_free_mode_shuffles_where_the_trainers_own_loader_does() -> None:
     assert is_shuffled(DataLoader(data, batch_size=2, shuffle=True))
     assert not is_shuffled(DataLoader(data, batch_size=2))
     for loader in (DataLoader(data, batch_size=2, sampler=range(5)), DataLoader(data, batch_sampler=[[1]])):
-        with pytest.raises(UsageError, match="says which samples the Trainer reads"):
+        with pytest.raises(UsageError, match="chooses which samples the Trainer reads"):
             is_shuffled(loader)
 
 
@@ -365,7 +365,7 @@ def test_an_update_says_where_its_batches_are() -> None:
 SAID: list[tuple[dict[str, Any], str]] = [
     ({"average_tokens_across_devices": False}, "average_tokens_across_devices=False"),
     ({"include_num_input_tokens_seen": True}, "counts padding" if HAS_TOKEN_COUNT else "needs transformers 5.3"),
-    ({"accelerator_config": {"use_seedable_sampler": False}}, "use_seedable_sampler=False draws the order"),
+    ({"accelerator_config": {"use_seedable_sampler": False}}, "use_seedable_sampler=False draws an epoch's order"),
     ({"config": {"output_router_logits": True}}, "raise router_aux_loss_coef"),
     ({"accelerator_config": {"split_batches": True}, "per_device_train_batch_size": 4}, "split_batches"),
     ({"accelerator_config": {"split_batches": True}, "max_steps": 2, "data": Shuffled()}, "split_batches"),

@@ -282,7 +282,7 @@ def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> Non
     assert "callbacks=[loader.callback]" in unfollowed
     assert "not a LightningLoader" in plain
     assert "must return scale_loss(self, loss)" in forgotten
-    assert "read by Trainer(callbacks=[loader.callback]) alone" in unknown
+    assert "read only by Trainer(callbacks=[loader.callback])" in unknown
     assert "its loss was scaled before" in twice
 
 

@@ -241,7 +241,7 @@ def misuse(rank: int, folder: Path) -> list[str]:
         for mode in ({}, FREE)
     ]
     stopping = {"callbacks": [EarlyStopping("loss")]}
-    late = ("stand before it", stopping, {"intervals": Intervals(evaluate_samples=16)}, Failing)
+    late = ("put loader.callback before it", stopping, {"intervals": Intervals(evaluate_samples=16)}, Failing)
     for wanted, settings, options, kind in [*MISUSED, *scheduled, late]:
         with make_loader(**options) as loader, pytest.raises(UsageError) as caught:
             callbacks = [*settings.get("callbacks", []), loader.callback]
@@ -349,7 +349,7 @@ def go_on_from_plain(rank: int, folder: Path) -> None:
             warnings.simplefilter("always")
             run_alone(folder, module, [], str(folder / f"{name}.ckpt"), shuffle=True)
         assert {epoch for epoch, _ in module.seen} == epochs
-        assert any("begins that epoch anew" in str(warning.message) for warning in caught) == is_warned
+        assert any("begins that epoch again" in str(warning.message) for warning in caught) == is_warned
 
 
 def test_a_checkpoint_of_plain_lightning_goes_on_in_its_epoch(tmp_path: Path) -> None:
@@ -405,4 +405,4 @@ def test_a_schedule_in_the_free_mode_goes_by_an_estimate(tmp_path: Path) -> None
     expected, steps = estimated
     assert steps / 1.5 < expected < 1.5 * steps
     assert bounded == (3, 3)
-    assert "say Trainer(max_steps=)" in unknown
+    assert "pass Trainer(max_steps=)" in unknown

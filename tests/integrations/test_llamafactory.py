@@ -112,6 +112,6 @@ def test_a_checkpoint_goes_on_where_it_was_saved(
 def test_what_packs_beforehand_and_what_is_not_known_is_refused(tmp_path: Path) -> None:
     ((packing, pretraining, stage, bco),) = run(tmp_path, "refused", 1)
     assert packing == pretraining
-    assert "say packing: false" in packing
-    assert stage == "stage 'rm' is not run here: pt, sft, dpo are"
+    assert "set packing: false" in packing
+    assert stage == "stage 'rm' is not supported: use one of pt, sft, dpo"
     assert "pref_bco_weight: its baseline is a running mean over the batches of all ranks" in bco

@@ -81,7 +81,7 @@ def test_a_stream_and_an_order_of_ones_own_are_not_read_for_an_estimate() -> Non
     for dataset, options in ((Stream(0, 9), {}), (Numbers(0, 9), {"sampler": [1, 2]})):
         with (
             ODBDataLoader(dataset, token_budget=9, **nested(**options)) as loader,
-            pytest.raises(UsageError, match="map-style data sets without your own sampler"),
+            pytest.raises(UsageError, match="a map-style data set without a sampler of your own"),
         ):
             loader.estimate_steps()
 
@@ -116,7 +116,7 @@ def test_progress_goes_on_in_the_middle_of_an_epoch() -> None:
         assert before < wider.epochs <= 2
         before = wider.epochs
     assert (wider.epochs, wider.samples) == (2.0, 2 * sum(SIZES))
-    with pytest.raises(UsageError, match="not how far a training has come"):
+    with pytest.raises(UsageError, match="not a state of Progress"):
         wider.load_state_dict({"epochs": 1.0})
 
 

@@ -81,13 +81,13 @@ def shard_nothing(rank: int, folder: Path) -> tuple[list[str], str]:
         _, info = next(loader.steps())
     with pytest.raises(UsageError) as refused:
         accumulate(Accelerator(), Model(), info)
-    return [str(item.message) for item in caught if "was asked for" in str(item.message)], str(refused.value)
+    return [str(item.message) for item in caught if "was requested" in str(item.message)], str(refused.value)
 
 
 def test_where_nothing_is_sharded_or_joined_it_is_said(tmp_path: Path) -> None:
     for warned, refused in get_values(run_ranks(len(SIZES), shard_nothing, tmp_path)):
         assert warned == [
-            "FSDP was asked for, and Accelerate runs MULTI_CPU without a word: every rank holds the whole model. Weights are "
-            "the same, memory is not"
+            "FSDP was requested, but Accelerate silently runs MULTI_CPU, so every rank holds the whole model. Weights are the "
+            "same, memory use is not"
         ]
-        assert refused.startswith("2 ranks are started, and Accelerate joins none")
+        assert refused.startswith("2 ranks were started, but Accelerate does not connect them")

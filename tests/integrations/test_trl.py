@@ -52,7 +52,7 @@ def test_trl_trains_on_whole_samples_with_the_loss_of_one_process(tmp_path: Path
         assert "packing=True fills rows before training" in packed
         assert "pass token_budget=" in unbounded
         assert "loss_type 'sft': this loss is a mean over tokens" in unpaired
-        assert "KTOTrainer is not configured here" in unknown
+        assert "KTOTrainer is not supported" in unknown
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

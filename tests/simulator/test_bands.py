@@ -109,7 +109,7 @@ def test_a_range_that_makes_no_sense_is_refused(row: tuple[str, float, float]) -
 
 def test_a_range_stands_once() -> None:
     row = ("gpu.per_token_s", 1.0, 2.0)
-    with pytest.raises(UsageError, match=r"gpu\.per_token_s stands there twice"):
+    with pytest.raises(UsageError, match=r"gpu\.per_token_s appears twice"):
         Ranges(rows=(row, row))
 
 

@@ -188,7 +188,11 @@ def test_compare_prints_every_policy_and_writes_its_figures(tmp_path: Path, caps
 
 @pytest.mark.parametrize(
     ("policies", "expected"),
-    [("odb,magic", "no policy 'magic'"), ("odb,odb", "names none, or one twice"), (",", "names")],
+    [
+        ("odb,magic", "unknown policy 'magic'"),
+        ("odb,odb", "has an empty name, or the same name twice"),
+        (",", "has an empty name"),
+    ],
 )
 def test_compare_refuses_unknown_and_repeated_policies(
     policies: str, expected: str, capsys: pytest.CaptureFixture[str]

@@ -154,7 +154,7 @@ def test_what_a_broken_off_demo_has_started_ends_with_it(sent: signal.Signals, s
 
 
 def test_a_demo_that_takes_too_long_says_so() -> None:
-    with pytest.raises(UsageError, match=r"took more than 0\.5 s, and was ended"):
+    with pytest.raises(UsageError, match=r"took more than 0\.5 s, and was stopped"):
         demo.run_whole([sys.executable, "-c", SLEEPY], 0.5)
 
 

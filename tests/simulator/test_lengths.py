@@ -58,7 +58,7 @@ def test_supervised_tokens_are_used_where_they_are_known(tmp_path: Path) -> None
 BAD_FILES = {
     "no_column.csv": (
         b"tokens,other\n5,5\n",
-        "no_column.csv:1: no column total_tokens in the header, the first line; there are tokens, other",
+        "no_column.csv:1: no column total_tokens in the header, the first line; the columns are tokens, other",
     ),
     "no_header.csv": (b"5\n6\n", "no_header.csv:1: no column total_tokens in the header, the first line"),
     "negative.csv": (b"total_tokens\n5\n-3\n", "negative.csv:3: total_tokens is -3"),
@@ -67,15 +67,15 @@ BAD_FILES = {
     "fraction.csv": (b"total_tokens\n5.5\n", "fraction.csv:2: total_tokens is '5.5', not a whole number"),
     "blank.csv": (b"a,total_tokens\n5,\n", "blank.csv:2: total_tokens is '', not a whole number"),
     "huge.csv": (b"total_tokens\n99999999999999999999\n", "huge.csv:2: total_tokens is 1.000e+20"),
-    "short_row.csv": (b"a,total_tokens\n1,5\n2\n", "short_row.csv:3: 1 values, the header has 2 columns"),
+    "short_row.csv": (b"a,total_tokens\n1,5\n2\n", "short_row.csv:3: 1 values, but the header has 2 columns"),
     "supervised.csv": (
         b"total_tokens,supervised_tokens\n5,6\n",
         "supervised.csv:2: supervised_tokens is 6, expected 0 to total_tokens (5)",
     ),
-    "twice.csv": (b"total_tokens,x, total_tokens\n5,1,7\n", "twice.csv:1: 2 columns are called total_tokens"),
+    "twice.csv": (b"total_tokens,x, total_tokens\n5,1,7\n", "twice.csv:1: 2 columns have the name total_tokens"),
     "supervised_twice.csv": (
         b"total_tokens,supervised_tokens,supervised_tokens\n5,1,2\n",
-        "supervised_twice.csv:1: 2 columns are called supervised_tokens",
+        "supervised_twice.csv:1: 2 columns have the name supervised_tokens",
     ),
     "empty.csv": (b"", "empty.csv: empty file"),
     "header_only.csv": (b"total_tokens\n", "header_only.csv: a header and no rows"),
@@ -90,9 +90,9 @@ BAD_FILES = {
 BAD_COLUMNS = {
     "missing": (
         b"total_tokens\n5\n",
-        "a.csv:1: no column patches in the header, the first line; there are total_tokens",
+        "a.csv:1: no column patches in the header, the first line; the columns are total_tokens",
     ),
-    "negative": (b"patches,total_tokens\n-1,5\n", "a.csv:2: patches is -1, an amount is at least 0"),
+    "negative": (b"patches,total_tokens\n-1,5\n", "a.csv:2: patches is -1, but an amount is at least 0"),
     "word": (b"total_tokens,patches\n5,x\n", "a.csv:2: patches is 'x', not a whole number"),
 }
 
@@ -107,7 +107,7 @@ def test_a_bad_column_of_a_further_resource_is_refused(name: str, tmp_path: Path
 
 def test_an_array_of_lengths_has_no_columns(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([3, 4]))
-    with pytest.raises(UsageError, match=r"no column patches, a \.npy file holds lengths only"):
+    with pytest.raises(UsageError, match=r"no column patches, because a \.npy file holds only lengths"):
         load_lengths(str(tmp_path / "a.npy"), ("patches",))
 
 
@@ -147,10 +147,13 @@ def test_bad_input_is_one_line_and_status_2(name: str, tmp_path: Path, capfd: py
 
 
 BAD_ARGUMENTS = {
-    "missing file": (["no_such_trace"], "no_such_trace: no such file, and no bundled trace; there are arxiv"),
+    "missing file": (
+        ["no_such_trace"],
+        "no_such_trace: no such file, and no bundled trace; the bundled traces are arxiv",
+    ),
     "directory": (["."], ".: is a directory"),
-    "more ranks than samples": (["gsm8k", "--ranks", "9000"], "9000 ranks and only 8792 samples"),
-    "more ranks than drawn": (["gsm8k", "--ranks", "9", "--samples", "8"], "9 ranks and only 8 samples"),
+    "more ranks than samples": (["gsm8k", "--ranks", "9000"], "9000 ranks, but only 8792 samples"),
+    "more ranks than drawn": (["gsm8k", "--ranks", "9", "--samples", "8"], "9 ranks, but only 8 samples"),
     "no ranks": (["gsm8k", "--ranks", "0"], "ranks must be at least 1, got 0"),
     "negative ranks": (["gsm8k", "--ranks", "-2"], "ranks must be at least 1, got -2"),
     "rank is a word": (["gsm8k", "--ranks", "two"], "--ranks: invalid int value: 'two'"),
@@ -160,18 +163,18 @@ BAD_ARGUMENTS = {
     "depth 0": (["gsm8k", "--depth", "0"], "depth_steps must be at least 1, got 0"),
     "samples 0": (["gsm8k", "--samples", "0"], "samples must be at least 1 and at most 1,000,000,000, got 0"),
     "absurdly many samples": (["gsm8k", "--samples", "1" + "0" * 30], "samples must be at least 1 and at most"),
-    "absurdly many ranks": (["gsm8k", "--ranks", "1" + "0" * 30], "ranks and only 8792 samples"),
+    "absurdly many ranks": (["gsm8k", "--ranks", "1" + "0" * 30], "ranks, but only 8792 samples"),
     "negative seed": (["gsm8k", "--seed", "-1"], "seed must not be negative, got -1"),
     "limit without a value": (["mm_mix_real", "--limit", "width"], "--limit width: expected COLUMN=MAX"),
     "limit of words": (["mm_mix_real", "--limit", "width=many"], "--limit width=many: expected COLUMN=MAX"),
     "limit twice": (
         ["mm_mix_real", "--limit", "width=9", "--limit", "width=8"],
-        "--limit width=8: a limit of 9 has been given",
+        "--limit width=8: a limit of 9 was given already",
     ),
     "limit 0": (["mm_mix_real", "--limit", "width=0"], "limits must be at least 1 each, got (0,)"),
     "limit of no column": (
         ["gsm8k", "--limit", "width=9"],
-        "gsm8k:1: no column width in the header, the first line; there are total_tokens",
+        "gsm8k:1: no column width in the header, the first line; the columns are total_tokens",
     ),
     "limit of a baseline": (
         ["mm_mix_real", "--limit", "width=9", "--policy", "bmt"],
@@ -180,7 +183,7 @@ BAD_ARGUMENTS = {
     "quota in join mode": (["gsm8k", "--quota", "5"], "--quota needs --mode quota"),
     "quota 0": (["gsm8k", "--mode", "quota", "--quota", "0"], "quota_samples must be at least 1, got 0"),
     "no workers": (["gsm8k", "--workers", "0"], "workers must be at least 1, got 0"),
-    "unknown policy": (["gsm8k", "--policy", "magic"], "no policy 'magic'"),
+    "unknown policy": (["gsm8k", "--policy", "magic"], "unknown policy 'magic'"),
     "unknown mode": (["gsm8k", "--mode", "never"], "--mode: invalid choice: 'never'"),
     "trace of a baseline": (
         ["gsm8k", "--policy", "standard", "--trace", "t"],
@@ -190,19 +193,19 @@ BAD_ARGUMENTS = {
     "json and trace in one file": (["gsm8k", "--json", "x", "--trace", "./x"], "./x: named twice"),
     "schedule above the budget": (
         ["gsm8k", "--budget-schedule", "0:1024,40:4096"],
-        "--budget-schedule 40:4096: --token-budget 2048 is the largest budget there is",
+        "--budget-schedule 40:4096: must be at most --token-budget 2048",
     ),
     "batch size of batches that have none": (
         ["gsm8k", "--batch-size", "4"],
-        "--batch-size 4: of fixed batches only (standard, hfg, balanced), and policy odb has none",
+        "--batch-size 4: applies only to fixed batches (standard, hfg, balanced), and policy odb has none",
     ),
     "slow rank twice": (
         ["gsm8k", "--slow-rank", "1:2", "--slow-rank", "1:3"],
-        "rank 1 computes 3 times as long: 2 times has been given",
+        "rank 1 computes 3 times as long: 2 times was given already",
     ),
     "slow loader twice": (
         ["gsm8k", "--slow-loader", "0:2", "--slow-loader", "1:2", "--slow-loader", "0:2"],
-        "rank 0 loads 2 times as long: 2 times has been given",
+        "rank 0 loads 2 times as long: 2 times was given already",
     ),
     "trace in no folder": (["gsm8k", "--trace", "/no/such/folder/x"], "/no/such/folder/x: cannot be written"),
 }
@@ -247,7 +250,7 @@ def test_a_batch_size_needs_a_policy_with_fixed_batches(
     command: str, others: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [command, "gsm8k", *others, "--samples", "40", "--token-budget", "2048", "--batch-size", "4"]
-    assert "--batch-size 4: of fixed batches only" in refuse(capfd, [*arguments, "--policy", "odb,paper"])
+    assert "--batch-size 4: applies only to fixed batches" in refuse(capfd, [*arguments, "--policy", "odb,paper"])
     assert main([*arguments, "--policy", "odb,standard"]) == 0
 
 

@@ -21,7 +21,7 @@ def test_a_simulated_run_of_an_own_rule_is_replayed(tmp_path: Path, capsys: pyte
     assert json.loads(figures.read_text())["policy"] == "eager"
     capsys.readouterr()
     assert main(["check", "--replay", str(trace)]) == 0
-    assert "no target rule 'eager'" in capsys.readouterr().out
+    assert "unknown target rule 'eager'" in capsys.readouterr().out
     assert main(["check", "--replay", "--policy", EAGER, str(trace)]) == 0
     assert "REPLAY    holds" in capsys.readouterr().out
 
@@ -61,8 +61,8 @@ def test_compare_and_sweep_take_an_own_rule(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("class R:\n name = 'odb'\n def compute_target(self, a): return 1\n", "as a shipped rule does"),
-        ("class R:\n name = 3\n def compute_target(self, a): return 1\n", "not a word"),
+        ("class R:\n name = 'odb'\n def compute_target(self, a): return 1\n", "of a shipped rule"),
+        ("class R:\n name = 3\n def compute_target(self, a): return 1\n", "must be one word"),
         ("class R:\n name = 'r'\n", "needs a name and compute_target"),
         ("import sys\nsys.exit(0)\n", "SystemExit"),
         ("class R:\n def __init__(self): raise KeyError('x')\n", "cannot be made"),
@@ -82,7 +82,7 @@ def test_a_rule_that_leaves_its_bounds_is_told_so_in_a_line(tmp_path: Path, caps
     for command in ("simulate", "compare"):
         assert main([command, *SMALL, "--ranks", "2", "--policy", f"{path}:R"]) == 1
         said = capsys.readouterr().err.splitlines()
-        assert "rule 'r' answered 1000000, outside" in said[-1]
+        assert "rule 'r' returned 1000000, outside" in said[-1]
 
 
 def test_a_rule_file_called_as_a_library_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_a_run_of_tokens_and_steps_of_their_own(
     [
         ("--epochs 0", "--epochs must be more than 0"),
         ("--tokens 0", "--tokens must be at least 1"),
-        ("--global-batch 3", "leaves some of 4 ranks without"),
+        ("--global-batch 3", "is less than one sample for each of 4 ranks"),
         ("--gpus 500", f"{SAMPLES} samples are too few for 500 ranks"),
         ("--model nothing", "--model nothing"),
         ("--memory-tokens 0", "--memory-tokens"),

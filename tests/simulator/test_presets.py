@@ -127,7 +127,7 @@ def test_computing_again_takes_longer_and_holds_more() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"gpu": "h101"}, "--gpu h101: there are h100"),
+        ({"gpu": "h101"}, "--gpu h101: unknown; choose from h100"),
         ({"model": "llama-3-9b"}, "did you mean llama-3-"),
         ({"strategy": "dpp"}, "did you mean ddp?"),
         ({"gpus": 0}, "--gpus"),
@@ -150,7 +150,7 @@ def test_a_config_json_is_read_whatever_it_calls_its_sizes(tmp_path: Path) -> No
     preset = dict(read_presets()["model"]["qwen3-8b"])
     (tmp_path / "vl.json").write_text(json.dumps({"vision_config": {}, "text_config": preset}))
     assert load_model(str(tmp_path / "vl.json")).parameters == load_model("qwen3-8b").parameters
-    for bad, said in ((preset | {"hidden_size": "x"}, "hidden_size"), ([1], "no object"), ({}, "hidden_size")):
+    for bad, said in ((preset | {"hidden_size": "x"}, "hidden_size"), ([1], "not an object"), ({}, "hidden_size")):
         (tmp_path / "bad.json").write_text(json.dumps(bad))
         with pytest.raises(UsageError, match=said):
             load_model(str(tmp_path / "bad.json"))

@@ -97,7 +97,7 @@ def test_every_rank_of_the_protocol_goes_on_or_none(tmp_path: Path) -> None:
     what = build_run(recorded)
     with pytest.raises(UsageError, match="1 starts given"):
         replace(what, starts=(RoundStart(),))
-    with pytest.raises(UsageError, match="resumed by every rank of the protocol"):
+    with pytest.raises(UsageError, match="resumed only by every rank of the protocol"):
         replace(what, policy="standard")
 
 

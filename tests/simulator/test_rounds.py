@@ -291,7 +291,7 @@ def test_a_rule_that_leaves_its_bounds_is_an_error_either_way(driver: Driver) ->
         ramp_rounds=0,
         driver=driver,
     )
-    with pytest.raises(RuleError, match=r"^RULE-BOUNDS: rule 'wild' answered 9, outside 1\.\.8") as caught:
+    with pytest.raises(RuleError, match=r"^RULE-BOUNDS: rule 'wild' returned 9, outside 1\.\.8") as caught:
         run(what)
     assert caught.value.invariant == "RULE-BOUNDS"
 

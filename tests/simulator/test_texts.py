@@ -151,7 +151,7 @@ def test_no_column_is_kept_twice(tokenizer: Path, tmp_path: Path, capsys: pytest
     for names in (["total_tokens"], ["x", "x"]):
         keep = [word for name in names for word in ("--keep", name)]
         command = ["lengths", str(data), "--tokenizer", str(tokenizer), *keep, "--processes", "1"]
-        assert f"--keep {names[0]}: the file has a column of that name already" in refuse(capsys, command)
+        assert f"--keep {names[0]}: the file already has a column of that name" in refuse(capsys, command)
 
 
 def test_the_template_beside_a_tokenizer_is_its_own(tokenizer: Path, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_several_processes_keep_the_order(tokenizer: Path, tmp_path: Path, capsy
     [
         (f'{{"prompt": "{SECRET}"', [], r"d.jsonl:1: not JSON"),
         (f'["{SECRET}"]', [], r"d.jsonl:1 is of type list"),
-        (f'{{"something": "{SECRET}"}}', [], r"d.jsonl:1 has no column of a usual name \(something\): say which"),
+        (f'{{"something": "{SECRET}"}}', [], r"d.jsonl:1 has no column with a usual name \(something\): choose one"),
         (f'{{"text": ["{SECRET}"]}}', [], r"d.jsonl:1: a turn is of type str"),
         (f'{{"text": "{SECRET}"}}\n{{"text": null}}', [], r"d.jsonl:2: text is null"),
         (f'{{"text": "{SECRET}"}}', ["--column", "none"], r"d.jsonl:1 has no column none"),
@@ -236,7 +236,11 @@ def test_several_processes_keep_the_order(tokenizer: Path, tmp_path: Path, capsy
             ["--tokenizer", "no-such-file.json"],
             "--tokenizer no-such-file.json: No such file",
         ),
-        (f'{{"text": "{SECRET}"}}', ["--template", "no-such-file"], "--template no-such-file: cannot be read"),
+        (
+            f'{{"text": "{SECRET}"}}',
+            ["--template", "no-such-file"],
+            "--template no-such-file: not a file that can be read",
+        ),
         (f'{{"text": "{SECRET}"}}', ["--max-length", "0"], "--max-length must be at least 1"),
         ("", [], "no row in it"),
     ],

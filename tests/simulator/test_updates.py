@@ -231,7 +231,10 @@ def test_every_command_keeps_the_global_batch(
 def test_smaller_batches_are_said_and_updates_that_hold_too_much(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["simulate", "gsm8k", "--samples", "600", "--ranks", "8", "--token-budget", "4096"]
     assert main([*given, "--global-tokens", "4000"]) == 0
-    assert "not 4,096, since steps would hold more than the global batch of 4,000 tokens" in capsys.readouterr().out
+    assert (
+        "not 4,096, because steps would otherwise hold more than the global batch of 4,000 tokens"
+        in capsys.readouterr().out
+    )
     assert main([*given, "--global-tokens", "100"]) == 0
     assert "more than the 100 asked for: a step of 8 ranks is too large for it" in capsys.readouterr().out
     assert main([*given, "--global-tokens", "100000"]) == 0

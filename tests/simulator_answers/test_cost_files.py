@@ -45,7 +45,7 @@ def test_what_is_left_out_keeps_its_default(tmp_path: Path) -> None:
         ('"workers": 4', '"workers": 0', 23, "loader.workers"),
         ('"workers": 4', '"workers": 2.5', 23, "a whole number"),
         ('"network"', '"netwerk"', 17, "netwerk is not a part"),
-        ('"odb-costs"', '"odb-trace"', 2, "no cost model"),
+        ('"odb-costs"', '"odb-trace"', 2, "not a cost model"),
         ('"version": 2', '"version": 1', 3, "version"),
     ],
 )

@@ -119,5 +119,5 @@ def test_a_table_that_is_none_is_refused_with_its_line(tmp_path: Path, text: str
 
 def test_a_table_stands_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "a.csv", GRID)
-    assert "by itself" in refuse(capsys, ["calibrate", str(path), str(path)])
+    assert "given alone" in refuse(capsys, ["calibrate", str(path), str(path)])
     assert "--ranks must be at least 1" in refuse(capsys, ["calibrate", str(path), "--ranks", "0"])

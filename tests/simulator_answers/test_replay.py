@@ -185,7 +185,7 @@ def test_a_resumed_epoch_and_an_unknown_rule_are_refused(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="resumed"):
         load_runs([tamper(record(tmp_path / "a.ndjson"), shift)])
     strange = tamper(record(tmp_path / "b.ndjson"), lambda lines: lines[0]["config"].update(rule="mine"))
-    with pytest.raises(UsageError, match="no target rule 'mine'"):
+    with pytest.raises(UsageError, match="unknown target rule 'mine'"):
         load_runs([strange])
 
 

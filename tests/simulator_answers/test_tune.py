@@ -121,11 +121,11 @@ def test_options_without_a_say_are_refused_and_what_is_given_is_tuned_no_more(
     capsys.readouterr()
     swept = ["sweep", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--processes", "1"]
     for command, why in (
-        ([*updates, "--window-max", "64"], "windows have no say with --global-batch"),
-        ([*updates, "--ramp", "1"], "--ramp has no say with --global-batch"),
-        ([*tuned, "--padding-share", "4"], "--padding-share has no say without --global-batch"),
-        ([*swept, "--padding-share", "4"], "--padding-share 4: has no say without --global-batch"),
-        ([*swept, "--global-batch", "32", "--window", "64,128"], "windows have no say with --global-batch"),
+        ([*updates, "--window-max", "64"], "--window-max 64: has no effect with --global-batch"),
+        ([*updates, "--ramp", "1"], "--ramp has no effect with --global-batch"),
+        ([*tuned, "--padding-share", "4"], "--padding-share has no effect without --global-batch"),
+        ([*swept, "--padding-share", "4"], "--padding-share 4: has no effect without --global-batch"),
+        ([*swept, "--global-batch", "32", "--window", "64,128"], "--window 64,128: has no effect with --global-batch"),
     ):
         assert why in refuse(capsys, command)
 
@@ -187,7 +187,7 @@ def test_a_very_long_epoch_is_judged_by_a_shorter_one(monkeypatch: pytest.Monkey
     question = Question(study=Study(lengths=LENGTHS, samples=4_000), ranks=4, memory_tokens=4096, window_max=16)
     tuning = tune(question, Local())
     assert {answer.summary.samples_total for answer in tuning.tried} == {400}
-    assert "400 samples was judged in place of 4,000" in tuning.cautions[0]
+    assert "400 samples was judged instead of 4,000" in tuning.cautions[0]
 
 
 def test_what_needs_a_choice_is_shown_beside_at_what_is_best_for_it() -> None:

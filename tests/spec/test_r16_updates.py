@@ -247,7 +247,7 @@ def test_the_number_of_portions_follows_from_the_samples_of_a_rank() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"world_size": 4, "update_samples": 3}, "less than a sample for each"),
+        ({"world_size": 4, "update_samples": 3}, "less than one sample for each"),
         ({"mode": Mode.QUOTA, "quota_samples": 9, "update_samples": 3}, "count updates"),
         ({"mode": Mode.QUOTA, "shared_samples": 9, "update_samples": 3}, "end together"),
     ],

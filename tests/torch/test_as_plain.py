@@ -133,7 +133,7 @@ def test_a_function_that_cannot_be_sent_to_a_process_is_an_error_that_says_what_
     with (
         ODBDataLoader(Numbers(0, COUNT), **nested(**options)) as loader,
         pytest.raises(
-            JobError, match=r"cannot be sent to a process: Can't .*lambda.*or pass multiprocessing_context='fork'"
+            JobError, match=r"cannot be sent to another process: Can't .*lambda.*or pass multiprocessing_context='fork'"
         ),
     ):
         list(loader)
@@ -175,7 +175,7 @@ def test_where_the_first_sample_cannot_be_read_an_idle_rank_says_what_to_pass() 
         for result in unsaid:
             assert (result.error, result.rank) == ("JobError", 1)
             assert "pass Protocol(idle_sample=) or on_idle='none'" in result.text
-            assert "the first of the data set cannot be read here" in result.text
+            assert "cannot read the data set's first sample" in result.text
         assert get_values(said)[1] > 0
 
 

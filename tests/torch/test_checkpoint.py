@@ -81,5 +81,5 @@ def test_a_loader_alone_is_saved_likewise(tmp_path: Path) -> None:
     "state", [{}, {"odb_ranks": "3"}, {"odb_ranks": "[3]"}, {"odb_ranks": ["{}"]}, {"odb_ranks": "{"}]
 )
 def test_what_is_no_such_state_is_refused(state: dict[str, Any]) -> None:
-    with make_loader() as loader, pytest.raises(UsageError, match="not a state of a JobState"):
+    with make_loader() as loader, pytest.raises(UsageError, match="not a state that a JobState saved"):
         JobState(loader).load_state_dict(state)

@@ -455,7 +455,7 @@ def test_samples_that_cannot_be_taken_in_are_a_failure_of_their_step() -> None:
     try:
         start_all(workers)
         workers.begin(7, CollateTask(0, (Packed(BreaksElsewhere(), ()),), None))  # type: ignore[arg-type]
-        with pytest.raises(CollateWorkerError, match="cannot be collated, where step 7 is collated"):
+        with pytest.raises(CollateWorkerError, match="cannot be collated, while collating step 7"):
             workers.collect()
         workers.begin(8, CollateTask(0, (pack(8),), None))
         assert collect_all(workers) == ([8], [])

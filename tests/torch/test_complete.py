@@ -63,9 +63,9 @@ def stop(worker_id: int) -> None:
 
 CASES: list[tuple[Dataset[Any], dict[str, Any], str]] = [
     (Numbers(0, COUNT, bad=20, fault="StopIteration"), {}, "StopIteration for the sample 20"),
-    (AtOnce(-1), {}, "gave 15 samples for 16 keys"),
-    (AtOnce(1), {}, "gave 17 samples for 16 keys"),
-    (AtOnce(-16), {}, "gave 0 samples for 16 keys"),
+    (AtOnce(-1), {}, "returned 15 samples for 16 keys"),
+    (AtOnce(1), {}, "returned 17 samples for 16 keys"),
+    (AtOnce(-16), {}, "returned 0 samples for 16 keys"),
     (StoppingAtOnce(0), {}, "__getitems__ of the data set raised StopIteration"),
     (StoppingStream(0, COUNT), {}, "__iter__ of the data set raised StopIteration"),
     (Numbers(0, COUNT), {"length_fn": measure_and_stop}, "the measure of a sample raised StopIteration"),
@@ -140,11 +140,11 @@ class Endless(Sampler[int]):
 def test_a_sampler_that_lists_other_than_it_says_is_an_error() -> None:
     """Checks: COVER."""
     endless = ODBDataLoader(Numbers(0, COUNT), **nested(sampler=Endless(), **SETTINGS))
-    with endless, pytest.raises(UsageError, match="says that it has 40 keys, and listed more"):
+    with endless, pytest.raises(UsageError, match="has a length of 40, but listed more"):
         iter(endless)
     with ODBDataLoader(Numbers(0, COUNT), **nested(sampler=OneShot(), **SETTINGS)) as loader:
         assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
-        with pytest.raises(UsageError, match="says that it has 40 keys, and listed 0"):
+        with pytest.raises(UsageError, match="has a length of 40, but listed 0"):
             iter(loader)
 
 

@@ -155,7 +155,7 @@ def test_nonsense_from_cost_fn_ends_the_epoch_with_its_cause(costs: object) -> N
     options = SETTINGS | {"cost_fn": lambda sample: costs, "limits": (4, 4)}
     with (
         ODBDataLoader(Numbers(0, 9), **nested(**options)) as loader,
-        pytest.raises(JobError, match=r"rank 0 failed: SampleError: (a cost that )?cost_fn gave .*, expected"),
+        pytest.raises(JobError, match=r"rank 0 failed: SampleError: (a cost that )?cost_fn returned .*, expected"),
     ):
         list(loader)
 

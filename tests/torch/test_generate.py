@@ -92,11 +92,11 @@ def test_a_run_that_gives_another_number_of_outputs_is_refused() -> None:
 )
 def test_fields_of_a_batch_are_not_taken_for_samples(outputs: Any) -> None:
     """Two fields, in batches of two samples."""
-    with pytest.raises(UsageError, match="of outputs has fields"):
+    with pytest.raises(UsageError, match="entries are fields instead of samples"):
         generate(lambda batch: outputs, Numbers(0, 2), token_budget=1000, length_fn=measure, collate_fn=collate)
     with ODBDataLoader(Numbers(0, 2), token_budget=1000, collate_fn=collate) as loader:
         _, info = next(loader.steps())
-        with pytest.raises(UsageError, match="of outputs has fields"):
+        with pytest.raises(UsageError, match="entries are fields instead of samples"):
             gather_samples(outputs, info)
 
 

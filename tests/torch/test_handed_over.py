@@ -109,8 +109,11 @@ def cost_much(sample: Any) -> list[int]:
 
 
 MUCH: list[tuple[dict[str, Any], str]] = [
-    ({"length_fn": measure_much}, f"the length of a sample is {2**62}, expected one between 1 and {2**42}"),
-    ({"cost_fn": cost_much, "limits": [5]}, f"a cost that cost_fn gave is {2**70}, expected one between 0 and {2**42}"),
+    ({"length_fn": measure_much}, f"the length of a sample is {2**62}, expected an integer between 1 and {2**42}"),
+    (
+        {"cost_fn": cost_much, "limits": [5]},
+        f"a cost that cost_fn returned is {2**70}, expected an integer between 0 and {2**42}",
+    ),
 ]
 
 
@@ -242,7 +245,7 @@ def test_a_sampler_set_to_another_epoch_is_noticed() -> None:
             sampler.set_epoch(epoch)
             assert read_in_order(loader) == list_in(epoch)
         sampler.set_epoch(7)
-        with pytest.raises(UsageError, match=r"set to epoch 7, and the loader reads epoch 3: call set_epoch\(7\)"):
+        with pytest.raises(UsageError, match=r"set to epoch 7, but the loader reads epoch 3: call set_epoch\(7\)"):
             iter(loader)
         loader.set_epoch(7)
         assert read_in_order(loader) == list_in(7)
@@ -269,7 +272,7 @@ class Endless(Sampler[int]):
 
 def test_a_sampler_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("odb_ref.torch.plan.sampler.MOST_UNTOLD", 1000)
-    with make_loader(sampler=Endless()) as loader, pytest.raises(UsageError, match="does not end after 1,000 keys"):
+    with make_loader(sampler=Endless()) as loader, pytest.raises(UsageError, match="did not end after 1,000 keys"):
         iter(loader)
     with pytest.raises(UsageError, match="sampler=5: expected a Sampler"):
         make_loader(sampler=5)
@@ -327,7 +330,7 @@ def test_an_epoch_that_a_sampler_does_not_show_is_noticed(make: Any) -> None:
     sampler.set_epoch(5)
     other.set_epoch(5)
     with make_loader(sampler=sampler, order="sampler") as loader:
-        with pytest.raises(UsageError, match=r"set to epoch 5, and the loader reads epoch 0: call set_epoch\(5\)"):
+        with pytest.raises(UsageError, match=r"set to epoch 5, but the loader reads epoch 0: call set_epoch\(5\)"):
             iter(loader)
         loader.set_epoch(5)
         assert read_in_order(loader) == list(other)
@@ -343,7 +346,7 @@ def test_a_sampler_set_back_to_the_epoch_before_is_noticed(make: Any) -> None:
         sampler.set_epoch(0)
         first = read_in_order(loader)
         sampler.set_epoch(0)
-        with pytest.raises(UsageError, match=r"set to epoch 0, and the loader reads epoch 1: call set_epoch\(0\)"):
+        with pytest.raises(UsageError, match=r"set to epoch 0, but the loader reads epoch 1: call set_epoch\(0\)"):
             iter(loader)
         loader.set_epoch(0)
         assert read_in_order(loader) == first
@@ -386,7 +389,7 @@ class Pairs(Sampler[list[int]]):
 
 def test_batches_of_the_users_own_are_not_taken_for_an_order() -> None:
     plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_sampler=Pairs(), collate_fn=collate)
-    with pytest.raises(UsageError, match="those of Pairs would be left out"):
+    with pytest.raises(UsageError, match="those of Pairs would be ignored"):
         apply(plain, token_budget=60)
     with apply(plain, token_budget=60, shuffle=False) as loader:
         assert sorted(read_in_order(loader)) == list(range(20))
@@ -407,7 +410,7 @@ def test_batches_of_the_users_own_are_not_taken_for_an_order() -> None:
 def test_drop_last_is_answered_or_taken_over_by_updates_of_a_fixed_size(batching: dict[str, Any]) -> None:
     plain: DataLoader[Any] = DataLoader(Numbers(0, 20), collate_fn=collate, **batching)
     with (
-        pytest.warns(RuntimeWarning, match="drop_last=True means nothing here"),
+        pytest.warns(RuntimeWarning, match="drop_last=True has no effect"),
         apply(plain, token_budget=60) as loader,
     ):
         assert sorted(read_in_order(loader)) == list(range(20))
@@ -430,7 +433,7 @@ def test_two_loaders_do_not_write_one_trace(tmp_path: Path) -> None:
         read(first)
         with make_loader(trace=path) as second:
             for _ in range(2):
-                with pytest.raises(UsageError, match=r"another loader of this process writes .*trace\.ndjson"):
+                with pytest.raises(UsageError, match=r"another loader in this process writes to .*trace\.ndjson"):
                     iter(second)
         read(first)  # its own, in every epoch
         with make_loader(trace=tmp_path / "other.ndjson") as second:

@@ -241,7 +241,7 @@ TOLD: list[tuple[str, bool, str]] = [
     ("common", False, "their data sets differ in start"),
     ("stream", False, "their data sets differ in start"),
     ("sampler", False, "their data sets differ in start"),
-    ("given", False, r"their data sets differ in start. If it is one loader, pass Protocol\(name=...\)"),
+    ("given", False, r"their data sets differ in start. If they are one loader, pass Protocol\(name=...\)"),
     *((kind, True, "the loader 'train' .*the loader 'evaluate'") for kind in ("common", "stream", "given", "hidden")),
 ]
 
@@ -264,7 +264,7 @@ def give_one_name_to_two(rank: int) -> None:
 def test_two_loaders_that_nothing_tells_apart_need_names_of_their_own() -> None:
     nameless = run_each(2, begin_in_another_order, [("hidden", False, is_same) for is_same in (True, False)])
     (of_one_name,) = run_each(2, give_one_name_to_two, [()])
-    message = r"two loaders .* nothing tells other ranks .* pass Protocol\(name="
+    message = r"two loaders .* other ranks cannot tell .* Give each its own Protocol\(name="
     for found, said in ((nameless[0], message), (nameless[1], message), (of_one_name, "two loaders called 'train'")):
         for result in found:
             assert result.error == "UsageError", result
@@ -451,7 +451,7 @@ def begin_anew(rank: int, store: Path) -> Any:
         dist.barrier()
         dist.destroy_process_group()
         join(rank, Path(f"{store}-{generation}"))
-    with pytest.raises(UsageError, match=rf"{find_line(make_first)} is of an old generation"):
+    with pytest.raises(UsageError, match=rf"{find_line(make_first)} is stale"):
         next(iter(old))
     return found
 
@@ -526,7 +526,7 @@ def test_a_loader_keeps_to_the_process_group_that_it_began_under(tmp_path: Path)
     values = get_values(run_ranks(2, make_before, tmp_path))
     assert sorted(values[0][0] + values[1][0]) == list(range(24))
     for _, *refused in values:
-        assert all("is of an old generation" in text for text in refused), refused
+        assert all("is stale" in text for text in refused), refused
 
 
 def begin_anew_over_one_store(rank: int, folder: Path) -> Any:

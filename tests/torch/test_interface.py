@@ -87,7 +87,7 @@ def test_the_interface_that_gloo_is_told_of_goes_first(
 def test_an_interface_that_is_not_there_is_named(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As gloo refuses it: it used to be passed over, and the loader to listen at another."""
     monkeypatch.setenv(interface.INTERFACE_VARIABLE, names)
-    with pytest.raises(UsageError, match=r"GLOO_SOCKET_IFNAME names 'none0', and this host has .*\blo\b"):
+    with pytest.raises(UsageError, match=r"GLOO_SOCKET_IFNAME names 'none0', but this host has only .*\blo\b"):
         choose_address(HashStore())
 
 

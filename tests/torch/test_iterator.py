@@ -47,7 +47,7 @@ def test_a_closed_loader_takes_the_epoch_and_the_iterator_says_so() -> None:
     next(batches)
     loader.close()
     for _ in range(2):
-        with pytest.raises(UsageError, match="lost epoch 0 before its end: its loader was closed"):
+        with pytest.raises(UsageError, match="epoch 0 of this iterator was cut short: its loader was closed"):
             next(batches)
 
 
@@ -57,7 +57,7 @@ def test_another_iteration_takes_the_epoch_and_the_first_iterator_says_so(num_wo
         first = iter(loader)
         next(first)
         second = iter(loader)
-        with pytest.raises(UsageError, match="lost epoch 0 before its end: another iteration"):
+        with pytest.raises(UsageError, match="epoch 0 of this iterator was cut short: another iteration"):
             next(first)
         assert sorted(number for batch in second for number in batch["numbers"]) == list(range(40))
         with pytest.raises(UsageError, match="make two loaders") as caught:
@@ -91,7 +91,7 @@ def nest(rank: int) -> str:
 
 def test_nested_loops_are_refused_on_every_rank() -> None:
     values = get_values(run_ranks(2, nest))
-    assert all("lost epoch 0 before its end: another iteration" in value for value in values)
+    assert all("epoch 0 of this iterator was cut short: another iteration" in value for value in values)
 
 
 def replace_late(rank: int) -> str:
@@ -109,7 +109,7 @@ def replace_late(rank: int) -> str:
 def test_an_iterator_that_is_replaced_after_another_rank_has_left_says_so_too() -> None:
     """Checks: COVER."""
     values = get_values(run_ranks(2, replace_late))
-    assert all("lost epoch 0 before its end: another iteration" in value for value in values)
+    assert all("epoch 0 of this iterator was cut short: another iteration" in value for value in values)
     assert all(value.endswith("True") for value in values)
 
 
@@ -195,7 +195,7 @@ def test_a_batch_that_an_interrupt_has_taken_from_its_consumer_is_missed(
             next(batches)
         monkeypatch.undo()
         for use in (lambda: next(batches), loader.state_dict):
-            with pytest.raises(UsageError, match=f"step 1 was lost when {error.__name__} came .* the last state saved"):
+            with pytest.raises(UsageError, match=f"step 1 was lost when {error.__name__} came .* the last saved state"):
                 use()
         loader.load_state_dict(saved)
         assert loader.state_dict() == saved

@@ -301,28 +301,28 @@ def stack(samples: list[dict[str, Any]]) -> list[Any]:
 @pytest.mark.parametrize(
     ("sample", "count"),
     [
-        ({"input_ids": torch.ones(3, dtype=torch.int64), "labels": [2]}, "1 label for 3 tokens, in a row"),
+        ({"input_ids": torch.ones(3, dtype=torch.int64), "labels": [2]}, "a list of 1 label for 3 tokens"),
         (
             {"input_ids": torch.ones(3, dtype=torch.int64), "labels": torch.tensor([[2]])},
-            "1 label for 3 tokens, in a row",
+            "a list of 1 label for 3 tokens",
         ),
-        ({"pixel_values": torch.ones(3), "labels": torch.tensor([2])}, "1 label for 3 tokens, in a row"),
+        ({"pixel_values": torch.ones(3), "labels": torch.tensor([2])}, "a list of 1 label for 3 tokens"),
         ({"input_features": torch.ones(3), "labels": [1, 2]}, "2 labels for 3 tokens"),
         ({"input_ids": torch.ones(3, dtype=torch.int64), "labels": [1, 2]}, "2 labels for 3 input_ids"),
         ({"input_ids": [1, 2, 3], "labels": torch.ones((3, 2), dtype=torch.int64)}, "2 labels for 3 input_ids"),
         ({"input_ids": [1, 2, 3], "labels": [[1, 2]] * 3}, "2 labels for 3 input_ids"),
-        ({"input_ids": [1, 2, 3], "labels": [0.5, -100.0, -100.0]}, "float labels of which some are -100"),
-        ({"input_ids": [1, 2, 3], "labels": torch.tensor([0.5, -100.0])}, "float labels of which some are -100"),
+        ({"input_ids": [1, 2, 3], "labels": [0.5, -100.0, -100.0]}, "float labels, some of them -100"),
+        ({"input_ids": [1, 2, 3], "labels": torch.tensor([0.5, -100.0])}, "float labels, some of them -100"),
         (
             {"input_ids": [1, 2, 3], "labels": torch.tensor([0.5, float("nan")])},
-            "float labels of which some are -100 or NaN",
+            "float labels, some of them -100 or NaN",
         ),
         (
             {"labels": [[1, 2, 3]], "loss_mask": [0, 1, 1], "input_ids": [[1, 2, 3]]},
             "the loss_mask of a sample leaves out",
         ),
-        (np.zeros(1, [("tokens", np.int64, 3), ("targets_", np.int64, 3)])[0], "nothing says which tokens"),
-        ({"text": {"input_ids": [1, 2, 3], "labels": [1, 2, 3]}}, "nothing says which tokens"),
+        (np.zeros(1, [("tokens", np.int64, 3), ("targets_", np.int64, 3)])[0], "cannot tell which tokens"),
+        ({"text": {"input_ids": [1, 2, 3], "labels": [1, 2, 3]}}, "cannot tell which tokens"),
     ],
 )
 def test_labels_that_are_not_one_for_each_token_are_refused_where_weights_depend_on_them(
@@ -378,6 +378,6 @@ def test_a_collate_fn_that_leaves_samples_out_is_warned_of() -> None:
     for scaling in ("samples", "exact"):
         with (
             ODBDataLoader(data, **nested(collate_fn=leave_out, scaling=scaling, **SETTINGS)) as loader,
-            pytest.warns(RuntimeWarning, match="fewer rows than it is given samples"),
+            pytest.warns(RuntimeWarning, match="fewer rows than samples"),
         ):
             assert sum(info.local_samples for _, info in loader.steps()) == COUNT

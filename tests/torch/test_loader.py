@@ -156,7 +156,7 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"window": 0}, "window must be at least 1, got 0"),
         ({"mode": "both"}, "mode must be one of"),
         ({"quota": 5}, "quota_samples needs"),
-        ({"policy": "best"}, "no target rule"),
+        ({"policy": "best"}, "unknown target rule"),
         ({"on_idle": "wait"}, "on_idle must be one of"),
         ({"accumulation_steps": 0}, "accumulation_steps"),
         ({"sampler": [1], "shuffle": True}, "exclude each other"),
@@ -185,7 +185,7 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"collate_fn": 3}, "collate_fn must be a function, got int"),
         ({"length_fn": "len"}, "length_fn must be a function, got str"),
         ({"worker_init_fn": 1, "num_workers": 1}, "worker_init_fn must be a function"),
-        ({"transport": "carrier"}, "no transport 'carrier'; there are gather, reduce"),
+        ({"transport": "carrier"}, "unknown transport 'carrier'; choose from gather, reduce"),
         ({"len_bound": 2.5}, "len_bound must be an integer"),
         # Batches and their costs.
         ({"layout": "rows"}, "layout must be one of padded, packed, got 'rows'"),
@@ -196,8 +196,8 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         *(({"window_bytes": value}, "window_bytes") for value in (0, -1, 1.5, "1 GB")),
         ({"max_patches": 0}, "max_patches must be at least 1, got 0"),
         ({"max_patches": 4, "limits": [3]}, "exclude each other"),
-        ({"limits": [3]}, "cost_fn and limits belong together"),
-        ({"cost_fn": len}, "cost_fn and limits belong together"),
+        ({"limits": [3]}, "cost_fn and limits must be given together"),
+        ({"cost_fn": len}, "cost_fn and limits must be given together"),
         ({"cost_fn": len, "limits": [3, 0]}, r"limits\[1\] must be at least 1, got 0"),
         ({"cost_fn": len, "limits": [2.5]}, r"limits\[0\] must be"),
         # What becomes of a step, and of a sample.

@@ -256,7 +256,10 @@ def make_badly(rank: int) -> list[str]:
     texts.append(str(caught.value))
     with pytest.raises(UsageError, match="is_apart needs process_group"):
         make_loader(mesh, mesh_dims="x", is_apart=True)
-    for names, what in ((("tp",), "is not among them.*one of size 1"), (("dp", "fsdp"), "nobody knows what 'fsdp' is")):
+    for names, what in (
+        (("tp",), "none is named .*one of size 1"),
+        (("dp", "fsdp"), "it is not known whether 'fsdp' is data-parallel"),
+    ):
         with pytest.raises(UsageError, match=what):
             make_loader(make_mesh((4,) if len(names) == 1 else (2, 2), names))
     alone = dist.new_group([0])
@@ -288,7 +291,7 @@ def read_apart(rank: int, kind: str) -> None:
         "sampler": {"shuffle": False, "sampler": range(COUNT)},
     }.get(kind, {})
     data = Stream(0, COUNT) if kind == "stream" else Numbers(0, COUNT)
-    with pytest.raises(UsageError, match=r"mesh has 2 of the job's 4 ranks: .*pass mesh=, the whole mesh"):
+    with pytest.raises(UsageError, match=r"mesh has 2 of the job's 4 ranks\. .*pass the whole mesh as mesh="):
         make_loader(mesh["dp"])
     group = mesh["dp"].get_group()
     dist.barrier()
@@ -303,7 +306,7 @@ def test_data_parallel_groups_beside_each_other_are_refused_on_every_rank() -> N
     for result in chain.from_iterable(run_each(4, read_apart, [("common",), ("stream",), ("sampler",)])):
         assert result.error == "UsageError", result
         assert "process_group has 2 of the job's 4 ranks: " in result.text
-        assert "pass mesh=" in result.text
+        assert "pass the whole mesh as mesh=" in result.text
         assert "is_apart=True" in result.text
 
 
@@ -373,5 +376,5 @@ def gather_on_a_mesh(rank: int) -> tuple[str, list[int]]:
 def test_a_group_of_peers_does_not_gather_samples_twice() -> None:
     """Checks: ONCE."""
     for text, found in get_values(run_ranks(2, gather_on_a_mesh)):
-        assert "these 2 ranks are not the 1 that the loader shares samples among" in text
+        assert "these 2 ranks are not the 1 among which the loader divides samples" in text
         assert sorted(found) == list(range(COUNT))

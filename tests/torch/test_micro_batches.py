@@ -92,8 +92,8 @@ def test_who_cannot_plan_or_plans_by_other_terms_is_named_on_every_rank() -> Non
             "rank 2: cost must give integers for (1, 2, 1000, 100000) tokens: ZeroDivisionError: integer division or"
             " modulo by zero",
             "at_least differs: 1 on rank 0, 2 on rank 2",
-            "mean differs: 'token-mean' on rank 0, 'sequence-mean' on rank 2",
-            "mean differs: 'token-mean' on rank 0, none that is known on rank 2",
+            "mean must be the same on all ranks, got 'token-mean' on rank 0 and 'sequence-mean' on rank 2",
+            "mean must be the same on all ranks, got 'token-mean' on rank 0 and an unknown one on rank 2",
         ]
 
 

@@ -116,8 +116,11 @@ def test_a_label_of_its_own_token_stays_and_samples_stay_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("second", "said"),
     [
-        ({"position_ids": [2, 3]}, "position_ids of a sample continue those of the one before"),
-        ({"completion_mask": [0, 1]}, "the completion_mask of a sample leaves out tokens, and it has no labels"),
+        ({"position_ids": [2, 3]}, "position_ids of a sample continue those of the sample before"),
+        (
+            {"completion_mask": [0, 1]},
+            "the completion_mask of a sample leaves out tokens, but the sample has no labels",
+        ),
         ({"attention_mask": [1]}, "attention_mask of a sample has 1 values for 2 tokens"),
     ],
 )
@@ -145,7 +148,7 @@ def test_further_fields_with_a_value_for_each_token_are_laid_end_to_end_too() ->
     ("sample", "what"),
     [
         ({"input_ids": [1, 2], "number": 3}, r"number of a sample has the shape \[\]"),
-        ({"input_ids": [1, 2], "text": "ab"}, "text of a sample has no value for each token"),
+        ({"input_ids": [1, 2], "text": "ab"}, "text of a sample does not have one value for each token"),
         ({"input_ids": [1, 2], "pixels": [[1, 2], [3, 4]]}, r"pixels of a sample has the shape \[2, 2\]"),
         ({"input_ids": [1, 2], "labels": [1, 2, 3]}, "labels of a sample has 3 values for 2 tokens"),
         ({"input_ids": [1, 0], "attention_mask": [1, 0]}, "attention_mask hides tokens"),
@@ -219,7 +222,7 @@ def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
     settings = SETTINGS | {"supervised_fn": count_one, "num_workers": num_workers}
     with (
         ODBDataLoader(Texts(0, 12), **nested(collate_fn=pad, **settings)) as loader,
-        pytest.warns(RuntimeWarning, match="a row for each sample: its batches hold more than token_budget"),
+        pytest.warns(RuntimeWarning, match="a row for each sample, so its batches hold more than token_budget"),
     ):
         assert sum(info.local_samples for _, info in loader.steps()) == 12
 

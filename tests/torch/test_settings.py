@@ -33,7 +33,7 @@ def test_an_old_spelling_is_refused_with_the_new_one(name: str) -> None:
     assert new is not None
     with pytest.raises(UsageError) as caught:
         ODBDataLoader([], token_budget=1, **{name: None})  # type: ignore[arg-type]
-    assert str(caught.value) == f"{name}=... is {new} now"
+    assert str(caught.value) == f"{name}=... is now {new}"
     given, _, kind = new.partition("=")
     assert given in signature(ODBDataLoader).parameters
     if given in GROUPS:
@@ -53,7 +53,7 @@ def test_what_passes_arguments_on_knows_them_as_the_constructor_does() -> None:
 
 def test_batches_of_a_fixed_size_are_refused_with_what_says_it_here() -> None:
     for options in ({"batch_size": 4}, {"batch_sampler": []}, {"sampler": BatchSampler([0, 1, 2], 2, drop_last=False)}):
-        with pytest.raises(UsageError, match="update_samples= says how many samples an update holds"):
+        with pytest.raises(UsageError, match="update_samples= sets how many samples an update holds"):
             ODBDataLoader([1, 2, 3], token_budget=1, **options)  # type: ignore[arg-type]
 
 
@@ -62,7 +62,7 @@ def test_processes_that_no_process_group_joins_are_warned_of(monkeypatch: pytest
     data = [{"input_ids": [1]}] * 3
     with (
         ODBDataLoader(data, token_budget=3, collate_fn=list) as loader,
-        pytest.warns(RuntimeWarning, match="2 processes were started .* each reads all samples"),
+        pytest.warns(RuntimeWarning, match="WORLD_SIZE is 2, .* each process reads all samples"),
     ):
         assert len(list(loader.steps())) == 1
 

@@ -115,7 +115,7 @@ def test_a_window_of_bad_samples_ends_the_epoch_by_name() -> None:
     """Spec: R14.5, R11.2. Checks: ABORT. Not without a word, and not as the end of the order."""
     results = run_ranks(2, read_a_bad_window)
     assert {(result.error, result.rank) for result in results} == {("JobError", 1)}
-    for said in ("each sample of a window is bad", "shard='shared'", "window=", "ramp_rounds=0"):
+    for said in ("all samples of a window are bad", "shard='shared'", "window=", "ramp_rounds=0"):
         assert said in results[0].text
     assert results[0].text == results[1].text
 

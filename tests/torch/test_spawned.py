@@ -96,6 +96,6 @@ def test_a_process_that_ends_before_it_begins_says_what_may_be_missing() -> None
     options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
     with (
         ODBDataLoader(data, **nested(multiprocessing_context="forkserver", **options)) as loader,
-        pytest.raises(JobError, match=r"exit code 1\) before it began: .* belongs below if __name__ == '__main__'"),
+        pytest.raises(JobError, match=r"exit code 1\) before it began\. .* work under if __name__ == '__main__'"),
     ):
         list(loader)

@@ -151,7 +151,7 @@ def run_chain(rank: int, chain: Chain, groups: dict[int, Any]) -> str:
             is_right = (
                 not taken
                 and has_rank_of_bad(chain, leg.ranks)
-                and all("samples of this rank is bad" in text for text in wrong)
+                and all("samples of this rank are bad" in text for text in wrong)
             )
             return "" if is_right else f"{chain}\n  in {leg}: {wrong[0]}"
         taken.append(found)

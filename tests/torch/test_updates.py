@@ -486,5 +486,5 @@ def test_an_order_that_is_filled_up_for_as_many_ranks_goes_on_on_others(ranks: t
     whole = get_values(run_ranks(before, read_padded, before, count, [], 10**9))
     read = [number for part in (first, rest) for numbers, _ in part for number in numbers]
     assert sorted(read) == sorted(number for numbers, _ in whole for number in numbers)
-    with pytest.raises(AssertionError, match="order of samples is another"):
+    with pytest.raises(AssertionError, match="order of samples has changed"):
         get_values(run_ranks(after, read_padded, after, count + 20, states, 1))

@@ -140,8 +140,8 @@ def test_what_is_used_again_and_cannot_be_kept_is_refused_on_every_rank() -> Non
     """It lost most of an epoch's samples, and told steps what belongs to others."""
     locked, alias = run_each(2, read_reused, [(into_what_cannot_be_copied,), (into_an_alias,)])
     for results, message in (
-        (locked, r"may use again and what cannot be copied \(TypeError: .*lock"),
-        (alias, "writes into the memory of an earlier batch"),
+        (locked, r"may reuse and that cannot be copied \(TypeError: .*lock"),
+        (alias, "overwrites an earlier batch"),
     ):
         for result in results:
             assert (result.error, bool(re.search(message, result.text))) == ("JobError", True), result

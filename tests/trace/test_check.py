@@ -206,7 +206,7 @@ def test_what_may_have_followed_a_finish_is_said(suffix: str, end: bytes, tmp_pa
     path.write_bytes(data[:-8] if suffix else data + end)
     verdict = check_traces([path])
     assert verdict.violations == ()
-    assert verdict.jobs[0].unsaid == (*before, f"whether anything followed: {path} ends inside a line, behind a finish")
+    assert verdict.jobs[0].unsaid == (*before, f"whether anything followed: {path} ends inside a line, after a finish")
 
 
 def test_answers_that_no_order_of_events_can_explain_are_refused(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_the_command_says_what_holds(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["check", str(path), "--replay"]) == 0
     first, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{path}: test, epoch 0, 3 ranks, ")
-    unsaid = "  cannot be said: whether an epoch was trained on twice, or left out: the header does not say of which run it is"
+    unsaid = "  not known: whether an epoch was trained on twice, or left out: the header does not name its run"
     assert rows[-1] == unsaid
     assert [row.split()[0] for row in rows[:-1]] == [str(item) for item in Property]
 

@@ -207,9 +207,9 @@ def test_a_file_that_is_written_anew_is_not_read_on(tmp_path: Path) -> None:
         follower.advance()
 
     for is_replaced in (False, True):
-        with pytest.raises(TraceError, match=r"t\.ndjson:40: .*written anew while it was followed"):
+        with pytest.raises(TraceError, match=r"t\.ndjson:40: .*rewritten while it was followed"):
             follow(lines[:20], is_replaced=is_replaced)
-    with pytest.raises(TraceError, match="written anew"):
+    with pytest.raises(TraceError, match="rewritten"):
         follow(lines, is_replaced=True)
     follow(lines, is_replaced=False)  # as if it had grown
 

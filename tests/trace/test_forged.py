@@ -272,7 +272,7 @@ def test_counts_that_are_less_than_what_is_known_of_them_are_refused(tmp_path: P
     [
         (2, "whether rank 2 was gone, as rank 1 was told: it has ended by itself"),
         (1, "whether rank 1 was gone, as rank 1 was told: it has ended by itself"),
-        (None, "whether rank 0 was gone: rank 1 was told of a loss, not of whose"),
+        (None, "whether rank 0 was gone: rank 1 was told of a loss, but not which rank was lost"),
     ],
 )
 def test_whose_loss_a_rank_is_told_of_is_said_where_no_trace_can_show_it(

@@ -74,10 +74,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a mode that is a list": (set_header(mode=[[[[]]]]), "has the mode"),
     "a negative epoch": (set_header(epoch=-1), "epoch -1"),
     "bytes that are not text": (lambda path: path.write_bytes(path.read_bytes() + b"\xff\xfe\n"), "can't decode byte"),
-    "a key that stands twice": (lambda path: replace(path, '"effects":', '"rank":1,"effects":'), "a key stands twice"),
+    "a key that stands twice": (lambda path: replace(path, '"effects":', '"rank":1,"effects":'), "a key appears twice"),
     "a key that stands twice in the header": (
         lambda path: replace(path, '"tag":""', '"tag":"","tag":""'),
-        "stands twice",
+        "appears twice",
     ),
 }
 

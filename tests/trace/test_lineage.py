@@ -111,14 +111,14 @@ def test_a_rest_alone_is_judged_by_its_header_and_says_what_is_missing(tmp_path:
     (job,) = check_traces(write_job(tmp_path)[4:]).jobs
     assert job.violations == ()
     assert job.get_status(Property.RESUME) is Status.NOT_APPLICABLE
-    assert job.unsaid == ("whether it goes on where it had stopped: no trace of the part before is given",)
+    assert job.unsaid == ("whether it resumed where it had stopped: no trace of the earlier part is given",)
 
 
 def test_an_epoch_that_is_gone_on_with_twice_is_said(tmp_path: Path) -> None:
     """Spec: R9.6. What was trained on the first time may have been undone since: no trace shows the model."""
     paths = write_job(tmp_path)
     again = [Path(shutil.copy(path, tmp_path / f"again-{path.name}")) for path in paths[4:]]
-    said = f"whether epoch 0 was trained on 2 times behind step {STEPS}: other traces go on from there too"
+    said = f"whether epoch 0 was trained on 2 times after step {STEPS}: other traces resume from there too"
     assert [list(job.unsaid) for job in check_traces([*paths, *again]).jobs] == [[], [said], [said]]
 
 
@@ -224,7 +224,7 @@ SOME, OTHER = [[3, 5], [4]], [[3, 5], [4, 4]]
         ([(0, "r", SOME), (0, "s", OTHER)], []),
         (
             [(0, "r", SOME), (1, "r", OTHER)],
-            ["whether epoch 1 was to have other samples than epoch 0, as it has"],
+            ["whether epoch 1 was meant to have other samples than epoch 0"],
         ),
     ],
 )
@@ -246,7 +246,7 @@ def test_files_of_two_runs_are_two_jobs_in_whatever_order(tmp_path: Path) -> Non
 
 
 SAMPLES = "whether all samples were trained on: the header of rank 1 does not say how many there are"
-BEFORE = "whether it goes on where it had stopped: the header of rank 0 does not say what had been trained on"
+BEFORE = "whether it resumed where it had stopped: the header of rank 0 does not say what had been trained on"
 
 
 def test_a_header_that_is_silent_for_one_rank_is_said(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_headers_that_contradict_each_other_are_refused_in_any_order(tmp_path: P
     change(paths[0], lambda trace: trace.header["inputs"].append(more))
     for given in (paths, paths[::-1]):
         found = [item for item in check_traces(given).violations if item.property is Property.COVER]
-        assert [item.rank for item in found if "headers say different things" in str(item)] == [1]
+        assert [item.rank for item in found if "headers differ about the samples" in str(item)] == [1]
 
 
 def test_a_rest_that_skips_a_sample_and_says_so_is_refused(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_rest_that_skips_a_sample_and_says_so_is_refused(tmp_path: Path) -> No
     assert tell(paths) == {"RESUME"}
     for path in paths[4:]:
         change(path, lambda trace: trace.header["before"][0].pop("run"))
-    assert "whether it goes on where it had stopped: the traces of that epoch are of other samples" in list_unsaid(
+    assert "whether it resumed where it had stopped: the traces of that epoch are of other samples" in list_unsaid(
         paths
     )
 
@@ -362,7 +362,7 @@ def test_a_trace_of_version_1_is_judged_and_what_cannot_be_said_is_said(tmp_path
     assert job.violations == ()
     assert job.unsaid == (
         "whether all samples were trained on: the header does not say how many there are",
-        "whether an epoch was trained on twice, or left out: the header does not say of which run it is",
+        "whether an epoch was trained on twice, or left out: the header does not name its run",
     )
 
 

@@ -512,7 +512,7 @@ def test_a_round_with_an_empty_step_violates_term(monkeypatch: pytest.MonkeyPatc
     said = [line for line in tell(path) if not line.startswith("REPLAY")]
     assert all(line.startswith("TERM ") for line in said)
     assert said[1:3] == [
-        "TERM rank 0 round 0 step -: 2 steps from at most 1 samples of a rank: not from 1 to that many",
+        "TERM rank 0 round 0 step -: 2 steps; expected 1 to 1, the most samples of a rank",
         "TERM rank 1 round 0 step 1: no rank has a sample in this step",
     ]
 

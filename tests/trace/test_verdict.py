@@ -392,7 +392,7 @@ def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
         return verdict.reason
 
     assert refuse(rule="mine") == (
-        "the machine cannot be set up as the header says: no target rule 'mine'; there are odb, paper"
+        "the machine cannot be set up as the header says: unknown target rule 'mine'; choose from odb, paper"
     )
-    assert refuse(more=1) == "the header's configuration is not one of this version"
+    assert refuse(more=1) == "the header's configuration does not belong to this version"
     assert json.loads(path.read_text().splitlines()[0])["config"]["rule"] == "odb"

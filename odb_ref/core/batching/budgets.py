@@ -83,7 +83,9 @@ class Acceptance:
         answer = self.schedule(step, current)
         tokens = read_integer(answer)
         if tokens is None or tokens < 1:
-            raise RuleError(f"the budget schedule answered {answer!r}, at step {step} and {current} tokens")
+            raise RuleError(
+                f"the budget schedule returned {answer!r} at step {step}, with a budget of {current} tokens"
+            )
         return replace(self, scheduled_tokens=tokens)
 
     def compute_first(self) -> tuple[int, int]:

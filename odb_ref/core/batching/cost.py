@@ -76,7 +76,9 @@ def make_own_cost(function: CostOfLength) -> Cost:
         raise UsageError(f"cost must give integers for {PROBES} tokens: {type(error).__name__}: {error}") from error
     costs = [cost for answer in answers if (cost := read_integer(answer)) is not None]
     if len(costs) < len(PROBES) or costs[0] < 1 or any(more < less for less, more in pairwise(costs)):
-        raise UsageError(f"cost gives {answers} for {PROBES} tokens: expected integers of at least 1 that do not fall")
+        raise UsageError(
+            f"cost gives {answers} for {PROBES} tokens: expected integers of at least 1 that do not decrease"
+        )
     own = function if all(type(answer) is int for answer in answers) else partial(_ask, function)
     digest = hashlib.blake2b(repr(costs).encode(), digest_size=7).hexdigest()
     return Cost(f"{getattr(function, '__name__', type(function).__name__)}/{digest}", own)
@@ -92,7 +94,7 @@ def get_cost(name: str) -> Cost:
     equal_tokens = name.removeprefix(_ATTENTION)
     if name.startswith(_ATTENTION) and equal_tokens.isdecimal() and len(equal_tokens) <= _LONGEST_NUMBER:
         return make_attention_cost(int(equal_tokens))
-    raise UsageError(f"no cost {name!r}; there are 'tokens' and 'attention/Q', with a number Q")
+    raise UsageError(f"unknown cost {name!r}; use 'tokens' or 'attention/Q', with a number Q")
 
 
 def choose_cost(cost: str | CostOfLength) -> Cost:

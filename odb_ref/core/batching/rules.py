@@ -47,7 +47,7 @@ def compute_checked_target(rule: TargetRule, agreement: Offer) -> int:
     target = read_integer(answer)
     low, high = compute_bounds(agreement)
     if target is None or not low <= target <= high:
-        raise RuleError(f"rule {rule.name!r} answered {answer}, outside {low}..{high}, for {agreement}")
+        raise RuleError(f"rule {rule.name!r} returned {answer}, outside {low}..{high}, for {agreement}")
     return target
 
 
@@ -89,4 +89,4 @@ def get_rule(name: str) -> TargetRule:
     try:
         return RULES[name]
     except KeyError:
-        raise UsageError(f"no target rule {name!r}; there are {', '.join(sorted(RULES))}") from None
+        raise UsageError(f"unknown target rule {name!r}; choose from {', '.join(sorted(RULES))}") from None

@@ -83,7 +83,7 @@ def choose_layout(collator: object, loader: Mapping[str, object]) -> dict[str, o
         return {}
     if loader.get("layout", "packed") != "packed":
         raise UsageError(
-            f"{type(collator).__name__} lays samples end to end, and layout={loader['layout']!r} would count padding: say "
+            f"{type(collator).__name__} lays samples end to end, but layout={loader['layout']!r} counts padding: pass "
             "layout='packed', or pass a collator that pads"
         )
     return {"layout": "packed"}
@@ -105,8 +105,9 @@ def warn_of_shards(dataset: object, world_size: int) -> None:
     shards = getattr(dataset, "num_shards", 1)
     if world_size > 1 and shards % world_size == 0:
         warnings.warn(
-            f"each of {world_size} ranks reads its own of {shards} shards, and a plain Trainer has rank 0 read all and "
-            "deal out samples: with accelerator_config={'dispatch_batches': False} its updates hold the same",
+            f"each of {world_size} ranks reads its own of {shards} shards, but in a plain Trainer rank 0 reads all and deals "
+            "out the samples. With accelerator_config={'dispatch_batches': False} a plain Trainer's updates hold the same "
+            "samples",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -126,7 +127,8 @@ def take_share(dataset: Dataset[object], args: TrainingArguments, shard: object)
     if not type(dataset).__module__.startswith("datasets."):
         raise UsageError(
             f"{type(dataset).__name__} is iterable, so each of {args.world_size} ranks reads what it is given, and may be "
-            "given the same: have each yield its own samples, by its rank, and say ODBOptions(loader={'shard': 'given'})"
+            "given the same samples as the others. Make each rank yield its own samples, and pass "
+            "ODBOptions(loader={'shard': 'given'})"
         )
     split = importlib.import_module("datasets.distributed").split_dataset_by_node
     share: Dataset[object] = split(dataset, rank=args.process_index, world_size=args.world_size)

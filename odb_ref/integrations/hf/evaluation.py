@@ -151,8 +151,8 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
             return prepared
         if "loss" in self.args.include_for_metrics:
             raise UsageError(
-                "include_for_metrics=['loss'] repeats a batch's loss for a fixed number of samples, and batches differ: "
-                "compute_metrics may compute it from the predictions"
+                "include_for_metrics=['loss'] repeats a batch's loss for a fixed number of samples, but batches differ in "
+                "size: compute the loss from the predictions in compute_metrics"
             )
         options = {name: value for name, value in self.odb.settings.items() if name not in _OF_TRAINING}
         options = {"token_budget": self.odb.token_budget} | self.adopt_options(prepared) | options

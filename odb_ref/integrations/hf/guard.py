@@ -160,8 +160,8 @@ class SteppingTrainer(EvaluatingTrainer):
         """
         if kwargs.get("num_items_in_batch") is not None:
             raise UsageError(
-                "num_items_in_batch is set for a training batch, so the loss would be normalised twice: "
-                "get_batch_samples must be ODBTrainer's"
+                "num_items_in_batch is set for a training batch, so the loss would be normalised twice: do not override "
+                "ODBTrainer's get_batch_samples"
             )
         share = 1.0
         if self.counts_first:
@@ -221,16 +221,17 @@ class SteppingTrainer(EvaluatingTrainer):
         if strategy in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
             return (
                 f"not with {strategy.value}: its engine has collectives of its own in the backward pass and in the step, and "
-                "nobody can help a rank that fails between two of them"
+                "no other rank can help one that fails between two of them"
             )
         if self.odb.memory is None and (strategy is DistributedType.FSDP or is_sharded(self.model)):
             kind = "FSDP 2" if self.accelerator.is_fsdp2 else "FSDP"
             return (
-                f"the model is sharded by {kind}, whose collectives stand inside the forward pass, and nobody can help a rank "
-                "that fails between two of them; with ODBOptions(memory=...), a MemoryFit, batches are made to fit beforehand"
+                f"the model is sharded by {kind}, whose collectives run inside the forward pass, and no other rank can help "
+                "one that fails between two of them. With ODBOptions(memory=...), a MemoryFit, batches are made to fit "
+                "beforehand"
             )
         if self.odb.loader.get("layout") == "packed" and (self.odb.split is None or self.odb.count is None):
-            return "a packed row cannot be halved (layout='packed') but by ODBOptions(split=, count=)"
+            return "a packed row (layout='packed') can be halved only with ODBOptions(split=, count=)"
         if "lomo" in str(self.args.optim):
             return f"the optimizer {self.args.optim!s} makes its update in the backward pass, which cannot be repeated"
         return ""

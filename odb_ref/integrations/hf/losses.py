@@ -31,8 +31,8 @@ def check_pair_loss(args: TrainingArguments, dataset: object) -> None:
     if found and has_pairs(dataset):
         name, what = found[0]
         raise UsageError(
-            f"{name}: this loss is {what}, and batches of any size do not add up to that of one process. If the mean of the "
-            "batches' losses, weighed by their pairs, will do, pass loss=Loss(scaling='samples') to the loader"
+            f"{name}: this loss is {what}, so batches of varying size do not add up to the loss of one process. If a mean of "
+            "the batches' losses, weighted by their pairs, will do, pass loss=Loss(scaling='samples') to the loader"
         )
 
 
@@ -45,33 +45,34 @@ def warn_of_other_losses(trainer: SteppingTrainer) -> None:
     if micro_batches > 1 and not is_counted:
         why = "a loss of pairs takes no" if is_paired else f"{type(trainer.model).__name__} is not passed"
         said.append(
-            f"{why} num_items_in_batch, so a plain Trainer weighs the mean losses of the {micro_batches} "
-            "micro-batches of an update alike; here each counts by what it is the mean of"
+            f"{why} num_items_in_batch, so a plain Trainer weights the mean losses of an update's {micro_batches} "
+            "micro-batches equally. ODBTrainer weights each by the number of items that it is the mean of"
         )
     is_smoothed = trainer.label_smoother is not None and trainer.compute_loss_func is None
     if micro_batches > 1 and is_counted and is_smoothed and not SMOOTHER_COUNTS:
         said.append(
-            f"label_smoothing_factor: the mean losses of the {micro_batches} micro-batches of an update, which a plain Trainer "
-            "of this version adds up; here the loss is the mean over the update's tokens, so loss and grad_norm are smaller"
+            f"label_smoothing_factor: a plain Trainer of this version adds up the mean losses of an update's {micro_batches} "
+            "micro-batches. ODBTrainer's loss is the mean over the update's tokens, so loss and grad_norm are smaller"
         )
     if trainer.args.neftune_noise_alpha:
         said.append(
-            "neftune_noise_alpha: the noise is divided by the root of a row's length with its padding, and rows are padded "
-            "less here, so it is larger than a plain Trainer's: lower it to keep its size"
+            "neftune_noise_alpha: the noise is divided by the square root of a row's padded length. Rows have less padding "
+            "with ODBTrainer, so the noise is larger than a plain Trainer's: lower the value to keep its size"
         )
     if getattr(getattr(trainer.model, "config", None), "output_router_logits", False):
-        text = "output_router_logits: the routers' loss is of micro-batches, so it depends on how an update is divided"
+        text = "output_router_logits: the routers' loss is per micro-batch, so it depends on how an update is divided"
         is_of_trl = any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__)
         if micro_batches > 1 and is_counted and not is_of_trl:  # otherwise it is divided by their number
             text += (
-                f"; a plain Trainer adds it for each of {micro_batches}, and here it counts once for an update: raise "
+                f"; a plain Trainer adds it for each of {micro_batches} micro-batches, ODBTrainer once for an update: raise "
                 "router_aux_loss_coef to keep its weight"
             )
         said.append(text)
     if is_counted and predicts_first_label(trainer.model) and not counts_first_labels(trainer):
         said.append(
-            "virtual tokens predict the first label of each row too, and a plain Trainer leaves it out of the number by "
-            "which it divides: its loss and grad_norm are as much larger as there are more labels with it than without"
+            "virtual tokens predict the first label of each row too, but a plain Trainer does not count that label in the "
+            "number it divides by. Its loss and grad_norm are larger by the ratio of the number of labels with it to the "
+            "number without it"
         )
     for text in said:
         warnings.warn(text, RuntimeWarning, stacklevel=5)

@@ -56,7 +56,7 @@ def read_states(folder: Path) -> list[SavedLoader]:
     if not states or any(set(state) != SavedLoader.__required_keys__ for state in states):
         raise UsageError(
             f"{folder} holds no state of an ODBTrainer's loader ({STATE_STEM}0.json, one file for each rank). A plain "
-            "Trainer's checkpoint can be continued with update_samples='plain' over a data set with a length, without "
+            "Trainer's checkpoint can be resumed with update_samples='plain' over a data set with a length, without "
             "max_samples and intervals; otherwise begin a new training with its weights, without resume_from_checkpoint"
         )
     return states

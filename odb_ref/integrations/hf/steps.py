@@ -25,7 +25,7 @@ STEP_INFO: Final = "odb_step_info"
 _TAKEN: Final = {
     "token_budget": "it stands beside this mapping",
     "update_samples": "it stands beside this mapping",
-    "accumulation_steps": "TrainingArguments(gradient_accumulation_steps=...) says it",
+    "accumulation_steps": "set TrainingArguments(gradient_accumulation_steps=...) instead",
     "is_divided_by_trainer": "ODBTrainer tells the Trainer not to divide, and dividing again would normalise twice",
     "on_idle": "the Trainer needs a batch in every step",
 }
@@ -88,7 +88,7 @@ class ODBOptions:
             check_spelling(given)
         for name in self.settings:
             if name in _TAKEN:
-                raise UsageError(f"ODBOptions: {name} is not to be given: {_TAKEN[name]}")
+                raise UsageError(f"ODBOptions: leave {name} out of this mapping: {_TAKEN[name]}")
         for name in (*self.loader, *(self.evaluation or ())):
             if name not in EvaluationArguments.__annotations__:
                 raise UsageError(f"ODBOptions: ODBDataLoader has no argument {name}")
@@ -155,8 +155,8 @@ def check_arguments(args: TrainingArguments, *, is_free: bool) -> None:
         return  # settings that order or drop samples for fixed batches also apply here
     if args.dataloader_drop_last:
         warnings.warn(
-            "dataloader_drop_last=True means nothing here: ranks end together, and each sample is trained on; to stop "
-            "where the first rank runs dry: ODBOptions(loader={'protocol': Protocol(mode='quota')})",
+            "dataloader_drop_last=True has no effect: ranks end together, and every sample is trained on. To stop when the "
+            "first rank runs out of samples, pass ODBOptions(loader={'protocol': Protocol(mode='quota')})",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -171,16 +171,16 @@ def _check_plain_arguments(args: TrainingArguments) -> None:
     said = []
     if args.world_size > 1 and not args.average_tokens_across_devices:
         said.append(
-            "average_tokens_across_devices=False: a plain Trainer then takes the mean of the ranks' means. The gradient here "
-            "is that of the mean over the tokens of all ranks, as with True, the default"
+            "average_tokens_across_devices=False: a plain Trainer then averages the ranks' means. ODBTrainer's gradient is "
+            "that of the mean over the tokens of all ranks, as with True, the default"
         )
     counted = getattr(args, "include_num_input_tokens_seen", "no")
     if counted not in ("no", False) and not HAS_TOKEN_COUNT:
         said.append("include_num_input_tokens_seen needs transformers 5.3: num_input_tokens_seen stays 0")
     elif counted not in ("no", "non_padding", False):
         said.append(
-            "include_num_input_tokens_seen='all' counts padding, of which there is less than in fixed batches; "
-            "'non_padding' counts what a plain Trainer does"
+            "include_num_input_tokens_seen='all' counts padding, and these batches have less of it than fixed batches; "
+            "'non_padding' counts the same tokens as in a plain Trainer"
         )
     for text in said:
         warnings.warn(text, RuntimeWarning, stacklevel=5)
@@ -193,8 +193,9 @@ def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODB
     """
     if "scheduler" in config and args.max_steps <= 0 and odb.follows_samples and odb.update_samples is None:
         raise UsageError(
-            "the schedule of DeepSpeed's configuration goes by updates, and an epoch's are estimated: leave scheduler out of "
-            "it and say lr_scheduler_type=, which follows the samples; or set max_steps, or ODBOptions(follows_samples=False)"
+            "the schedule in DeepSpeed's configuration counts updates, but the number of updates in an epoch is only an "
+            "estimate: remove scheduler from it and set lr_scheduler_type=, which follows the samples; or set max_steps, or "
+            "ODBOptions(follows_samples=False)"
         )
 
 
@@ -221,7 +222,7 @@ class TrainerSteps:
 
     def __len__(self) -> int:
         if self.batches is None:
-            raise TypeError("nobody knows how many batches an epoch takes before its end")
+            raise TypeError("the number of batches in an epoch is not known before it ends")
         return self.batches
 
     def set_epoch(self, epoch: int) -> None:
@@ -237,7 +238,7 @@ class TrainerSteps:
             if is_first and info.step % k:
                 raise UsageError(
                     f"the checkpoint was saved {info.step} steps into its epoch, which is not a multiple of "
-                    f"gradient_accumulation_steps={k}: resume with the number it was saved with"
+                    f"gradient_accumulation_steps={k}: resume with the value that it was saved with"
                 )
             is_first = False
             batch[STEP_INFO] = self.newest = info

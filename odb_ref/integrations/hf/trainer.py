@@ -134,8 +134,8 @@ class ODBTrainer(SteppingTrainer):
         if update_samples == PLAIN:
             if self.accelerator.split_batches:
                 raise UsageError(
-                    "split_batches=True makes per_device_train_batch_size that of all ranks, so the samples of an update "
-                    "cannot be told: say ODBOptions(update_samples=...), a number, or None"
+                    "split_batches=True makes per_device_train_batch_size the total of all ranks, so the samples of an update "
+                    "cannot be determined: set ODBOptions(update_samples=...) to a number, or to None"
                 )
             batch = (prepared.batch_size or self.args.per_device_train_batch_size) * self.args.world_size
             if not is_iterable and not {"sampler", "shard"} & set(self.odb.loader):
@@ -219,8 +219,8 @@ class ODBTrainer(SteppingTrainer):
                 updates = -(-dataloader.loader.estimate_steps() // k)
             except UsageError as error:
                 raise UsageError(
-                    f"how many updates an epoch takes cannot be told ({error}): set max_steps or "
-                    "ODBOptions(updates_per_epoch=...), an estimate for the learning rate's schedule and the progress bar"
+                    f"the number of updates in an epoch cannot be determined ({error}): set max_steps, or "
+                    "ODBOptions(updates_per_epoch=...), an estimate for the learning-rate schedule and the progress bar"
                 ) from error
         self.progress = Progress(updates or args.max_steps)
         if self._saved_progress is not None:
@@ -302,8 +302,8 @@ class ODBTrainer(SteppingTrainer):
         if self.takes_step_info and isinstance(inputs.get(STEP_INFO), StepInfo):
             if self.evaluated is None and self.weighed is None:
                 raise UsageError(
-                    "an evaluation reads the loader of training, whose losses are weighed for it: leave get_eval_dataloader as "
-                    "it is, or say ODBOptions(evaluation={...})"
+                    "an evaluation reads the training loader, whose losses are weighted for training: do not override "
+                    "get_eval_dataloader, or pass ODBOptions(evaluation={...})"
                 )
             del inputs[STEP_INFO]
         if self.evaluated is not None:
@@ -346,14 +346,14 @@ class ODBTrainer(SteppingTrainer):
         ignores = self.args.ignore_data_skip
         if made is not None:
             warnings.warn(
-                f"{folder} is a plain Trainer's checkpoint: training goes on behind its {made} updates, and what they have "
-                "read of the epoch is read again",
+                f"{folder} is a plain Trainer's checkpoint: training continues after its {made} updates, and the samples of "
+                "the epoch that they read are read again",
                 RuntimeWarning,
                 stacklevel=2,
             )
         elif folder and ignores:
             warnings.warn(
-                "ignore_data_skip=True means nothing here: the loader goes on where it was saved",
+                "ignore_data_skip=True has no effect: the loader continues where it was saved",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -386,7 +386,7 @@ def is_shuffled(prepared: DataLoader[object]) -> bool:
     if type(inner) is not BatchSampler or not lists_all(sampler, prepared.dataset):
         name = type(inner if sampler is None else sampler).__name__
         raise UsageError(
-            f"{name} says which samples the Trainer reads, and only update_samples='plain' keeps to it: say so, or pass "
+            f"{name} chooses which samples the Trainer reads, and only update_samples='plain' follows it: set that, or pass "
             "ODBOptions(loader={'sampler': ...}), or {'shuffle': ...} to read each sample once"
         )
     return not isinstance(sampler, SequentialSampler)

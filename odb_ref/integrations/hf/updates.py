@@ -28,9 +28,7 @@ class UpdateBatch(dict[str, object]):
         self.parts = parts
 
     def __missing__(self, name: str) -> object:
-        raise KeyError(
-            f"{name}: the train loader of an ODBTrainer hands out an update at a time, whose batches are .parts"
-        )
+        raise KeyError(f"{name}: the train loader of an ODBTrainer yields one update at a time; its batches are .parts")
 
 
 def is_idle(part: Inputs) -> bool:
@@ -76,7 +74,7 @@ class TrainerUpdates:
     def __len__(self) -> int:
         """Returns the number of batches that a rank of a plain Trainer reads in an epoch."""
         if self._batches is None:
-            raise TypeError("the batches of a stream are not known")
+            raise TypeError("the number of batches in a stream is not known")
         return self._batches
 
     def set_epoch(self, epoch: int) -> None:
@@ -104,8 +102,9 @@ class TrainerUpdates:
                     next(steps, None)  # completes the epoch, so that stopping after this update does not leave it early
                     if samples <= self._carried:
                         warnings.warn(
-                            f"samples at the end of the stream: {samples}. They are an update here; a plain Trainer reads them "
-                            "in fewer batches than gradient_accumulation_steps, and adds their gradient to the next epoch's",
+                            f"samples at the end of the stream: {samples}. ODBTrainer makes an update of them; a plain Trainer "
+                            "reads them in fewer batches than gradient_accumulation_steps, and adds their gradient to the "
+                            "next epoch's",
                             RuntimeWarning,
                             stacklevel=2,
                         )

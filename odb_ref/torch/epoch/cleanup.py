@@ -63,7 +63,7 @@ class Cleanup:
             try:
                 task()
             except Exception:  # the remaining tasks must still run
-                logger.exception("not all of a loader could be closed")
+                logger.exception("part of a loader could not be closed")
             del task
 
     def _close_all(self) -> None:

@@ -102,7 +102,10 @@ class Delivery:
         Raises: JobError when the epoch has ended early, on this rank or another; UsageError when the consumer has lost it.
         """
         if os.getpid() != self._pid:
-            raise UsageError(f"this iterator belongs to process {self._pid}, which has forked this one")
+            raise UsageError(
+                f"this iterator belongs to process {self._pid}, from which this process was forked: make another loader in "
+                "this process"
+            )
         began_s, is_served = time.monotonic(), False
         self._is_asking = True
         try:
@@ -265,7 +268,7 @@ class Delivery:
 
     def _check_ending(self) -> None:
         if self._lost_to:
-            raise UsageError(f"this iterator has lost epoch {self.driver.start.epoch} before its end: {self._lost_to}")
+            raise UsageError(f"epoch {self.driver.start.epoch} of this iterator was cut short: {self._lost_to}")
         if self._has_left:
             return
         self.driver.close_trace()
@@ -280,7 +283,7 @@ class Delivery:
     def check_whole(self) -> None:
         """Raises: UsageError when a step was taken but never handed out."""
         if self.lost:
-            raise UsageError(f"{self.lost}: go on from the last state saved")
+            raise UsageError(f"{self.lost}: resume from the last saved state")
 
     def leave(self, lost_to: str = "") -> None:
         """Ends the consumer's part: it takes no more steps. Does not wait. ``lost_to`` names what took the epoch away."""
@@ -322,7 +325,7 @@ def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
         return OdbError("the epoch has ended without an outcome")
     found = _PEER.search(outcome.cause) if roster.peers > 1 else None
     peer = None if found is None else int(found[1])
-    who = "a rank that could not be named" if outcome.rank is None else roster.name(outcome.rank, peer)
+    who = "an unknown rank" if outcome.rank is None else roster.name(outcome.rank, peer)
     cause = outcome.cause
     if found is not None and outcome.rank is not None:
         first = outcome.rank * roster.peers
@@ -336,7 +339,7 @@ def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
             what = "is configured differently"
             cause = cause.replace("rank 0 ", f"{roster.name(0, 0)} ")  # the rank it is compared with
             if _IN_ROUND.search(outcome.cause):
-                what = "goes on from another step"
+                what = "resumes from another step"
                 cause += ": load states that all ranks saved after the same step"
         case _:
             what = "is lost"

@@ -46,8 +46,8 @@ from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import BatchRequest, ReadItem, SampleService
 
 CHANGED: Final = (
-    "the samples are not what they were when the state was saved: the steps taken would be others. The data set has "
-    "changed, or draws what they hold from a generator of its own (R12)"
+    "the samples have changed since the state was saved, so resuming would take different steps. The data set has changed, or "
+    "uses a random generator of its own (R12)"
 )
 _CLOSED: Final = "its consumer left, and its loader was closed before all ranks knew"
 
@@ -173,8 +173,9 @@ class EpochDriver:
                 self.submit(_Begin(samples))
             elif not items and self._is_stuck(state):
                 fault = (
-                    "each sample of a window is bad, and with shard='shared' a window needs a good one: pass a larger Batching("
-                    f"window=), or ramp_rounds=0 where it is one of the first; the last, {self.quarantine.describe_last()}"
+                    "all samples of a window are bad, but with shard='shared' a window needs at least one good sample. Pass a "
+                    "larger Batching(window=), or ramp_rounds=0 if this is one of the first windows. Last bad sample: "
+                    f"{self.quarantine.describe_last()}"
                 )
                 self.on_error(fault, QuarantineError(fault))
             else:
@@ -289,7 +290,7 @@ class EpochDriver:
         try:
             acceptance = self._acceptance.ask(self.state.planned_steps, self.state.agreed_tokens)
         except Exception as error:
-            self.on_error(f"its budget schedule: {describe(error)}", error)
+            self.on_error(f"its budget schedule failed: {describe(error)}", error)
         else:
             self._accept(acceptance)
 

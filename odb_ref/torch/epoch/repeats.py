@@ -8,9 +8,9 @@ from typing import Final
 from odb_ref.core.types import Step, compute_counts
 
 REPEATED: Final = (
-    "all ranks begin with the same samples, as those of an iterable data set do that is not divided among them: each sample is "
-    "then trained on once for every rank. Divide it by rank and world size (for Hugging Face datasets.distributed."
-    "split_dataset_by_node)"
+    "all ranks begin with the same samples, as happens with an iterable data set that is not divided among them: each sample "
+    "is then trained on once per rank. Divide it by rank and world size (Hugging Face: "
+    "datasets.distributed.split_dataset_by_node)"
 )
 
 _ENOUGH: Final = 8

@@ -14,10 +14,10 @@ from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.reading.service import SampleService
 
 REPLACED: Final = (
-    "another iteration over its loader has begun, and a loader has one epoch at a time (for two at once, as in nested loops, "
+    "another iteration over its loader has begun, and a loader runs one epoch at a time (for two at once, as in nested loops, "
     "make two loaders)"
 )
-LOADED: Final = "load_state_dict has chosen where its loader goes on, with the next iteration"
+LOADED: Final = "load_state_dict was called, so the next iteration over its loader continues from that state"
 LEAVE_S: Final = 2.0
 """How long closing waits until the other ranks know of it."""
 
@@ -53,7 +53,10 @@ class Session:
         Raises: UsageError when the loader is closed or belongs to another process, and what ``make`` raises.
         """
         if self._is_inherited:
-            raise UsageError(f"this loader belongs to process {self._pid}, which has forked this one: make one here")
+            raise UsageError(
+                f"this loader belongs to process {self._pid}, from which this process was forked: make another loader in this "
+                "process"
+            )
         if self._is_closed:
             raise UsageError("this loader is closed")
         self._pid = os.getpid()

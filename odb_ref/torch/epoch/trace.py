@@ -134,7 +134,7 @@ def claim_trace(path: Path, owner: object) -> None:
     """
     if _writers.setdefault(path.absolute(), owner) is not owner:
         raise UsageError(
-            f"trace: another loader of this process writes {path}; give each a path of its own, or close the one before"
+            f"trace: another loader in this process writes to {path}; give each its own path, or close the other loader first"
         )
 
 

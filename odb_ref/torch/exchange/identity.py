@@ -91,7 +91,7 @@ class LoaderIdentity:
         ]
         if self.name != other.name or not names:
             return ""
-        return f": their data sets differ in {', '.join(names)}. If it is one loader, {_NAME_IT}"
+        return f": their data sets differ in {', '.join(names)}. If they are one loader, {_NAME_IT}"
 
 
 def describe_crossed(rank: str, ours: object, other: str, theirs: object) -> str:
@@ -151,8 +151,8 @@ class LoaderOrigin:
         if self._generation is get_generation() or not (self._has_begun or self._generation.world is not None):
             return
         raise UsageError(
-            f"the loader made at {self.made_at} is of an old generation: torch.distributed was started or shut down since, and "
-            "its ranks may not be those of now; make a new loader"
+            f"the loader made at {self.made_at} is stale: torch.distributed was started or shut down since then, so its ranks "
+            "may have changed. Make a new loader"
         )
 
     def begin(self, group: str, budget_tokens: int, *, is_common: bool, is_alone: bool) -> LoaderIdentity:
@@ -171,8 +171,8 @@ class LoaderOrigin:
             if self._is_named or list_facts(other._data, is_sized=is_common) == facts:
                 which = f"called {self.name!r}" if self._is_named else f"made at {self.made_at}"
                 raise UsageError(
-                    f"two loaders {which} read different data sets and have not begun, and nothing tells other ranks which of "
-                    f"them begins now: {_NAME_IT}, and another for each of them"
+                    f"two loaders {which} read different data sets, and neither has begun, so other ranks cannot tell which "
+                    "one begins now. Give each its own Protocol(name=...), the same on all ranks"
                 )
         key = json.dumps([self.name, facts, group])
         generation.begun[key] += 1

@@ -101,10 +101,12 @@ def _find_address_of(interface: str) -> str:
     try:
         import fcntl
     except ImportError:
-        raise UsageError(f"{INTERFACE_VARIABLE} names an interface, which needs Linux: unset it") from None
+        raise UsageError(
+            f"{INTERFACE_VARIABLE} names a network interface, which only Linux supports: unset it"
+        ) from None
     known = [name for _, name in socket.if_nameindex()]
     if interface not in known:
-        raise UsageError(f"{INTERFACE_VARIABLE} names {interface!r}, and this host has {', '.join(known)}")
+        raise UsageError(f"{INTERFACE_VARIABLE} names {interface!r}, but this host has only {', '.join(known)}")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, _INTERFACE.pack(interface.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])

@@ -55,7 +55,9 @@ def make_transport(
     if len(roster.processes) == 1:
         return TRANSPORTS[name](Links(0, {}, timeout_s), roster)
     if os.name != "posix":
-        raise UsageError("a loader of several ranks needs Linux or macOS: in a job of one process it works here too")
+        raise UsageError(
+            "a loader with several ranks needs Linux or macOS. On this system, only a job of one process works"
+        )
     group = dist.group.WORLD
     if group is None:
         raise UsageError("torch.distributed is not initialized")
@@ -72,7 +74,7 @@ def make_transport(
     except OdbError:
         raise
     except RuntimeError as error:
-        cause = "the store that torch.distributed was started with cannot be reached: the others may have given up, and ended"
+        cause = "the store of torch.distributed cannot be reached: the other ranks may have given up and ended"
         raise JobError(f"the exchange could not be set up: {cause}", rank=None, cause=cause) from error
 
 
@@ -306,7 +308,7 @@ class _Meeting:
             return self.missed
         cause = f"the ranks could not connect to each other within {self._timeout_s:g} s"
         if not missing and self._parent is not None and self._parent not in self._links:
-            cause += f": {self._roster.name_process(self._parent)} is not reached where it said that it listens"
+            cause += f": {self._roster.name_process(self._parent)} cannot be reached at the address that it announced"
         if missing:
             more = f", nor have {len(missing) - 1} others" if missing[1:] else ""
             rank = str(self._roster.processes[missing[0]])

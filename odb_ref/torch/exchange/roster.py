@@ -106,8 +106,8 @@ class Ranks:
         if not dist.is_available() or not dist.is_initialized():
             if (size := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
                 warnings.warn(
-                    f"{size} processes were started (WORLD_SIZE), and this one has called no init_process_group: each reads "
-                    "all samples. Call it before the first epoch",
+                    f"WORLD_SIZE is {size}, but this process has not called init_process_group, so each process reads all "
+                    "samples. Call it before the first epoch",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -144,10 +144,10 @@ def choose_ranks(
     Raises: UsageError when the arguments contradict each other, or leave out ranks that may be peers.
     """
     if is_apart and process_group is None:
-        raise UsageError("is_apart needs process_group: it says what the ranks outside of it are")
+        raise UsageError("is_apart needs process_group: it describes the ranks outside that group")
     if mesh is None:
         if mesh_dims is not None:
-            raise UsageError("mesh_dims needs mesh: it names dimensions of it")
+            raise UsageError("mesh_dims needs mesh: it names the mesh's dimensions")
         if process_group is not None and not is_apart:
             _check_whole("process_group", get_rank_and_size(process_group)[1])
         return Ranks(process_group=process_group)
@@ -162,11 +162,12 @@ def choose_ranks(
     unknown = [] if mesh_dims is None else sorted(wanted.difference(names))
     doubtful = [] if mesh_dims is not None else [name for name in names if name not in DATA_PARALLEL | MODEL_PARALLEL]
     if not dimensions or unknown or doubtful:
-        asked = f"mesh_dims={mesh_dims!r}" if mesh_dims is not None else f"one named {', '.join(sorted(DATA_PARALLEL))}"
-        what = f"nobody knows what {doubtful[0]!r} is" if doubtful else f"{asked} is not among them"
+        known = ", ".join(sorted(DATA_PARALLEL))
+        asked = f"mesh_dims={mesh_dims!r} is not among them" if mesh_dims is not None else f"none is named {known}"
+        what = f"it is not known whether {doubtful[0]!r} is data-parallel" if doubtful else asked
         raise UsageError(
-            f"mesh has the dimensions {names or mesh.ndim}: {what}. Pass Protocol(mesh_dims=), the names of the dimensions "
-            "along which ranks train on different batches; a job without any has one of size 1"
+            f"mesh has the dimensions {names or mesh.ndim}: {what}. Pass Protocol(mesh_dims=) with the names of the dimensions "
+            "along which ranks train on different batches. If there is none, give the mesh one of size 1"
         )
     return Ranks(mesh=mesh, dimensions=dimensions)
 
@@ -177,11 +178,15 @@ def _check_whole(name: str, size: int) -> None:
     """
     _, job_size = get_rank_and_size(None)
     if size < job_size:
-        part = f"{size} of the job's {job_size} ranks" if size > 0 else f"not this rank, {dist.get_rank()} of the job"
+        part = (
+            f"has {size} of the job's {job_size} ranks"
+            if size > 0
+            else f"does not contain this process, rank {dist.get_rank()} of the job"
+        )
         raise UsageError(
-            f"{name} has {part}: if the others are model-parallel peers of these, pass mesh=, the whole mesh "
-            "(DeviceMesh.from_group makes one of process groups), and with Protocol(mesh_dims=) the names of its data-parallel "
-            "dimensions, so that peers read the same batches whatever happens on one of them; if they are not, "
+            f"{name} {part}. If the other ranks are model-parallel peers of these, pass the whole mesh as mesh= "
+            "(DeviceMesh.from_group makes one from process groups) and the names of its data-parallel dimensions as "
+            "Protocol(mesh_dims=), so that peers read the same batches whatever happens on one of them. If they are not, pass "
             "Protocol(process_group=, is_apart=True)"
         )
 

@@ -92,7 +92,8 @@ class Order:
         """
         source = self.dataset if self.sampler is None else self.sampler
         if not isinstance(source, Sized):
-            raise UsageError("the data set has no length: pass a sampler, which must have one where all ranks share it")
+            which = "data set" if self.sampler is None else "sampler"
+            raise UsageError(f"the {which} has no length: pass a sampler that has one")
         return len(source)
 
     def follow(self, saved: str, world_size: int) -> None:

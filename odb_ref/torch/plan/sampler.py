@@ -63,7 +63,7 @@ def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:
     keys = _list_for(sampler, set_epoch, epoch) if callable(set_epoch) else _list(sampler)
     if isinstance(sampler, Sized) and len(keys) != (told := len(sampler)):
         found = len(keys) if len(keys) < told else "more"
-        raise UsageError(f"the sampler says that it has {told} keys, and listed {found} for epoch {epoch}")
+        raise UsageError(f"the sampler has a length of {told}, but listed {found} keys for epoch {epoch}")
     return keys
 
 
@@ -75,8 +75,8 @@ def _list(sampler: Iterable[object]) -> list[object]:
     keys = list(islice(sampler, len(sampler) + 1 if isinstance(sampler, Sized) else MOST_UNTOLD))
     if not isinstance(sampler, Sized) and len(keys) == MOST_UNTOLD:
         raise UsageError(
-            f"the sampler has no __len__, and does not end after {MOST_UNTOLD:,} keys: it is listed whole at the beginning of "
-            "an epoch. Have it end, or make it an IterableDataset"
+            f"the sampler has no __len__ and did not end after {MOST_UNTOLD:,} keys, but all its keys are listed at the "
+            "beginning of an epoch. Make it end, or use an IterableDataset"
         )
     return keys
 
@@ -102,7 +102,7 @@ def _list_for(sampler: Iterable[object], set_epoch: Callable[[int], object], epo
             set_epoch(other)  # because listing may have advanced the sampler
             which = f"epoch {other}" if is_other else f"another epoch ({changed[0]} is {found[changed[0]]})"
             raise UsageError(
-                f"the sampler was set to {which}, and the loader reads epoch {epoch}: call "
+                f"the sampler was set to {which}, but the loader reads epoch {epoch}: call "
                 f"set_epoch({other if is_other else '...'}) of the loader, which sets the sampler too"
             )
     set_epoch(epoch + 1)

@@ -50,7 +50,7 @@ class Schedule:
         """
         states = tuple(sorted(map(EpochState.from_dict, check_states(given)), key=lambda state: state.rank))
         if not states:
-            raise UsageError("load_state_dict: no state")
+            raise UsageError("load_state_dict: the list of states is empty")
         check_moment(states)
         self._loaded, self.epoch = states, states[0].epoch
         return states
@@ -110,8 +110,8 @@ class Schedule:
         )
         if left is not None:
             warnings.warn(
-                f"epoch {self.epoch} begins, as set_epoch has it: the state that was loaded is dropped, which stands in epoch "
-                f"{left.epoch} after {left.progress.steps} steps",
+                f"set_epoch has chosen epoch {self.epoch}, so the loaded state is dropped: it was saved in epoch {left.epoch} "
+                f"after {left.progress.steps} steps",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -147,11 +147,11 @@ class Schedule:
             return  # nothing was taken, so any order is fine
         saved = self._find_saved_keys(rank)
         if saved and saved != (found := self._order.compute_digest(start)):
-            whose = "the order of all ranks" if self._order.is_auto else "the sampler, or the data set's order,"
+            whose = "the order of the samples" if self._order.is_auto else "the sampler, or the order of the data set,"
             raise UsageError(
-                f"load_state_dict: {whose} is not what it was when the state was saved ({_describe_keys(saved)}, now "
-                f"{_describe_keys(found)}), so samples would be repeated and others lost: list the same keys in the same order "
-                "(a sampler that remembers something needs its own state back first), or begin an epoch without a state"
+                f"load_state_dict: {whose} has changed since the state was saved ({_describe_keys(saved)}, now "
+                f"{_describe_keys(found)}), so samples would be repeated and others lost. List the same keys in the same order "
+                "(if the sampler keeps a state, restore it first), or begin an epoch without a state"
             )
 
     def _check_order(self, saved: EpochState) -> None:
@@ -163,9 +163,11 @@ class Schedule:
         if saved.order == now:
             return
         what = "; ".join(_describe_changes(saved.order, now))
-        text = f"load_state_dict: the order of samples is another than when the state was saved ({what})"
+        text = f"load_state_dict: the order of samples has changed since the state was saved ({what})"
         if saved.progress == START:
-            text += f"; to begin epoch {saved.epoch} so, say set_epoch({saved.epoch}) and load no state"
+            text += (
+                f"; to begin epoch {saved.epoch} with the new order, call set_epoch({saved.epoch}) and load no state"
+            )
         raise UsageError(text)
 
     def _choose_progress(self, rank: int, world_size: int) -> EpochProgress:
@@ -196,13 +198,13 @@ class Schedule:
         what = "; ".join(changes)
         if not order.is_auto:
             raise UsageError(
-                "load_state_dict: where each rank is given its own samples, an epoch goes on only with as many ranks and the "
-                f"settings it was saved with ({what})"
+                "load_state_dict: if each rank is given its own samples, an epoch can be resumed only with the number of "
+                f"ranks and the settings that it was saved with ({what})"
             )
         # A state saved between two updates counts in updates only.
         if json.loads(first.settings).get("update_samples") != order.update_samples:
             raise UsageError(
-                f"load_state_dict: the updates of an epoch cannot change inside it ({what}): change them between two epochs"
+                f"load_state_dict: update_samples cannot change within an epoch ({what}): change it between epochs"
             )
         if len(loaded) != first.world_size and not is_between:
             raise UsageError(

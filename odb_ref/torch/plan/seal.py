@@ -31,7 +31,7 @@ def check_states(given: object) -> list[Mapping[str, object]]:
         return [check_seal(given)]
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise UsageError(
-            f"load_state_dict: expected a state, or a list of those of all ranks, got {type(given).__name__}"
+            f"load_state_dict: expected a state, or a list of the states of all ranks, got {type(given).__name__}"
         )
     return list(map(check_seal, given))
 
@@ -42,10 +42,10 @@ def check_seal(state: object) -> Mapping[str, object]:
     Raises: UsageError when they are not, or another version sealed it.
     """
     if not isinstance(state, Mapping):
-        raise UsageError(f"load_state_dict: a state is a dict, got {type(state).__name__}")
+        raise UsageError(f"load_state_dict: a state must be a dict, got {type(state).__name__}")
     if (version := state.get("version")) != VERSION:
         found = version if isinstance(version, int) and 0 <= version < 2**16 else "unknown"
-        raise UsageError(f"load_state_dict: the state is of version {found}, this library reads {VERSION}")
+        raise UsageError(f"load_state_dict: the state has version {found}, but this library reads version {VERSION}")
     checksums = state.get(_SEAL)
     if not isinstance(checksums, Mapping):
         raise UsageError(f"load_state_dict: the field {_SEAL!r} of the state is missing or damaged")
@@ -55,7 +55,7 @@ def check_seal(state: object) -> Mapping[str, object]:
         if name not in state:
             raise UsageError(f"load_state_dict: the field {name!r} of the state is missing")
         if checksums.get(name) != _compute_checksum(name, state[name]):
-            raise UsageError(f"load_state_dict: the field {name!r} of the state is not what was saved")
+            raise UsageError(f"load_state_dict: the field {name!r} of the state has changed since it was saved")
     return state
 
 

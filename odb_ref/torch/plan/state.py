@@ -270,7 +270,9 @@ def check_all_ranks(states: Sequence[EpochState]) -> None:
     first = states[0]
     if [state.rank for state in states] != list(range(first.world_size)):
         ranks = [state.rank for state in states]
-        raise UsageError(f"load_state_dict: states of ranks {ranks}, expected one of each of {first.world_size} ranks")
+        raise UsageError(
+            f"load_state_dict: got the states of ranks {ranks}, expected one state from each of {first.world_size} ranks"
+        )
     for state in states:
         if (state.order, state.keys, state.progress.base) != (first.order, first.keys, first.progress.base):
             raise UsageError(f"load_state_dict: the states of ranks 0 and {state.rank} are not of the same epoch")

@@ -185,7 +185,7 @@ class CollateWorkers:
             case Made():
                 return number, answer
             case _Failure(cause, text):
-                raise CollateWorkerError(f"{cause}, where step {number} is collated.\nOriginal Traceback: {text}")
+                raise CollateWorkerError(f"{cause}, while collating step {number}.\nOriginal Traceback: {text}")
 
     def _start(self) -> None:
         ours, theirs = self._context.Pipe()

@@ -29,12 +29,12 @@ from odb_ref.torch.reading.tasks import get_field
 _IDLE_ADVICE: Final = "pass Protocol(idle_sample=) or on_idle='none'"
 
 _PADDED: Final = (
-    "layout='packed' counts the tokens of a batch without padding, and collate_fn makes a row for each sample: its batches "
-    "hold more than token_budget. Pass a collate_fn that lays the samples end to end, or none, or layout='padded'"
+    "layout='packed' counts a batch's tokens without padding, but collate_fn makes a row for each sample, so its batches hold "
+    "more than token_budget. Pass a collate_fn that lays the samples end to end, or none, or layout='padded'"
 )
 _FEWER: Final = (
-    "collate_fn makes fewer rows than it is given samples. What it leaves out counts as trained on, also in the weights: leave "
-    "it out where samples are read; an error there sets one aside with Faults(on_bad_sample='quarantine')"
+    "collate_fn returned fewer rows than samples. The samples it drops still count as trained on, also in the weights. Drop "
+    "them when they are read: with Faults(on_bad_sample='quarantine') an error there sets a sample aside"
 )
 
 CollateFn = Callable[[list[object]], object]
@@ -169,11 +169,11 @@ class Collator:
         if self._cheapest is not None:
             return copy.deepcopy(self._cheapest.sample)
         if self._get_idle_sample is None:
-            raise UsageError(f"this rank has no sample that it could replay in idle steps: {_IDLE_ADVICE}")
+            raise UsageError(f"this rank has no sample to replay in idle steps: {_IDLE_ADVICE}")
         try:
             sample = self._get_idle_sample()
         except Exception as error:  # a data set that lacks key 0, or that only a worker can read
-            what = "this rank has no sample to replay in idle steps, and the first of the data set cannot be read here"
+            what = "this rank has no sample to replay in idle steps, and cannot read the data set's first sample in its process"
             raise UsageError(f"{what} ({describe(error)}): {_IDLE_ADVICE}") from error
         copied = _copy(sample)
         return sample if copied is None else copied
@@ -204,9 +204,7 @@ class OwnMemory:
         for place in found:
             other = self._left.get(place)
             if other is not None and _locate(other) == place:
-                raise UsageError(
-                    f"collate_fn writes into the memory of an earlier batch, which is still to be used: {_REUSED}"
-                )
+                raise UsageError(f"collate_fn overwrites an earlier batch that is still to be used. {_REUSED}")
         self._left.update(found)
         if is_own:
             return made.batch
@@ -214,7 +212,7 @@ class OwnMemory:
             return copy.deepcopy(made.batch, {id(part): part for part in own} | copies | given())
         except Exception as error:  # whatever a batch's parts raise
             raise UsageError(
-                f"collate_fn returns what it may use again and what cannot be copied ({describe(error)}): {_REUSED}"
+                f"collate_fn returned an object that it may reuse and that cannot be copied ({describe(error)}). {_REUSED}"
             ) from error
 
 
@@ -254,7 +252,7 @@ _UNCHANGING: Final = (
 """Types that are never modified, so that other references to them do not matter."""
 _ALONE: Final = _count_references([object()])[0] + 1
 """The reference count of an object that is in a list and nowhere else, plus one for its container."""
-_REUSED: Final = "with num_workers=0 several batches are made ahead, so return what is made anew for each"
+_REUSED: Final = "With num_workers=0 several batches are made ahead, so return new objects for each batch"
 
 
 def _has_own_memory(part: object) -> bool:

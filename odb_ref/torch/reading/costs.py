@@ -85,7 +85,7 @@ def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequ
             cost_fn=_count_patches_only, limits=(check_integer(max_patches, "max_patches", 1),), names=("patches",)
         )
     if (cost_fn is None) != (not limits):
-        raise UsageError("cost_fn and limits belong together: one amount a sample for each limit")
+        raise UsageError("cost_fn and limits must be given together: cost_fn returns one amount for each limit")
     checked = tuple(check_integer(limit, f"limits[{index}]", 1) for index, limit in enumerate(limits))
     return Resources(cost_fn=cost_fn, limits=checked, names=tuple(f"cost_{index}" for index in range(len(checked))))
 
@@ -110,5 +110,5 @@ class CostMeasure:
     def _compute_costs(self, sample: object) -> tuple[int, ...]:
         costs: object = _to_list(self.cost_fn(sample))
         if not isinstance(costs, list | tuple) or len(costs) != self.resources:
-            raise SampleError(f"cost_fn gave {costs!r}, expected {self.resources} integers")
-        return tuple([check_measure(cost, "a cost that cost_fn gave", 0) for cost in costs])
+            raise SampleError(f"cost_fn returned {costs!r}, expected {self.resources} integers")
+        return tuple([check_measure(cost, "a cost that cost_fn returned", 0) for cost in costs])

@@ -268,7 +268,7 @@ def _read_at_once(dataset: Dataset[object], names: list[object]) -> list[object]
         samples = list(samples) if hasattr(samples, "__iter__") else samples
     if not isinstance(samples, Sequence) or len(samples) != len(names):
         found = f"{len(samples)} samples" if isinstance(samples, Sized) else type(samples).__name__
-        raise DataSetError(f"__getitems__ of the data set gave {found} for {len(names)} keys: {names!r:.200}")
+        raise DataSetError(f"__getitems__ of the data set returned {found} for {len(names)} keys: {names!r:.200}")
     return list(samples)
 
 

@@ -105,8 +105,8 @@ class SupervisedCounter:
             ignored = values == IGNORE_INDEX
             if self.is_checked and ignored.ndim and (ignored | np.isnan(values)).any():
                 raise SampleError(
-                    "a sample has float labels of which some are -100 or NaN, as if each token had one: pass "
-                    "Loss(supervised_fn=) to count what carries loss, or Loss(scaling='samples')"
+                    "a sample has float labels, some of them -100 or NaN, as if each token had one: pass Loss(supervised_fn=) "
+                    "to count the labels that carry loss, or Loss(scaling='samples')"
                 )
             return int(ignored.ndim > 0 or not ignored)
         count, width = _count_labels(labels, self.is_shifted), get_width(labels)
@@ -128,12 +128,13 @@ class SupervisedCounter:
             return
         if width == 1:
             raise SampleError(
-                f"a sample has 1 label for {tokens} tokens, in a row: if it is that of the sample, make it a number "
-                "(labels=3, not [3]); if it is a text of one token, pass Loss(causal_shift=False) or Loss(scaling='samples')"
+                f"a sample has a list of 1 label for {tokens} tokens. If the label belongs to the whole sample, make it a "
+                "number (labels=3, not [3]). If it is a target text of one token, pass Loss(causal_shift=False) or "
+                "Loss(scaling='samples')"
             )
         raise SampleError(
-            f"a sample has {width} labels for {tokens} {'tokens' if ids is None else 'input_ids'}, as for an encoder and a "
-            "decoder: pass Loss(causal_shift=False), or Loss(supervised_fn=); for a mean over samples, as with CTC, "
+            f"a sample has {width} labels for {tokens} {'tokens' if ids is None else 'input_ids'}, as in an encoder-decoder "
+            "model: pass Loss(causal_shift=False) or Loss(supervised_fn=), or, for a mean over samples, as with CTC, "
             "Loss(scaling='samples')"
         )
 
@@ -143,9 +144,9 @@ def _check_fields(sample: object, *, has_ids: bool) -> None:
     mask = next((name for name in _MASKS if not isinstance(get_field(sample, name), str | None)), None)
     if mask is None and (has_ids or _count_fields(sample) < 2):
         return
-    cause = "it has neither labels nor input_ids by these names" if mask is None else f"it has {mask} and no labels"
+    cause = "it has neither labels nor input_ids" if mask is None else f"it has {mask} but no labels"
     raise SampleError(
-        f"nothing says which tokens of a sample ({type(sample).__name__}) carry loss, as {cause}: pass {COUNTING}, "
+        f"cannot tell which tokens of a sample ({type(sample).__name__}) carry loss, because {cause}: pass {COUNTING}, "
         "or Loss(scaling='samples') for a mean over samples"
     )
 
@@ -159,7 +160,7 @@ def _check_masks(sample: object, labels: object) -> None:
         left_out, labelled = to_array(mask).reshape(-1) == 0, to_array(labels).reshape(-1) != IGNORE_INDEX
         if left_out.shape == labelled.shape and (left_out & labelled).any():
             raise SampleError(
-                f"the {name} of a sample leaves out tokens that have labels: make these labels {IGNORE_INDEX}, or pass "
+                f"the {name} of a sample leaves out tokens that have labels: set these labels to {IGNORE_INDEX}, or pass "
                 f"{COUNTING}, or Loss(scaling='samples') for a mean over samples"
             )
 
@@ -196,7 +197,7 @@ def check_measure(value: object, name: str, low: int, high: int = MOST) -> int:
     if isinstance(number, bool) or not isinstance(number, int):
         raise SampleError(f"{name} is {number!r}, expected an integer")
     if not low <= number <= high:
-        raise SampleError(f"{name} is {number}, expected one between {low} and {high}")
+        raise SampleError(f"{name} is {number}, expected an integer between {low} and {high}")
     return number
 
 
@@ -262,8 +263,8 @@ class Measure:
         supervised = check_measure(self.supervised_fn(sample), "the supervised tokens of a sample", 0)
         if supervised > length:
             raise SampleError(
-                f"a sample has {supervised} supervised tokens and a length of {length}: count both in one unit (length_fn=, "
-                "supervised_fn=), or pass Loss(scaling='samples') for a mean over samples"
+                f"a sample has {supervised} supervised tokens and a length of {length}: count both in the same unit "
+                "(length_fn=, supervised_fn=), or pass Loss(scaling='samples') for a mean over samples"
             )
         return length, supervised
 
@@ -279,6 +280,6 @@ def _pack(sample: object) -> Packed:
         raise
     except Exception as error:  # parts of a sample may raise anything: an open file, a lock
         raise SampleError(
-            f"a sample cannot be sent to the process that collates ({describe(error)}): with num_workers above 0 it must be "
-            "possible to pickle it; leave out what cannot be pickled, or use num_workers=0"
+            f"a sample cannot be sent to the process that collates ({describe(error)}): with num_workers above 0, samples must "
+            "be picklable. Leave out what cannot be pickled, or use num_workers=0"
         ) from error

@@ -96,7 +96,7 @@ def find_good(dataset: Dataset[object], measure: MeasureFn, tries: int) -> objec
             if isinstance(item, Measured):
                 return item.sample
     raise QuarantineError(
-        f"none of the first {tries} samples is good, so there is none to replay: pass Protocol(idle_sample=)"
+        f"none of the first {tries} samples is good, so none can be replayed in idle steps: pass Protocol(idle_sample=)"
     )
 
 
@@ -240,7 +240,7 @@ class Quarantine:
         if place >= self._known_places:
             return ""
         return (
-            f"the sample {self._get_key(place)!r} was good before the state was saved, and cannot be read now: {cause}"
+            f"the sample {self._get_key(place)!r} was good before the state was saved, but cannot be read now: {cause}"
         )
 
     def add(self, place: int, cause: str) -> str:
@@ -259,8 +259,8 @@ class Quarantine:
         if len(self._bad) <= limit:
             return ""
         return (
-            f"{len(self._bad)} bad samples, of which max_bad_samples={self._max_bad} allows {limit} here; "
-            f"the last, {key!r}: {cause}"
+            f"{len(self._bad)} bad samples, but max_bad_samples={self._max_bad} allows only {limit} on this rank. The last is "
+            f"{key!r}: {cause}"
         )
 
     def _compute_limit(self, read_samples: int) -> int:
@@ -277,7 +277,9 @@ class Quarantine:
         """Returns an error message if the data end without one good sample, or an empty string. Spec: R11.2."""
         if self._last is None or len(self._bad) < 2:
             return ""
-        return f"each of the {len(self._bad)} samples of this rank is bad; {self._last.index!r}: {self._last.cause}"
+        return (
+            f"all {len(self._bad)} samples of this rank are bad. The last is {self._last.index!r}: {self._last.cause}"
+        )
 
     def get_known(self, good_samples: int, is_all: bool) -> int:
         """Returns how many places hold the first ``good_samples`` good samples. If these are all (``is_all``), bad samples

@@ -180,8 +180,8 @@ def _read_content(content: Content, nbytes: int) -> tuple[memoryview, _File | No
         raise _explain(error, nbytes) from error
     except EOFError as error:  # the only sign of a failure in the sending process
         raise TransferError(
-            "no file descriptor left in the process that hands over a tensor, or it is gone: "
-            "close files that the data set keeps open, or raise the limit (ulimit -n)"
+            "the process that hands over a tensor has no file descriptor left, or is gone: close files that the data set "
+            "keeps open, or raise the limit (ulimit -n)"
         ) from error
     file = _File(descriptor)
     try:
@@ -203,9 +203,8 @@ def _explain(error: OSError, nbytes: int) -> OSError | TransferError:
     """Returns an error with advice if memory or descriptors ran out; otherwise the error itself."""
     if error.errno in (errno.ENOMEM, errno.ENOSPC):
         return TransferError(
-            f"no memory left to hand over {nbytes / 2**20:.1f} MiB of tensors ({os.strerror(error.errno)}): "
-            "bound what is held with Batching(window_bytes=), lower num_workers= or prefetch_factor=, or give the process more "
-            "memory"
+            f"no memory left to hand over {nbytes / 2**20:.1f} MiB of tensors ({os.strerror(error.errno)}): limit the samples "
+            "held with Batching(window_bytes=), lower num_workers= or prefetch_factor=, or give the process more memory"
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return TransferError(

@@ -48,8 +48,8 @@ samples the cost is mostly per chunk: messages or, without workers and reading a
 """
 
 _REPEATED: Final = (
-    "the workers begin with the same samples, as those of an iterable data set do that does not share them out by "
-    "torch.utils.data.get_worker_info(): each sample is then trained on once for every worker"
+    "the workers begin with the same samples, as happens with an iterable data set that does not divide them by "
+    "torch.utils.data.get_worker_info(): each sample is then trained on once per worker"
 )
 
 
@@ -346,7 +346,7 @@ class DrawReader(Reader):
 
     def _has_enough(self, count: int, room: Room | None, end: int | None) -> bool:
         if self._is_ended and self._seen < count:
-            raise DataSetError(f"the data set ended {count - self._seen} samples before those it was asked for")
+            raise DataSetError(f"the data set ended {count - self._seen} samples short of the number requested")
         return self._seen >= count
 
     def _answer(self, count: int, room: Room | None, end: int | None) -> None:

@@ -49,7 +49,8 @@ JOIN_S: Final = 1.5
 """How long a loader process may take to end its workers before it is killed together with them."""
 
 _UNHEARD: Final = (
-    " before it began: one that is not forked runs the main script, whose work belongs below if __name__ == '__main__'"
+    " before it began. A process that is not forked runs the main script again, so put the script's work under if __name__ == "
+    "'__main__'"
 )
 
 QUIET_S: Final = 2.0
@@ -127,8 +128,9 @@ class LoaderProcess:
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UsageError(
-                f"the data set, or a function that was passed, cannot be sent to a process: {error}. Define it at the top of a "
-                "module, or pass multiprocessing_context='fork', which sends nothing (from Python 3.14 it is not the default)"
+                f"the data set, or a function passed to the loader, cannot be sent to another process: {error}. Define it at "
+                "the top level of a module, or pass multiprocessing_context='fork', which sends nothing (from Python 3.14 it "
+                "is not the default)"
             ) from error
         theirs.close()
         self._process, self._pipe = process, ours

@@ -49,8 +49,8 @@ class Silence:
         if self._status is not None and self._status.is_stopped:
             return _describe_stop(self.seconds)
         return (
-            f"has neither been heard of nor used its processor for {self.seconds:g} s (timeout_s): "
-            "something holds its interpreter lock, or it was forked while a lock was held"
+            f"has sent nothing and used no processor time for {self.seconds:g} s (timeout_s): something holds its interpreter "
+            "lock, or it was forked while a lock was held"
         )
 
 

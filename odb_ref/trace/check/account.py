@@ -110,7 +110,10 @@ def judge_inputs(
         whose = "the ranks have" if part.rank is None else "it has"
         is_whole = all(account.is_whole for account in own)
         if used.samples > part.lot.samples:
-            yield part.rank, (Property.ONCE, f"{whose} trained on {used.samples} samples of {part.lot.samples}")
+            yield (
+                part.rank,
+                (Property.ONCE, (f"{whose} trained on {used.samples} samples, but there are only {part.lot.samples}")),
+            )
         elif len(own) < (world_size if part.rank is None else 1) or not all(account.is_ended for account in own):
             continue
         else:
@@ -120,9 +123,9 @@ def judge_inputs(
             if found.samples != part.lot.samples:
                 what += f" of {part.lot.samples}"
             elif found != part.lot:
-                what += ", but others than there were"
+                what += ", but not the ones that there were"
             elif is_placed and placed.digest != part.order:
-                what += ", some of them from other places than they have"
+                what += ", but some of them at other places than their own"
             else:
                 what = ""
             rest = Property.QUOTA if is_quota else Property.CONSERVE

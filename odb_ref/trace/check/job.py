@@ -378,13 +378,13 @@ class Job:
             if rank.rank in told and rank.output.finish is not None:
                 yield f"whether rank {rank.rank} was gone, as rank {told[rank.rank]} was told: it has ended by itself"
             elif None in told and rank.output.finish is None:
-                yield f"whether rank {rank.rank} was gone: rank {told[None]} was told of a loss, not of whose"
+                yield f"whether rank {rank.rank} was gone: rank {told[None]} was told of a loss, but not which rank was lost"
             if rank.output.finish is None and rank.output.taken_steps + 1 < most:
                 yield f"whether rank {rank.rank} took more than {rank.output.taken_steps} steps: its trace has no finish"
         if all(rank.output.finish is not None for rank in ranks):
             for stream in self._streams:
                 if stream.is_cut:
-                    yield f"whether anything followed: {stream.path} ends inside a line, behind a finish"
+                    yield f"whether anything followed: {stream.path} ends inside a line, after a finish"
 
     def _note(self, judgement: Judgement, rank: int | None, round_: int | None = None, step: int | None = None) -> None:
         property_, what = judgement

@@ -121,7 +121,7 @@ def judge_lineage(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[i
     said = [part for _, origin in job.files for part in origin.inputs]
     for rank, part in job.inputs.items():
         if any(other.rank == rank and other != part for other in said):
-            yield rank, (Property.COVER, "headers say different things of what it had to train on")
+            yield rank, (Property.COVER, "headers differ about the samples that it had to train on")
     for part in job.before.values():
         sources = _list_sources(part, job, all_jobs)
         if not sources:
@@ -129,9 +129,10 @@ def judge_lineage(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[i
         had = [source for source in sources if _has_same_samples(part, job, source)]
         is_known = any(source.compute_taken(part.rank, part.steps) == part.lot for source in had)
         what = (
-            f"goes on after {part.steps} steps with {part.lot.samples} samples trained on, which no trace of it shows"
+            f"resumes after {part.steps} steps with {part.lot.samples} samples trained on, which no trace of the "
+            "earlier part shows"
         )
-        what = what if had else "is resumed with other samples than the part before had"
+        what = what if had else "is resumed with other samples than the earlier part had"
         if had or part.run:
             yield part.rank, (Property.RESUME, "" if is_known else what)
     if job.run and not job.is_rest:
@@ -198,18 +199,18 @@ def list_unsaid(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[str]:
     if silent := job.list_silent(lambda origin: origin.inputs):
         yield f"whether all samples were trained on: {_name(silent, everybody)} does not say how many there are"
     if job.is_resumed and (silent := job.list_silent(lambda origin: origin.before)):
-        yield f"whether it goes on where it had stopped: {_name(silent, everybody)} does not say what had been trained on"
+        yield f"whether it resumed where it had stopped: {_name(silent, everybody)} does not say what had been trained on"
     elif any(not _list_sources(part, job, all_jobs) for part in job.before.values()):
-        yield "whether it goes on where it had stopped: no trace of the part before is given"
+        yield "whether it resumed where it had stopped: no trace of the earlier part is given"
     elif any(not part.run and not _list_same(part, job, all_jobs) for part in job.before.values()):
-        yield "whether it goes on where it had stopped: the traces of that epoch are of other samples"
+        yield "whether it resumed where it had stopped: the traces of that epoch are of other samples"
     elif begun := [other for other in all_jobs if other is not job and _goes_on_alike(other, job)]:
-        what = f"whether epoch {job.header.epoch} was trained on {len(begun) + 1} times behind step {job.steps_before}"
-        yield f"{what}: other traces go on from there too"
+        what = f"whether epoch {job.header.epoch} was trained on {len(begun) + 1} times after step {job.steps_before}"
+        yield f"{what}: other traces resume from there too"
     if job.planned and not any(_are_peers(job, other) for other in all_jobs):
         yield "whether the other peers of each rank train on the same: no trace of them is given"
     if not job.run:
-        yield "whether an epoch was trained on twice, or left out: the header does not say of which run it is"
+        yield "whether an epoch was trained on twice, or left out: the header does not name its run"
         return
     if job.is_rest:
         return
@@ -225,7 +226,7 @@ def list_unsaid(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[str]:
             and not other.is_rest
             and other.sum_inputs() != samples
         ):
-            yield f"whether epoch {epoch} was to have other samples than epoch {epoch - 1}, as it has"
+            yield f"whether epoch {epoch} was meant to have other samples than epoch {epoch - 1}"
 
 
 def _list_same(part: OwnedLot, job: Lineage, all_jobs: Sequence[Lineage]) -> list[Lineage]:

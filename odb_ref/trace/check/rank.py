@@ -319,7 +319,7 @@ class RankChecker:
         if (agreement := self._told.agreement) is None:
             return  # `Phases` reports counts that come too early
         steps, least, rule = len(rows), 1, self.settings.rule
-        what = f"{steps} steps from at most {agreement.samples_max} samples of a rank: not from 1 to that many"
+        what = f"{steps} steps; expected 1 to {agreement.samples_max}, the most samples of a rank"
         if self.input.updates.size is not None:
             least = agreement.groups_max
             self._judge(self.input.updates.judge_steps(steps, least, self.round))

@@ -53,7 +53,7 @@ def replay(paths: Sequence[str | Path], depths: Depths, findings: Findings, rule
             return f"the machine cannot be set up as the header says: {error}"
         for config in configs.values():
             if json.loads(config.shared_json) != stream.header.config:
-                return "the header's configuration is not one of this version"
+                return "the header's configuration does not belong to this version"
         machines: dict[int, Machine] = {}
         differing: set[int] = set()
         for record in _iterate(stream):

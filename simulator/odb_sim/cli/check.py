@@ -34,26 +34,26 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together, or their folder"
     )
-    parser.add_argument("--replay", action="store_true", help="also ask the protocol core for each event (REPLAY)")
+    parser.add_argument("--replay", action="store_true", help="also compare each event with the protocol core (REPLAY)")
     parser.add_argument(
         "--follow",
         action="store_true",
-        help="judge a job while it runs: a line for each violation as it happens, the verdict at the end; "
-        "TRACE may be files that are not there yet",
+        help="check a job while it runs: print each violation as it happens, and the verdict at the end; TRACE may "
+        "name files that do not exist yet",
     )
     parser.add_argument(
         "--patience",
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="with --follow: give up waiting when nothing was written for so long (default: 600)",
+        help="with --follow: give up after this many seconds without new data (default: 600)",
     )
     parser.add_argument(
         "--policy",
         action="append",
         default=[],
         metavar="RULE",
-        help="with --replay: module:name or path.py:name of a target rule that does not ship (repeatable)",
+        help="with --replay: module:name or path.py:name of a target rule of your own (repeatable)",
     )
     parser.add_argument("--json", metavar="FILE", help="write the verdict")
     parser.set_defaults(run=run)
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.patience >= 0:
         raise UsageError(f"--patience must be at least 0, got {options.patience:g}")
     if options.policy and not options.replay:
-        raise UsageError("--policy needs --replay: a rule is asked there alone")
+        raise UsageError("--policy needs --replay: only a replay uses a target rule")
     check_writable(options.json, reads=options.traces)
     rules = [load_policy_rule(name) for name in options.policy]
     told: Counter[Violation] = Counter()
@@ -120,7 +120,7 @@ def _print(job: JobVerdict, told: Counter[Violation]) -> None:
         what = f"{item.checked:>10} checks" if item.status is not Status.NOT_APPLICABLE else f"({item.reason})"
         print(f"  {item.property:<10}{item.status:<16}{what}")
     for what in job.unsaid:
-        print(f"  cannot be said: {what}")
+        print(f"  not known: {what}")
 
 
 def compute_json(verdict: Verdict) -> dict[str, object]:

@@ -67,11 +67,11 @@ _BLOCKS: Final[dict[str, Callable[[Compared, Summary], str]]] = {
     "Speed-up: samples per second over {reference}, both at one global batch": lambda compared, one: (
         f"{compared.compute_speedup(one):.2f}"
     ),
-    "Where nine of ten such speed-ups lie": _show_band,
-    "What an update holds there: samples, tokens, micro-batches of a rank": lambda compared, one: " / ".join(
+    "Range of nine in ten such speed-ups": _show_band,
+    "What an update then holds: samples, tokens, micro-batches of a rank": lambda compared, one: " / ".join(
         list_update_values(compared.find_accumulated(one))
     ),
-    "Speed-up where an update is what each policy makes of it by itself": lambda compared, one: (
+    "Speed-up if an update is what each policy makes of it by itself": lambda compared, one: (
         f"{compared.compute_own_speedup(one):.2f}"
     ),
     "What an update holds there": lambda _, one: " / ".join(list_update_values(one)),
@@ -87,27 +87,27 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "compare",
         help="simulate every policy on the same samples",
-        description="Simulates the protocol and every baseline on the same samples, under the same memory limit and costs. "
-        "For one trace a row for each policy; for several, a row for each trace and a column for each policy.",
+        description="Simulates the protocol and every baseline on the same samples, under the same memory limit and "
+        "costs. One trace gives a row for each policy; several give a row for each trace and a column for each policy.",
     )
     parser.add_argument("lengths", nargs="*", metavar="LENGTHS", help=LENGTHS_HELP + "; several for one table")
     parser.add_argument("--all", action="store_true", help="every bundled trace")
     add_run_options(
         parser,
         ranks=_RANKS,
-        budget="of a trace: --batch-size times its longest sample",
+        budget="--batch-size times the longest sample of the trace",
         window=None,
         window_rule=f"{LEAST_WINDOW}, doubled until it holds {GROUPS_PER_WINDOW} batches of average samples or a shard",
     )
     add_batch_size(
-        parser, f"{FIXED_BATCH}; without --token-budget, what these need at worst is the budget of every policy"
+        parser, f"{FIXED_BATCH}; without --token-budget, the most that these batches need is the budget of every policy"
     )
-    text = f"which, in which order; module:name for a target rule of your own ({','.join(POLICIES)})"
+    text = f"policies, in this order; module:name for a target rule of your own ({','.join(POLICIES)})"
     parser.add_argument("--policy", metavar="P[,P...]", default=",".join(POLICIES), help=text)
     add_executor_options(parser, processes=1)
     parser.add_argument("--bands", action="store_true", help=BANDS_HELP)
-    parser.add_argument("--json", metavar="FILE", help="write all figures: an object for each trace and policy")
-    parser.add_argument("--csv", metavar="FILE", help="write them as a row for each trace and policy")
+    parser.add_argument("--json", metavar="FILE", help="write all figures: one object for each trace and policy")
+    parser.add_argument("--csv", metavar="FILE", help="write all figures: one row for each trace and policy")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
 
@@ -116,7 +116,7 @@ def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     policies = [policy for policy in options.policy.split(",") if policy]
     if not policies or len(set(policies)) < len(policies):
-        raise UsageError(f"--policy: {options.policy!r} names none, or one twice")
+        raise UsageError(f"--policy: {options.policy!r} has an empty name, or the same name twice")
     if options.token_budget is not None:
         check_batch_size(options.batch_size, policies)
     names = _list_names(options)
@@ -145,7 +145,7 @@ def run_command(options: argparse.Namespace) -> int:
             print(describe_ratio(item))
     if any(what.global_batch.goal is None for what in runs):
         print(
-            "That global batch is the largest that one of these policies has by itself; say yours with --global-batch."
+            "That global batch is the largest that one of these policies has by itself; choose another with --global-batch."
         )
     print_cautions(summarize_cautions(caution for item in compared for caution in item.cautions))
     return complain(failed, total)
@@ -153,7 +153,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 def _list_names(options: argparse.Namespace) -> list[str]:
     if bool(options.lengths) == options.all:
-        raise UsageError("needs LENGTHS, or --all in place of them")
+        raise UsageError("needs LENGTHS or --all, but not both")
     names: list[str] = list_bundled_names() if options.all else options.lengths
     if len(set(names)) < len(names):
         raise UsageError("LENGTHS: the same trace is named twice")
@@ -179,8 +179,8 @@ def describe_terms(compared: list[Compared]) -> str:
     """Returns what all policies of a comparison share, in a sentence or two."""
     what = compared[0].what
     return (
-        f"{what.workload.ranks:,} ranks ({what.sharding} shards), {what.mode} mode. Budget: the most padded tokens of a batch, "
-        "the same for every policy. Fixed batch: samples of a batch of standard, hfg and balanced, "
+        f"{what.workload.ranks:,} ranks ({what.sharding} shards), {what.mode} mode. Budget: maximum padded tokens of a "
+        "batch, the same for every policy. Fixed batch: samples of a batch of standard, hfg and balanced, "
         + ("what the budget holds of the longest sample" if what.batch_size is None else "as asked for")
         + ". Window: samples that a rank of the protocol groups at a time."
     )
@@ -191,7 +191,7 @@ def describe_sure(compared: Compared) -> str:
     band = compared.find_band(compared.chosen)
     if band is None or not band.shares:
         return ""
-    return f", nine times of ten {band.describe(compared.compute_speedup(compared.chosen))} times ({band.explain()})"
+    return f", {band.describe(compared.compute_speedup(compared.chosen))} times in nine cases of ten ({band.explain()})"
 
 
 def describe_ratio(compared: Compared) -> str:
@@ -203,8 +203,9 @@ def describe_ratio(compared: Compared) -> str:
     return (
         f"{compared.what.workload.name}, at one global batch of {compared.global_batch.goal:,} {unit}: {first.policy} "
         f"({describe_update(ours)} an update) has {compared.compute_speedup(first):.2f} times the samples per second of "
-        f"{reference.policy} ({describe_update(theirs)}){describe_sure(compared)}. At the updates that each makes by itself "
-        f"{compared.compute_own_speedup(first):.2f} times: {describe_update(first)}, beside {describe_update(reference)}."
+        f"{reference.policy} ({describe_update(theirs)}){describe_sure(compared)}. With the updates that each makes by "
+        f"itself, it has {compared.compute_own_speedup(first):.2f} times: {describe_update(first)}, against "
+        f"{describe_update(reference)}."
     )
 
 
@@ -214,8 +215,8 @@ def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
     title = (
         f"{what.workload.name}: {what.workload.samples_total:,} samples, {what.workload.ranks:,} ranks ({what.sharding} "
         f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {compared.batch_size:,}), window "
-        f"{what.window_samples:,}; speed-up over {compared.reference.policy}, at one global batch; an update then holds "
-        "what the next three columns say; from 'at own batch' on: at the updates that each policy makes by itself"
+        f"{what.window_samples:,}; speed-up over {compared.reference.policy}, at one global batch; the next three columns "
+        "show what an update then holds; from 'at own batch' on: with the updates that each policy makes by itself"
     )
     rows = [
         [

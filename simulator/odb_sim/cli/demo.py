@@ -50,11 +50,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "demo",
         help="simulate a real trace, train on real text, check both, write a report",
-        description="Simulates a real length trace at 8 and 64 ranks against fixed batches, trains two ranks on real text with "
-        "the same optimizer updates in either way, checks every trace, and writes a page.",
+        description="Simulates a real length trace at 8 and 64 ranks against fixed batches, trains two ranks on real "
+        "text with the same optimizer updates both ways, checks every trace, and writes a page.",
     )
-    parser.add_argument("--out", default="demo-out", metavar="DIR", help="where the report goes (demo-out)")
-    parser.add_argument("--text", metavar="PATH", help="train on these JSON lines, not on Python's own docstrings")
+    parser.add_argument("--out", default="demo-out", metavar="DIR", help="folder of the report (demo-out)")
+    parser.add_argument("--text", metavar="PATH", help="train on these JSON lines, instead of Python's own docstrings")
     parser.set_defaults(run=run_command)
 
 
@@ -168,7 +168,7 @@ def run_whole(command: Sequence[str], limit_s: float) -> tuple[int, str, str]:
             except subprocess.TimeoutExpired:
                 process.kill()
             if isinstance(error, subprocess.TimeoutExpired):
-                raise UsageError(f"the training run took more than {limit_s:g} s, and was ended") from None
+                raise UsageError(f"the training run took more than {limit_s:g} s, and was stopped") from None
             raise
         return process.returncode, printed, complained
 

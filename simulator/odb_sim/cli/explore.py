@@ -37,18 +37,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "explore",
         help="walk through every interleaving of a small world",
-        description="Walks through every interleaving of the real protocol core with its exchange, trainers and faults. "
-        "Checks the properties in every state and that a measure falls on every transition; a state that has no "
-        "successor and is not a proper end is a deadlock. Prints the shortest schedule to what does not hold.",
+        description="Walks through every interleaving of the real protocol core with its exchange, trainers and "
+        "faults. Checks the properties in every state, and that a measure decreases on every transition. A state without a "
+        "successor that is not a proper end is a deadlock. Prints the shortest schedule that leads to a violation.",
     )
     parser.add_argument(
         "--suite", choices=sorted(SUITES), help="several explorations in one go; other options are ignored"
     )
-    parser.add_argument("--ranks", type=int, help="how many ranks (default: as --shard-sizes says, or 2)")
+    parser.add_argument("--ranks", type=int, help="number of ranks (default: that of --shard-sizes, or 2)")
     parser.add_argument(
         "--shard-sizes", type=_integers, metavar="N,N,..", help="samples of each rank (default: 3,1 and so on)"
     )
-    parser.add_argument("--lengths", type=_integers, default=(3, 1, 2), metavar="N,N,..", help="tokens, taken in turn")
+    parser.add_argument(
+        "--lengths",
+        type=_integers,
+        default=(3, 1, 2),
+        metavar="N,N,..",
+        help="lengths of the samples in tokens, taken in turn",
+    )
     parser.add_argument("--token-budget", type=int, default=4, metavar="B", help="token budget (4)")
     parser.add_argument("--window", type=int, default=2, help="samples of a window (2)")
     parser.add_argument("--depth", type=int, default=1, help="steps the queue holds (1)")
@@ -57,36 +63,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--policy",
         default="odb",
         metavar="RULE",
-        help="odb, paper, or module:name; that a rule always answers, and alike, verify says",
+        help="odb, paper, or module:name; odb-ref verify checks that a rule always answers, and always the same",
     )
     parser.add_argument("--failures", type=int, default=0, help="reads or collations that may fail (default 0)")
     parser.add_argument("--stops", type=int, default=0, help="consumers that may leave early (default 0)")
     parser.add_argument("--losses", type=int, default=0, help="processes that may be killed (default 0)")
-    parser.add_argument(
-        "--lost-loaders", type=int, default=0, help="processes that read and collate that are lost (default 0)"
-    )
+    parser.add_argument("--lost-loaders", type=int, default=0, help="loader processes that may be lost (default 0)")
     parser.add_argument("--single-reads", action="store_true", help="answer reads sample by sample")
     parser.add_argument(
-        "--window-bytes", type=int, default=0, metavar="N", help="a window holds so many tokens at most (default: any)"
+        "--window-bytes", type=int, default=0, metavar="N", help="maximum tokens of a window (default: no limit)"
     )
-    parser.add_argument("--eager-end", action="store_true", help="the source ends with its last sample")
-    parser.add_argument("--free-urges", action="store_true", help="urge at any moment, for nothing")
+    parser.add_argument("--eager-end", action="store_true", help="the source ends together with its last sample")
+    parser.add_argument("--free-urges", action="store_true", help="urge at any moment, without a reason")
     parser.add_argument("--leave-inside", action="store_true", help="consumers may leave in the middle of a step, too")
     parser.add_argument("--inline", action="store_true", help="each consumer's own thread reads and collates")
-    parser.add_argument("--uneven-depth", action="store_true", help="rank r's queue holds r steps more")
+    parser.add_argument("--uneven-depth", action="store_true", help="rank r's queue holds r more steps")
     parser.add_argument("--shared", action="store_true", help="all ranks draw from one order, of all shards' samples")
     parser.add_argument(
         "--accept",
         action="append",
         default=[],
         metavar="RANK:TOKENS",
-        help="a token budget that a rank comes to accept, at any moment; may be given several times",
+        help="a token budget that a rank may accept at any moment (repeatable)",
     )
     parser.add_argument(
-        "--budget-schedule", metavar="STEP:TOKENS,..", help="token budgets by planned steps, on all ranks"
+        "--budget-schedule", metavar="STEP:TOKENS,..", help="token budgets by planned steps, the same on all ranks"
     )
-    parser.add_argument("--odd-rank", type=int, metavar="R", help="a rank with another configuration")
-    parser.add_argument("--max-states", type=int, help="stop after about so many states, with exit status 3")
+    parser.add_argument("--odd-rank", type=int, metavar="R", help="this rank has another configuration")
+    parser.add_argument("--max-states", type=int, help="stop after about this many states, with exit status 3")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument(
         "--graph",
@@ -95,7 +99,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="write the graph of all worlds and actions: FILE.graphml, .dot or .gv",
     )
     parser.add_argument(
-        "--save", type=Path, default=Path("odb-counterexample.json"), metavar="FILE", help="for a violation"
+        "--save",
+        type=Path,
+        default=Path("odb-counterexample.json"),
+        metavar="FILE",
+        help="save the schedule of a violation",
     )
     parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a saved schedule instead")
     parser.set_defaults(run=run)
@@ -135,7 +143,7 @@ def _integers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected integers with commas between, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected integers separated by commas, got {text!r}") from None
 
 
 def _get_bounds(options: argparse.Namespace, rule: TargetRule) -> Bounds:

@@ -155,7 +155,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"odb-ref {options.command}: {error}", file=sys.stderr)
         return 2
     except MemoryError:
-        print(f"odb-ref {options.command}: this machine has not enough memory for so large a run", file=sys.stderr)
+        print(
+            f"odb-ref {options.command}: this machine does not have enough memory for a run of this size",
+            file=sys.stderr,
+        )
         return 2
     except _Terminated:
         return 128 + signal.SIGTERM

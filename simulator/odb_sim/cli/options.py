@@ -30,7 +30,7 @@ from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
 from odb_sim.studies.sweep import Study
 
 PAGE_HELP: Final = "write a page: the answer in words, how full each step is on each rank, and the figures"
-BANDS_HELP: Final = "say how sure the figures are also where that takes much longer than the run itself"
+BANDS_HELP: Final = "state how sure the figures are, even if that takes much longer than the run itself"
 LENGTHS_HELP: Final = "a bundled trace, a CSV or CSV.gz file with a column total_tokens, or a .npy file of lengths"
 
 
@@ -76,16 +76,17 @@ def add_run_options(
     """
     add_number(parser, "--ranks", "N", "data-parallel ranks", ranks)
     said = f" ({budget})" if budget else ""
-    add_number(parser, "--token-budget", "B", f"the most padded tokens of a batch of two or more{said}")
+    add_number(parser, "--token-budget", "B", f"maximum padded tokens of a batch of two or more samples{said}")
     said = f" ({window_rule})" if window_rule else ""
-    add_number(parser, "--window", "K", f"samples a rank groups at a time{said}", window)
+    add_number(parser, "--window", "K", f"samples that a rank groups at a time{said}", window)
     add_number(parser, "--depth", "D", "steps between loader and trainer", DEPTH_STEPS)
     add_shared_options(parser)
     add_choice(
         parser,
         "--driver",
         Driver,
-        "rounds: arrays, fast; events: every rank's machine, for faults, jitter, traces and timelines; figures are equal",
+        "rounds: fast, with arrays; events: every rank's machine, for faults, jitter, traces and timelines; both "
+        "give equal figures",
         Driver.AUTO,
     )
 
@@ -97,31 +98,35 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
         parser,
         "--shards",
         Sharding,
-        "even: sizes differ by one at most; uneven: one each and the rest as 1 : 4 : 9 : 16 ...; shared: all ranks draw from "
-        "one order, baselines: as even",
+        "even: sizes differ by at most one; uneven: one sample each, the rest as 1 : 4 : 9 : 16 ...; shared: all ranks "
+        "draw from one order (baselines: as even)",
         Sharding.EVEN,
     )
-    add_number(parser, "--samples", "M", "draw M lengths with replacement (else: each row once)")
+    add_number(parser, "--samples", "M", "draw M lengths with replacement (default: each row once)")
     add_number(
         parser,
         "--global-tokens",
         "T",
-        "in place of --global-batch: tokens of an update without padding, to which every policy accumulates its steps",
+        "instead of --global-batch: tokens of an update, without padding, up to which every policy accumulates its steps",
     )
-    add_number(parser, "--seed", "S", "of the draw and the shuffle", 0)
-    parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate writes it")
+    add_number(parser, "--seed", "S", "seed of the draw and the shuffle", 0)
+    parser.add_argument("--cost-model", metavar="FILE", help="cost model, as odb-ref calibrate writes it")
     add_number(parser, "--workers", "W", "loader workers of a rank (4)")
     add_number(parser, "--prefetch-factor", "P", "items that a rank's loader fetches ahead for each worker (2)")
     text = "how the exchange is priced: reduce (default) grows with the logarithm of the ranks, gather with the ranks"
     add_choice(parser, "--transport", PricedTransport, text)
-    add_number(parser, "--jitter", "S", "spread of every duration, as standard deviation of its ln", 0.0, kind=float)
-    add_repeated(parser, "--slow-rank", "RANK:F", "this rank computes F times as long")
-    add_repeated(parser, "--slow-loader", "RANK:F", "this rank loads F times as long")
-    text = "the most a batch of two or more may use, in sum, of what a column of LENGTHS holds: image_tokens=4096, say"
+    add_number(
+        parser, "--jitter", "S", "spread of every duration, as the standard deviation of its logarithm", 0.0, kind=float
+    )
+    add_repeated(parser, "--slow-rank", "RANK:F", "this rank takes F times as long to compute")
+    add_repeated(parser, "--slow-loader", "RANK:F", "this rank takes F times as long to load")
+    text = "maximum sum of a column of LENGTHS over a batch of two or more samples, for example image_tokens=4096"
     add_repeated(parser, "--limit", "COLUMN=MAX", text)
 
 
-def add_batch_size(parser: argparse.ArgumentParser, default: str = "what it holds of the longest") -> None:
+def add_batch_size(
+    parser: argparse.ArgumentParser, default: str = "what the budget holds of the longest sample"
+) -> None:
     """Adds the size of fixed batches, and says what it is where it is not given."""
     add_number(parser, "--batch-size", "N", f"samples of a fixed batch, whatever the budget ({default})")
 
@@ -141,9 +146,9 @@ def add_executor_options(parser: argparse.ArgumentParser, *, processes: int | No
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     """Adds a cluster in place of processes, and where answers are kept."""
-    text = f"in place of --processes, a cluster whose workers have this package: {ADDRESSES}"
+    text = f"instead of --processes, a cluster whose workers have this package: {ADDRESSES}"
     parser.add_argument("--executor", metavar="ADDRESS", help=text)
-    text = "keep each simulation's figures there as it ends; the same command then goes on from what is there"
+    text = "keep each simulation's figures in FOLDER as it ends; the same command then continues from there"
     parser.add_argument("--out", metavar="FOLDER", help=text)
 
 
@@ -245,9 +250,9 @@ def parse_limits(texts: Sequence[str]) -> dict[str, int]:
     for text in texts:
         column, _, value = text.partition("=")
         if not column or not value.isdecimal():
-            raise UsageError(f"--limit {text}: expected COLUMN=MAX, such as image_tokens=4096")
+            raise UsageError(f"--limit {text}: expected COLUMN=MAX, for example image_tokens=4096")
         if column in limits:
-            raise UsageError(f"--limit {text}: a limit of {limits[column]} has been given")
+            raise UsageError(f"--limit {text}: a limit of {limits[column]} was given already")
         limits[column] = int(value)
     return limits
 
@@ -300,7 +305,7 @@ def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
     if size is not None and not any(map(has_fixed_batches, policies)):
         fixed = ", ".join(filter(has_fixed_batches, POLICIES))
         raise UsageError(
-            f"--batch-size {size}: of fixed batches only ({fixed}), and policy {', '.join(policies)} has none"
+            f"--batch-size {size}: applies only to fixed batches ({fixed}), and policy {', '.join(policies)} has none"
         )
 
 

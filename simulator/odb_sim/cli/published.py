@@ -16,8 +16,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "published",
         help="the paper's speed-ups beside the prediction",
-        description="Predicts the paper's published speed-ups over fixed batches from stated inputs, and shows how much "
-        "hangs on each input that the paper does not give.",
+        description="Predicts the paper's published speed-ups over fixed batches from stated inputs, and shows how "
+        "much depends on each input that the paper does not give.",
     )
     parser.add_argument("--json", metavar="FILE", help="write both tables and every input")
     add_processes(parser, "simulations at a time, each a process")
@@ -84,11 +84,13 @@ def _print(comparisons: list[Comparison]) -> None:
             line += [f"{assumed} ({low}, {high})", f"{item.speedup_low:.2f}, {item.speedup_high:.2f}"]
         lines.append(line)
     print_table(
-        "Each input the paper does not give: as assumed (moved down, up), and the speed-ups moved", header, lines
+        "Each input that the paper does not give: as assumed (moved down, up), and the speed-ups when it is moved",
+        header,
+        lines,
     )
     print(
-        "Nothing is fitted to the published figures, and one input at a time is moved. The spans say how far to trust a match:"
-        " it shows that the assumptions are plausible, not that they are the paper's."
+        "Nothing is fitted to the published figures, and inputs are moved one at a time. The ranges show how far to "
+        "trust a match: it shows that the assumptions are plausible, not that they are those of the paper."
     )
     print("Why these values:")
     for assumption in ASSUMPTIONS:

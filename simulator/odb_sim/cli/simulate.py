@@ -45,19 +45,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("lengths", nargs="?", metavar="LENGTHS", help=LENGTHS_HELP)
     add_run_options(parser)
-    text = f"of {', '.join(POLICIES)}, or module:name or path.py:name for a target rule of your own (odb)"
+    text = f"one of {', '.join(POLICIES)}, or module:name or path.py:name for a target rule of your own (odb)"
     parser.add_argument("--policy", default="odb", metavar="P", help=text)
-    text = "the token budget that every rank accepts once so many steps are planned: 0:4096,500:8192, say"
+    text = "token budgets that every rank accepts from a number of planned steps on, for example 0:4096,500:8192"
     parser.add_argument("--budget-schedule", metavar="STEP:TOKENS,...", help=text)
     add_batch_size(parser)
-    text = "read:RANK:SAMPLE or collate:RANK:ROUND raises, stop:RANK:STEPS leaves early, kill:RANK:STEPS dies"
+    text = "read:RANK:SAMPLE or collate:RANK:ROUND raises an error, stop:RANK:STEPS leaves early, kill:RANK:STEPS dies"
     add_repeated(parser, "--fault", "KIND:RANK:AT", text)
-    add_number(parser, "--deadline", "S", "seconds ranks wait for a dead one", 60.0, kind=float)
+    add_number(parser, "--deadline", "S", "seconds that ranks wait for a dead one", 60.0, kind=float)
     parser.add_argument("--bands", action="store_true", help=BANDS_HELP)
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--trace", metavar="FILE", help="write the protocol trace (NDJSON; .gz compresses)")
     parser.add_argument("--steps-csv", metavar="FILE", help="write a row for each step")
-    text = "write a timeline for ui.perfetto.dev; a name in .json: also for chrome://tracing"
+    text = "write a timeline for ui.perfetto.dev; if the name ends in .json, also for chrome://tracing"
     parser.add_argument("--perfetto", metavar="FILE", help=text)
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
@@ -123,7 +123,7 @@ def _parse_budget_schedule(options: argparse.Namespace) -> BudgetTable:
     for step, tokens in table.changes:
         if tokens > options.token_budget:
             raise UsageError(
-                f"--budget-schedule {step}:{tokens}: --token-budget {options.token_budget} is the largest budget there is"
+                f"--budget-schedule {step}:{tokens}: must be at most --token-budget {options.token_budget}"
             )
     return table
 

@@ -40,10 +40,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--ranks", required=True, metavar="N[,N...]", help="data-parallel ranks")
     parser.add_argument("--token-budget", required=True, metavar="B[,B...]", help="padded tokens of a batch")
-    parser.add_argument("--window", default="256", metavar="K[,K...]", help="samples a rank groups at a time (256)")
+    parser.add_argument(
+        "--window", default="256", metavar="K[,K...]", help="samples that a rank groups at a time (256)"
+    )
     text = f"steps between loader and trainer ({DEPTH_STEPS})"
     parser.add_argument("--depth", default=str(DEPTH_STEPS), metavar="D[,D...]", help=text)
-    text = f"of {', '.join(POLICIES)}, or module:name for a rule of your own (odb)"
+    text = f"any of {', '.join(POLICIES)}, or module:name for a rule of your own (odb)"
     parser.add_argument("--policy", default="odb", metavar="P[,P...]", help=text)
     add_batch_size(parser)
     add_data_options(parser)
@@ -66,9 +68,9 @@ def run_command(options: argparse.Namespace) -> int:
     check_batch_size(options.batch_size, policies)
     windows = parse_numbers("--window", options.window)
     if options.update_samples is not None and len(windows) > 1:
-        raise UsageError(f"--window {options.window}: windows have no say with --global-batch")
+        raise UsageError(f"--window {options.window}: has no effect with --global-batch")
     if options.update_samples is None and options.padding_share is not None:
-        raise UsageError(f"--padding-share {options.padding_share}: has no say without --global-batch")
+        raise UsageError(f"--padding-share {options.padding_share}: has no effect without --global-batch")
     study = build_study(options, load_lengths_option(options, options.lengths))
     points = build_points(
         policies=policies,
@@ -117,7 +119,7 @@ def _print_answers(title: str, answers: list[CellAnswer]) -> None:
 def _parse_words(option: str, text: str) -> list[str]:
     words = [word.strip() for word in text.split(",")]
     if not all(words) or len(set(words)) < len(words):
-        raise UsageError(f"{option}: {text!r} has an empty value, or one twice")
+        raise UsageError(f"{option}: {text!r} has an empty value, or the same value twice")
     return words
 
 

@@ -41,21 +41,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "tune",
         help="find token budget, window and depth",
-        description="Finds the cheapest token budget, window, depth, ramp, age and balance whose epoch is within a tolerance "
-        "of the fastest, and shows the trade-off. Windows and depth cost host memory: at most the window, two windows "
-        "collated and padded, "
-        "and the queue's batches, for each rank. --ramp, --max-age, --padding-share and --cost are held where they are given.",
+        description="Finds the cheapest token budget, window, depth, ramp, age and balance whose epoch is within a "
+        "tolerance of the fastest, and shows the trade-off. Windows and depth cost host memory: at most the window, two "
+        "windows collated and padded, and the queue's batches, for each rank. --ramp, --max-age, --padding-share and --cost "
+        "are kept fixed if they are given.",
     )
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
     text = "padded tokens of a batch that fit on a GPU"
     parser.add_argument("--memory-tokens", type=int, required=True, metavar="M", help=text)
-    add_number(parser, "--window-max", "K", f"the largest to try ({LARGEST_WINDOW})")
+    add_number(parser, "--window-max", "K", f"the largest window to try ({LARGEST_WINDOW})")
     add_number(parser, "--tolerance", "T", "share of the best throughput to give up", 0.01, kind=float)
     parser.add_argument("--policy", choices=sorted(RULES), default="odb", help="target rule (odb)")
     add_data_options(parser, has_quota=False)
-    text = "of a sample in host memory: ids, labels and mask are 24; images cost more"
+    text = "bytes per token of a sample in host memory: ids, labels and mask take 24; images more"
     add_number(parser, "--host-bytes-per-token", "B", text, HOST_BYTES_PER_TOKEN)
-    text = "the answer alone, sooner: not what packed rows, shared shards or another order would gain"
+    text = "only the recommendation, which is faster: not what packed rows, shared shards or another order would gain"
     parser.add_argument("--no-beside", action="store_true", help=text)
     parser.add_argument("--json", metavar="FILE", help="write the recommendation and everything tried")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
@@ -67,7 +67,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.host_bytes_per_token < 1:
         raise UsageError(f"--host-bytes-per-token must be at least 1, got {options.host_bytes_per_token}")
     if options.window_max is not None and options.update_samples is not None:
-        raise UsageError(f"--window-max {options.window_max}: windows have no say with --global-batch")
+        raise UsageError(f"--window-max {options.window_max}: has no effect with --global-batch")
     question = Question(
         study=build_study(options, load_lengths_option(options, options.lengths)),
         ranks=options.ranks,
@@ -123,8 +123,8 @@ def _describe(tuning: Tuning, question: Question, mebibytes: float) -> str:
     )
     if tuning.samples_over_memory:
         text += (
-            f" {tuning.samples_over_memory:,} samples are longer than the memory ({question.memory_tokens:,} tokens) and "
-            "travel alone: cut them, or no setting makes them fit."
+            f" {tuning.samples_over_memory:,} samples are longer than the memory ({question.memory_tokens:,} tokens) "
+            "and are alone in their batches: cut them, because no setting makes them fit."
         )
     return text
 

@@ -25,26 +25,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Adds the subcommand."""
     parser = subparsers.add_parser(
         "verify",
-        help="judge a target rule or a changed core: bounds, every interleaving, random worlds, real traces",
-        description="Judges the protocol with a target rule, your own or a shipped one, or with a changed copy of the core: a "
-        "verdict for each property as far as was looked, what was not looked at, and the smallest case found for what does not "
-        "hold. Exit status: 0 everything holds, 1 something does not, 2 no such rule or core, 3 something was not "
-        "judged, and nothing refuted.",
+        help="judge a target rule or a changed core by its bounds, every interleaving, random worlds and real traces",
+        description="Judges the protocol with a target rule, your own or a shipped one, or with a changed copy of the "
+        "core. Prints a verdict for each property, as far as it was checked, what was not checked, and the smallest case "
+        "found of each violation. Exit status: 0 everything holds, 1 something does not, 2 no such rule or core, 3 something "
+        "was not judged, and nothing refuted.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--policy", default="odb", metavar="P", help="odb, paper, module:name or path.py:name (default odb)"
     )
-    what.add_argument("--core", type=Path, metavar="DIR", help="a changed copy of odb_ref/core, in place of a rule")
+    what.add_argument("--core", type=Path, metavar="DIR", help="a changed copy of odb_ref/core, instead of a rule")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the random agreements, worlds and workloads (default 0)"
+        "--seed", type=int, default=0, help="seed of the random agreements, worlds and workloads (default 0)"
     )
     parser.add_argument(
         "--time-limit",
         type=float,
         default=LIMIT_S,
         metavar="S",
-        help=f"seconds a rule may take for an answer ({LIMIT_S:g})",
+        help=f"seconds that a rule may take for an answer ({LIMIT_S:g})",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict as JSON")
     parser.add_argument(
@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=Path,
         default=Path("odb-counterexample.json"),
         metavar="FILE",
-        help="where a schedule that refutes the rule goes, for odb-ref explore --replay",
+        help="save a schedule that refutes the rule to this file, for odb-ref explore --replay",
     )
     parser.set_defaults(run=run)
 
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--time-limit must be more than 0 and at most {LONGEST_S:g}, got {options.time_limit:g}")
     check_writable(options.json, options.save)
     if not hasattr(signal, "setitimer"):
-        raise UsageError("verify stops a rule that does not answer by a signal, which needs Linux or macOS")
+        raise UsageError("verify needs Linux or macOS, because it stops a rule that does not answer with a signal")
     if options.core is not None:
         print(f"core {options.core}")
         stages = _show(verify_core(options.core, seed=options.seed))
@@ -106,11 +106,11 @@ def _conclude(
     findings = [finding for stage in stages for finding in stage.findings]
     unjudged = [stage.name for stage in stages if stage.skipped]
     unjudged += [key for key, (word, _) in verdicts.items() if word == "not judged"]
-    print("\nholds for:" if not findings and not unjudged else "\nlooked at:")
+    print("\nholds for:" if not findings and not unjudged else "\nchecked:")
     for stage in stages:
         if stage.ranges and not stage.skipped:
             _print_item(stage.name, stage.ranges)
-    print("not looked at:")
+    print("not checked:")
     for stage in stages:
         if stage.skipped:
             _print_item(stage.name, stage.skipped)
@@ -138,8 +138,10 @@ def _conclude(
     if findings:
         print(f"\nrefuted: {', '.join(dict.fromkeys(finding.property for finding in findings))}")
         return 1
-    remedies = "".join(f"; {stage.name} is judged after: {stage.remedy}" for stage in stages if stage.remedy)
-    print(f"\nnot judged: {', '.join(unjudged)}{remedies}" if unjudged else "\neverything holds, as far as was looked")
+    remedies = "".join(f"; {stage.name} can be judged after: {stage.remedy}" for stage in stages if stage.remedy)
+    print(
+        f"\nnot judged: {', '.join(unjudged)}{remedies}" if unjudged else "\neverything holds, as far as it was checked"
+    )
     return 3 if unjudged else 0
 
 
@@ -161,7 +163,7 @@ def _print(finding: Finding, core: str | None, path: Path) -> None:
     if core is None:
         print(f"  saved; replay with: odb-ref explore --replay {path}")
     else:
-        print(f"  saved to {path}; odb-ref explore --replay says what the shipped core does there")
+        print(f"  saved to {path}; odb-ref explore --replay shows what the shipped core does there")
 
 
 _WIDEST: Final = 120

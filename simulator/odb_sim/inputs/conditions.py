@@ -81,14 +81,14 @@ class Conditions:
         for rank, factor in (*self.slow_ranks, *self.slow_loaders):
             if not 0 < factor <= LARGEST_FACTOR:
                 raise UsageError(
-                    f"rank {rank} slower by {factor}: a factor lies above 0, and is {LARGEST_FACTOR:,} at most"
+                    f"rank {rank} slower by {factor}: the factor must be above 0 and at most {LARGEST_FACTOR:,}"
                 )
         for what, pairs in (("computes", self.slow_ranks), ("loads", self.slow_loaders)):
             factors: dict[int, float] = {}
             for rank, factor in pairs:
                 if rank in factors:
                     raise UsageError(
-                        f"rank {rank} {what} {factor:g} times as long: {factors[rank]:g} times has been given"
+                        f"rank {rank} {what} {factor:g} times as long: {factors[rank]:g} times was given already"
                     )
                 factors[rank] = factor
         for fault in self.faults:
@@ -103,7 +103,7 @@ class Conditions:
         named = [rank for rank, _ in (*self.slow_ranks, *self.slow_loaders)] + [fault.rank for fault in self.faults]
         for rank in named:
             if not 0 <= rank < ranks:
-                raise UsageError(f"rank {rank} is named, there are ranks 0..{ranks - 1}")
+                raise UsageError(f"there is no rank {rank}: ranks are 0..{ranks - 1}")
 
     def find_fault(self, kind: FaultKind, rank: int) -> int | None:
         """Returns where the first fault of this kind happens on ``rank``, or None if there is none."""
@@ -152,7 +152,7 @@ class BudgetTable:
     def __post_init__(self) -> None:
         steps = [step for step, _ in self.changes]
         if steps[:1] != [0] or steps != sorted(set(steps)) or min(tokens for _, tokens in self.changes) < 1:
-            raise UsageError(f"a budget schedule is STEP:TOKENS,..., from step 0 on, with rising steps, got {self}")
+            raise UsageError(f"a budget schedule is STEP:TOKENS,..., from step 0 on, with increasing steps, got {self}")
 
     def __call__(self, step: int, current: int) -> int:
         """Returns the tokens once ``step`` steps are planned, whatever the budget in force."""

@@ -64,7 +64,7 @@ def _make_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     for name in found:
         if sum(key == name for key, _ in pairs) > 1:
-            raise UsageError(f"{name} stands there twice")
+            raise UsageError(f"{name} appears twice")
     return found
 
 
@@ -87,12 +87,12 @@ def load_costs(path: str | Path) -> Costs:
         raise UsageError(f"{path}{where}: not JSON: {getattr(error, 'msg', error)}") from error
     source = _Source(str(path), text)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise source.refuse(("format",) if isinstance(data, dict) else (), f'is not "{FORMAT}": no cost model')
+        raise source.refuse(("format",) if isinstance(data, dict) else (), f'is not "{FORMAT}": not a cost model')
     if data.get("version") != VERSION:
-        raise source.refuse(("version",), f"is {data.get('version')!r}, this program reads {VERSION}")
+        raise source.refuse(("version",), f"is {data.get('version')!r}, but this program reads {VERSION}")
     for key in data:
         if key not in (*_SECTIONS, "format", "version", "fit"):
-            raise source.refuse((key,), f"is not a part of a cost model; there are {', '.join(_SECTIONS)}")
+            raise source.refuse((key,), f"is not a part of a cost model; the parts are {', '.join(_SECTIONS)}")
     costs = replace(Costs(), ranges=Ranges())
     sections = {name: _build(source, name, getattr(costs, name), data[name]) for name in _SECTIONS if name in data}
     costs = replace(costs, **sections)
@@ -109,7 +109,7 @@ def _build(source: _Source, name: str, default: Section, data: object) -> Sectio
     for key, value in data.items():
         path = (name, key)
         if key not in defaults:
-            raise source.refuse(path, f"is not known; there are {', '.join(defaults)}")
+            raise source.refuse(path, f"is not known; choose from {', '.join(defaults)}")
         values[key] = _convert(source, path, defaults[key], value)
         try:
             replace(default, **{key: values[key]})

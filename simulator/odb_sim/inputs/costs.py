@@ -140,7 +140,7 @@ class StepTable:
 
     def __post_init__(self) -> None:
         if len(self.rows) == 1:
-            raise UsageError("StepTable.rows: one row, a table needs at least two")
+            raise UsageError("StepTable.rows: one row, but a table needs at least two")
         previous = 0.0
         rows: tuple[object, ...] = self.rows
         for number, row in enumerate(rows, 1):
@@ -148,7 +148,7 @@ class StepTable:
                 case (int() | float() as tokens, int() | float() as seconds) if isfinite(tokens) and isfinite(seconds):
                     if tokens <= previous or not 0 <= seconds <= LARGEST_S:
                         raise UsageError(
-                            f"StepTable.rows: row {number} is {row}; tokens rise, seconds lie in 0 to a day"
+                            f"StepTable.rows: row {number} is {row}; tokens must increase, and seconds lie between 0 and a day"
                         )
                     previous = tokens
                 case _:
@@ -291,7 +291,7 @@ class Ranges:
                     )
         names = [name for name, *_ in self.rows]
         if len(set(names)) < len(names):
-            raise UsageError(f"Ranges.rows: {next(name for name in names if names.count(name) > 1)} stands there twice")
+            raise UsageError(f"Ranges.rows: {next(name for name in names if names.count(name) > 1)} appears twice")
 
 
 RANGED: Final = tuple(

@@ -58,10 +58,10 @@ def check_writable(*paths: str | Path | None, reads: Iterable[str | Path | None]
         if path is None:
             continue
         if str(path) == "-":
-            raise UsageError("-: standard output takes --json only; of a file of that name, say ./-")
+            raise UsageError("-: only --json can be written to standard output; for a file of that name, pass ./-")
         file = Path(path).resolve()
         if file in files:
-            raise UsageError(f"{path}: named twice, so what is in it would be lost")
+            raise UsageError(f"{path}: named twice, so its contents would be lost")
         if file.is_file() or not file.exists():  # a device takes what it is given
             files.add(file)
         is_new = not Path(path).exists()

@@ -155,7 +155,7 @@ def build_job(
     if gpus < 1 or node_gpus < 1:
         raise UsageError(f"--gpus and --node-gpus must be at least 1, got {gpus} and {node_gpus}")
     if price_usd is not None and not 0 <= price_usd < 1e6:
-        raise UsageError(f"--price must be at least 0, in dollars for a GPU and hour, got {price_usd}")
+        raise UsageError(f"--price must be at least 0, in dollars for a GPU hour, got {price_usd}")
     constants = load_constants("gpu", gpu) | load_constants("precision", precision) | load_software()
     if price_usd is not None:
         constants["price_usd"] = Constant(value=price_usd, low=price_usd, high=price_usd, source="yours")
@@ -170,7 +170,8 @@ def build_job(
     memory = job.compute_memory(job.values)
     if not memory.tokens:
         raise UsageError(
-            f"{job.model.name} with {strategy} needs {memory.states / 1e9:,.0f} GB of each of {gpus:,} GPUs for weights, "
-            f"gradients and states alone; {memory.usable / 1e9:,.0f} GB of a {gpu} can be used: more GPUs or another --strategy"
+            f"{job.model.name} with {strategy} needs {memory.states / 1e9:,.0f} GB of each of {gpus:,} GPUs for "
+            f"weights, gradients and states alone; {memory.usable / 1e9:,.0f} GB of a {gpu} can be used: use more GPUs or "
+            "another --strategy"
         )
     return job

@@ -73,19 +73,21 @@ def load_lengths(source: str, further: Sequence[str] = ()) -> Lengths:
     if source in list_bundled_names():
         return _load_bundled(source, tuple(further))
     if source == "-":
-        raise UsageError("-: lengths are not read from standard input; of a file of that name, say ./-")
+        raise UsageError("-: lengths are not read from standard input; for a file of that name, pass ./-")
     path = Path(source)
     if not path.exists():
         names = list_bundled_names()
         near = "".join(f"; did you mean {name}?" for name in get_close_matches(source, names, 1))
-        raise UsageError(f"{source}: no such file, and no bundled trace{near}; there are {', '.join(names)}")
+        raise UsageError(
+            f"{source}: no such file, and no bundled trace{near}; the bundled traces are {', '.join(names)}"
+        )
     if is_text_file(path):
-        raise UsageError(f"{source}: holds texts, and lengths are wanted: {describe_remedy(source)}")
+        raise UsageError(f"{source}: holds texts, but lengths are expected: {describe_remedy(source)}")
     if path.is_dir():
         raise UsageError(f"{source}: is a directory, expected a CSV, CSV.gz or .npy file")
     if path.suffix == ".npy":
         if further:
-            raise UsageError(f"{source}: no column {further[0]}, a .npy file holds lengths only")
+            raise UsageError(f"{source}: no column {further[0]}, because a .npy file holds only lengths")
         return _load_npy(path)
     try:
         with _open_text(path) as file:
@@ -115,7 +117,7 @@ def _describe(header: list[str], where: str) -> str:
     """Returns the names of a header, without anything that may be text from a data set."""
     if not all(map(_NAME.fullmatch, header)):
         return f"it is not one; if the file holds texts, {describe_remedy(where)}"
-    return f"there are {', '.join(header)}"[:240] + f"; if the file holds texts, {describe_remedy(where)}"
+    return f"the columns are {', '.join(header)}"[:240] + f"; if the file holds texts, {describe_remedy(where)}"
 
 
 def _describe_error(error: Exception) -> str:
@@ -144,7 +146,7 @@ def _parse_csv(file: IO[str], where: str, name: str, further: Sequence[str]) -> 
                 )
         for column in (TOTAL_COLUMN, SUPERVISED_COLUMN, *further):
             if header.count(column) > 1:
-                raise UsageError(f"{where}:1: {header.count(column)} columns are called {column}")
+                raise UsageError(f"{where}:1: {header.count(column)} columns have the name {column}")
         supervised_column = SUPERVISED_COLUMN if SUPERVISED_COLUMN in header else TOTAL_COLUMN
         columns = [header.index(column) for column in (TOTAL_COLUMN, supervised_column, *further)]
         tokens, supervised, used = array("q"), array("q"), array("q")
@@ -167,22 +169,22 @@ def _parse_row(row: list[str], columns: list[int], header: list[str], where: str
     """Returns the values of ``columns``: total tokens, supervised tokens, then the use of further resources."""
     values = []
     if len(row) != len(header):
-        raise UsageError(f"{where}: {len(row)} values, the header has {len(header)} columns")
+        raise UsageError(f"{where}: {len(row)} values, but the header has {len(header)} columns")
     for column in columns:
         if not _WHOLE.fullmatch(row[column]):  # int() accepts more, such as 1_000 and digits of other scripts
             shown = repr(row[column]) if _SHORT.fullmatch(row[column]) else f"a text of {len(row[column]):,} characters"
             raise UsageError(f"{where}: {header[column]} is {shown}, not a whole number")
         value = int(row[column])
         if value > _LARGEST_LENGTH:
-            raise UsageError(f"{where}: {header[column]} is {value:.3e}, the largest length is {_LARGEST_LENGTH}")
+            raise UsageError(f"{where}: {header[column]} is {value:.3e}, but the largest length is {_LARGEST_LENGTH}")
         values.append(value)
     if values[0] < 1:
-        raise UsageError(f"{where}: {TOTAL_COLUMN} is {values[0]}, a length is at least 1")
+        raise UsageError(f"{where}: {TOTAL_COLUMN} is {values[0]}, but a length is at least 1")
     if not 0 <= values[1] <= values[0]:
         raise UsageError(f"{where}: {SUPERVISED_COLUMN} is {values[1]}, expected 0 to {TOTAL_COLUMN} ({values[0]})")
     for column, value in zip(columns[2:], values[2:], strict=True):
         if value < 0:
-            raise UsageError(f"{where}: {header[column]} is {value}, an amount is at least 0")
+            raise UsageError(f"{where}: {header[column]} is {value}, but an amount is at least 0")
     return values
 
 
@@ -196,7 +198,7 @@ def _load_npy(path: Path) -> Lengths:
     if not len(data):
         raise UsageError(f"{path}: empty array, expected at least one sample")
     for bad in _find_first((data < 1) | (data > _LARGEST_LENGTH)):
-        raise UsageError(f"{path}: element {bad} is {data[bad]}, a length lies in 1..{_LARGEST_LENGTH}")
+        raise UsageError(f"{path}: element {bad} is {data[bad]}, but a length lies in 1..{_LARGEST_LENGTH}")
     tokens = data.astype(np.int64)
     return Lengths(path.stem, tokens, tokens)
 

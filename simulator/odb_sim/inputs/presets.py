@@ -114,7 +114,7 @@ def _find(kind: str, name: str) -> Section:
     presets = read_presets()[kind]
     if name not in presets:
         near = "".join(f"; did you mean {match}?" for match in get_close_matches(name.lower(), presets, 1))
-        raise UsageError(f"--{kind} {name}: there are {', '.join(presets)}{near}")
+        raise UsageError(f"--{kind} {name}: unknown; choose from {', '.join(presets)}{near}")
     return presets[name]
 
 
@@ -171,7 +171,7 @@ def load_model(name: str) -> Model:
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
             raise UsageError(f"{path}: not the config.json of a model: {error}") from error
         if not isinstance(data, dict):
-            raise UsageError(f"{path}: not the config.json of a model: no object")
+            raise UsageError(f"{path}: not the config.json of a model: not an object")
         # Models of images and text keep the sizes of their text model separately.
         text = data.get("text_config", data)
         return _build_model(str(path), str(path), text if isinstance(text, dict) else data)

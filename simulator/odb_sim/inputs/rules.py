@@ -71,9 +71,9 @@ def load_policy_rule(name: str) -> TargetRule:
     """
     rule = load_rule(name)
     if not isinstance(rule.name, str) or not rule.name:
-        raise UsageError(f"rule {name!r}: its name is {rule.name!r}, which is not a word")
+        raise UsageError(f"rule {name!r}: its name is {rule.name!r}, which must be one word")
     if OWN in name and rule.name in RULES and type(rule) is not type(RULES[rule.name]):
-        raise UsageError(f"rule {name!r} calls itself {rule.name!r}, as a shipped rule does: give it a name of its own")
+        raise UsageError(f"rule {name!r} has the name {rule.name!r} of a shipped rule: give it a name of its own")
     return rule
 
 

@@ -56,7 +56,7 @@ def read_rows(source: str, split: str | None = None) -> Iterator[tuple[str, Row]
     elif name.endswith(".json"):
         yield from _number(source, _read_json(path))
     else:
-        raise UsageError(f"{source}: of no known kind; expected {FORMATS}")
+        raise UsageError(f"{source}: unknown kind of file; expected {FORMATS}")
 
 
 def count_rows(source: str) -> int:
@@ -79,7 +79,7 @@ def _check(where: str, row: object) -> Row:
         return {TEXT: row}
     if isinstance(row, Mapping):
         return row
-    raise UsageError(f"{where} is of type {type(row).__name__}, expected an object or a text")
+    raise UsageError(f"{where} is of type {type(row).__name__}, expected an object or a string")
 
 
 def _open(path: Path) -> Iterator[str]:
@@ -139,10 +139,10 @@ def _read_saved(path: Path, split: str | None) -> Iterator[object]:
     try:
         found = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: no data set that datasets saved: {' '.join(str(error).split())[:120]}") from error
+        raise UsageError(f"{path}: not a data set that datasets saved: {' '.join(str(error).split())[:120]}") from error
     if isinstance(found, Mapping):
         if split not in found:
-            raise UsageError(f"{path}: has the splits {', '.join(found)}: say one with --split")
+            raise UsageError(f"{path}: has the splits {', '.join(found)}: choose one with --split")
         found = found[split]
     for begin in range(0, len(found), _BATCH_ROWS):
         yield from found.select(range(begin, min(begin + _BATCH_ROWS, len(found)))).to_list()

@@ -91,7 +91,7 @@ def measure(where: str, row: Row, reading: RowReading) -> CountedRow:
     columns = reading.columns or _find_columns(row)
     if not columns:
         there = ", ".join(map(str, row))[:200]
-        raise UsageError(f"{where} has no column of a usual name ({there}): say which with --column")
+        raise UsageError(f"{where} has no column with a usual name ({there}): choose one with --column")
     if not reading.columns and columns[-1] == _CHOSEN and row.get(_REJECTED) is not None:
         pair = [_measure_columns(where, row, (*columns[:-1], name), reading) for name in (_CHOSEN, _REJECTED)]
         return CountedRow(
@@ -115,7 +115,7 @@ def _measure_columns(where: str, row: Row, columns: tuple[str, ...], reading: Ro
     if template is not None and messages is not None:
         return _measure_chat(where, (messages, _get_tools(where, row)), tokenizer, template, reading)
     if messages is not None and len(columns) == 1 and not isinstance(first, str):
-        raise UsageError(f"{where} is a conversation, and the tokenizer has no chat template: say --template")
+        raise UsageError(f"{where} is a conversation, and the tokenizer has no chat template: pass --template")
     if row.get(columns[-1]) is None:
         raise UsageError(f"{where}: {columns[-1]} is null")
     *before, last = [_get_text(where, row, column) for column in columns]
@@ -161,7 +161,7 @@ def _get_text(where: str, row: Row, column: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UsageError(f"{where}: {column} is of type {type(value).__name__}, expected a text")
+        raise UsageError(f"{where}: {column} is of type {type(value).__name__}, expected a string")
     return value
 
 
@@ -191,12 +191,12 @@ def _make_message(where: str, turn: Json) -> Message:
     if isinstance(content, list):
         if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in content):
             raise UsageError(
-                f"{where}: a turn holds more than text, and what an image takes is not known here: give rows with "
-                f"{IDS}, from module:function"
+                f"{where}: a turn holds more than text, and the tokens of an image are not known: give rows with {IDS}, "
+                "from module:function"
             )
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     if not isinstance(role, str) or not isinstance(content, str | None):
-        raise UsageError(f"{where}: a turn without a role, or whose content is not a text")
+        raise UsageError(f"{where}: a turn has no role, or its content is not a string")
     return {**turn, "role": _ROLES.get(role, role), "content": content or ""}
 
 
@@ -205,7 +205,7 @@ def _get_tools(where: str, row: Row) -> Json:
     try:
         return json.loads(tools) if isinstance(tools, str) and tools else tools
     except ValueError:
-        raise UsageError(f"{where}: tools is a text, but not JSON") from None
+        raise UsageError(f"{where}: tools is a string that is not JSON") from None
 
 
 def _measure_chat(
@@ -237,7 +237,7 @@ def _measure_chat(
             begin = text.find(content, end)
             is_approximate = True
             if begin < 0:
-                raise UsageError(f"{where}: turn {place + 1} is not in what the chat template renders")
+                raise UsageError(f"{where}: turn {place + 1} is missing from the text that the chat template renders")
             end = begin + len(content)
         spans.append((begin, end))
     encoding = tokenizer.encode(text, add_special_tokens=False)
@@ -295,7 +295,9 @@ def _load_template(asked: str | None, folder: Path | None, tokenizer: Tokenizer)
         try:
             text = Path(str(asked)).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--template {asked}: cannot be read, nor is it {CHATML} or {NO_TEMPLATE}") from error
+            raise UsageError(
+                f"--template {asked}: not a file that can be read, nor {CHATML} or {NO_TEMPLATE}"
+            ) from error
     if text is None and (asked == CHATML or tokenizer.token_to_id("<|im_start|>") is not None):
         text = _CHATML
     return None if text is None else _compile(text, names)

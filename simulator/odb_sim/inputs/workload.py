@@ -47,7 +47,7 @@ def compute_shard_sizes(samples: int, ranks: int, sharding: Sharding) -> Integer
     if ranks < 1:
         raise UsageError(f"ranks must be at least 1, got {ranks}")
     if ranks > samples:
-        raise UsageError(f"{ranks} ranks and only {samples} samples: every rank needs at least one")
+        raise UsageError(f"{ranks} ranks, but only {samples} samples: every rank needs at least one")
     weights = np.arange(1, ranks + 1, dtype=np.int64) ** (2 if sharding is Sharding.UNEVEN else 0)
     spare = samples - ranks
     sizes = 1 + spare * weights // int(weights.sum())

@@ -152,7 +152,7 @@ class Store:
             except (ValueError, KeyError, TypeError):
                 # The last line may be cut off. Any other is not ours, or of another version, and its cell is run again.
                 if number == 1 and text.count("\n") > 1:
-                    raise UsageError(f"{self._path}:1: holds no answers of simulations: give another --out") from None
+                    raise UsageError(f"{self._path}:1: holds no answers of simulations: pass another --out") from None
         if text and not text.endswith("\n"):
             self._file.write("\n")
 
@@ -261,9 +261,9 @@ def run_cells(
                     on_done(len(answers))
     except ClusterGone as error:
         kept = (
-            "are kept, and the same command goes on"
+            "are kept, and the same command continues from there"
             if store.is_lasting
-            else "are lost: with --out FOLDER they are kept"
+            else "are lost: pass --out FOLDER to keep them"
         )
         raise UsageError(f"--executor {error}; {len(answers)} of {len(cells)} simulations {kept}") from error
     finally:

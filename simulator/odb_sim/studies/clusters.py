@@ -181,4 +181,4 @@ def _import(module: str, extra: str) -> ModuleType:
 
 
 def _complain(address: str, error: Exception) -> UsageError:
-    return UsageError(f"--executor {address}: nobody answers: {' '.join(str(error).split())[:200]}")
+    return UsageError(f"--executor {address}: no answer: {' '.join(str(error).split())[:200]}")

@@ -43,7 +43,7 @@ def choose_budget(lengths: Lengths, batch_size: int = FIXED_BATCH) -> int:
     Raises: UsageError when the size is not valid.
     """
     if batch_size < 1:
-        raise UsageError(f"a batch holds at least 1 sample, got {batch_size}")
+        raise UsageError(f"a batch must hold at least 1 sample, got {batch_size}")
     return batch_size * int(lengths.tokens.max())
 
 
@@ -220,7 +220,10 @@ def _list_length_cautions(compared: Compared) -> tuple[Caution, ...]:
         f"{one.policy} {compared.compute_speedup(one) * means[one.policy] / own:.2f} (samples of {means[one.policy]:,.0f})"
         for one in compared.summaries
     ]
-    text = "what policies trained on differs in mean length, and speed-ups are of samples; of tokens they are "
+    text = (
+        "the samples that policies trained on differ in mean length, and speed-ups are of samples; the speed-ups of "
+        "tokens are "
+    )
     return (Caution(About.LENGTHS, f"{compared.what.workload.name}: {text}{', '.join(ratios)}"),)
 
 

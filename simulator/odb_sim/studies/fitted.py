@@ -42,5 +42,5 @@ def describe_fit(asked: Run, fitted: Run) -> tuple[Caution, ...]:
         smaller = f"the token budget is {fitted.budget_tokens:,}, not {asked.budget_tokens:,}"
     else:
         return ()
-    text = f"policy {asked.policy}: {smaller}, since steps would hold more than the global batch of {goal:,} {unit}"
+    text = f"policy {asked.policy}: {smaller}, because steps would otherwise hold more than the global batch of {goal:,} {unit}"
     return (Caution(About.FITTED, text),)

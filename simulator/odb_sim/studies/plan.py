@@ -46,7 +46,7 @@ _ROUND: Final = 64
 _WORDS: Final = {
     "efficiency": "what share of its peak the GPU reaches",
     "attention": "how fast attention is",
-    "recompute": "what computing activations again costs",
+    "recompute": "what recomputing activations costs",
     "launch_s": "what a layer costs beside its operations",
     "link_share": "what share of the wire messages reach",
     "hidden_share": "how much of the sending is hidden",
@@ -84,7 +84,7 @@ class Wanted:
             raise UsageError(f"--memory-tokens must be at least 1, got {self.memory_tokens}")
         if self.global_batch is not None and self.global_batch < self.job.gpus:
             raise UsageError(
-                f"--global-batch {self.global_batch:,}: leaves some of {self.job.gpus:,} ranks without a sample"
+                f"--global-batch {self.global_batch:,}: is less than one sample for each of {self.job.gpus:,} ranks"
             )
         if len(self.lengths) < self.job.gpus:
             raise UsageError(
@@ -182,7 +182,7 @@ class RunPlan:
         """Returns the band of the money. The price has a range too, unless it is the user's own."""
         price = self.wanted.job.constants["price_usd"]
         lowest, highest = (end / price.value if price.value else 1.0 for end in (price.low, price.high))
-        return self.band(way).widen("the price", lowest, highest, "say yours: --price")
+        return self.band(way).widen("the price", lowest, highest, "a price of your own: --price")
 
     def band_speedup(self, way: Way) -> Band:
         """Returns the band of the speed-up."""
@@ -203,8 +203,8 @@ def make_plan(
             )
         most = wanted.job.compute_token_range()[1]
         raise UsageError(
-            f"{wanted.job.model.name} on {wanted.job.gpus:,} GPUs has room for {wanted.budget_tokens:,} to {most:,} tokens, "
-            "and the shortest sample may not fit: more GPUs, or --memory-tokens where you know what fits"
+            f"{wanted.job.model.name} on {wanted.job.gpus:,} GPUs has room for {wanted.budget_tokens:,} to {most:,} "
+            "tokens, and the shortest sample may not fit: use more GPUs, or pass --memory-tokens if you know what fits"
         )
     counter = count_from(1)
 
@@ -329,14 +329,14 @@ def _list_cautions(wanted: Wanted, ways: Sequence[Way], found: Sequence[Caution]
         )
     if wanted.global_batch is not None and wanted.global_batch > len(wanted.lengths):
         said.append(
-            f"an epoch has {len(wanted.lengths):,} samples, fewer than an update of {wanted.global_batch:,}: it is one smaller "
-            "update"
+            f"an epoch has {len(wanted.lengths):,} samples, fewer than an update of {wanted.global_batch:,}: the epoch "
+            "is one smaller update"
         )
     if wanted.global_batch is None:
         samples = ways[0].summary.samples_per_update
         said.append(
-            f"without --global-batch each step of online batches is an update, of {samples:,.0f} samples; other ways are "
-            "compared at the same"
+            f"without --global-batch each step of online batches is an update, of {samples:,.0f} samples; the other "
+            "methods are compared with updates of the same size"
         )
     if wanted.global_batch is not None and ways[0].what.padding_share == PADDING_SHARES[-1]:
         said.append(EDGE)

@@ -137,7 +137,7 @@ class _ProcessSlot:
             process.join(_JOIN_S)
             code, self._process = process.exitcode, None
             how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-            raise WorkerDied(f"the process that simulated it was killed ({how})") from None
+            raise WorkerDied(f"the process that ran the simulation was killed ({how})") from None
         if isinstance(answer, _Raised):
             raise answer.error
         return cast("T", answer)

@@ -97,16 +97,16 @@ class Run(Epoch):
     def __post_init__(self) -> None:
         if self.rule is None and self.policy not in POLICIES and not is_rule(self.policy):
             raise UsageError(
-                f"no policy {self.policy!r}; there are {', '.join(POLICIES)}, and module:name for a rule of your own"
+                f"unknown policy {self.policy!r}; choose from {', '.join(POLICIES)}, or module:name for a rule of your own"
             )
         if self.limits and not self.is_protocol:
             raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot keep a limit")
         if self.conditions.faults and not self.is_protocol:
-            raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot be told of a fault")
+            raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot have a fault")
         if self.budget_schedule is not None and not self.is_protocol:
             raise UsageError(f"policy {self.policy} does not run the protocol, so its budget cannot change")
         if self.batch_size is not None and self.batch_size < 1:
-            raise UsageError(f"a batch holds at least 1 sample, got {self.batch_size}")
+            raise UsageError(f"a batch must hold at least 1 sample, got {self.batch_size}")
         goal = self.global_batch.samples
         if goal is not None and goal < self.workload.ranks:
             raise UsageError(
@@ -114,9 +114,11 @@ class Run(Epoch):
             )
         self.conditions.check_ranks(self.workload.ranks)
         if self.starts and (not self.is_protocol or len(self.starts) != self.workload.ranks):
-            raise UsageError(f"an epoch is resumed by every rank of the protocol: {len(self.starts)} starts given")
+            raise UsageError(
+                f"an epoch can be resumed only by every rank of the protocol: {len(self.starts)} starts given"
+            )
         if self.sharding is Sharding.SHARED and any(start.round for start in self.starts):
-            raise UsageError("an epoch of shared shards is simulated from its beginning only")
+            raise UsageError("an epoch of shared shards can be simulated only from its beginning")
         self.build_config()
         if self.is_protocol and self.driver is Driver.ROUNDS and (obstacle := self.find_obstacle()):
             raise UsageError(
@@ -140,7 +142,7 @@ class Run(Epoch):
             return "samples that the machine refuses"
         dearest = self.cost.of_tokens(int(self.workload.tokens.max()))
         if dearest * min(self.window_samples, self.workload.samples_total) > HUGE:
-            return "costs of so many digits"
+            return "costs of too many digits"
         return ""
 
     @property

@@ -37,7 +37,11 @@ def list_costly(what: Run, summary: Summary) -> tuple[Caution, ...]:
         return ()
     if what.workload.samples_total > (LARGEST_EVENTS if is_update else LARGEST_TRIED):
         text = f"--depth {what.depth_steps}" if is_update else "another window, depth, ramp or age"
-        return (Caution(About.UNTRIED, f"in so long an epoch it was not tried what {text} costs; odb-ref tune does"),)
+        return (
+            Caution(
+                About.UNTRIED, f"in an epoch of this length the cost of {text} was not tried; odb-ref tune tries it"
+            ),
+        )
     found = []
     for option, given, others in _list_others(what):
         tried = [(value, run(other).summary) for value, other in others]

@@ -98,7 +98,7 @@ class Question:
         if not 0 <= self.tolerance < 1:
             raise UsageError(f"tolerance must lie in 0..1, got {self.tolerance}")
         for name in sorted(self.held - set(self.build_dimensions())):
-            raise UsageError(f"{NAMES[name][1]} has no say {'with' if self.is_update else 'without'} --global-batch")
+            raise UsageError(f"{NAMES[name][1]} has no effect {'with' if self.is_update else 'without'} --global-batch")
 
     @property
     def is_update(self) -> bool:
@@ -298,16 +298,17 @@ def _list_cautions(question: Question, chosen: CellAnswer, failed: Sequence[Cell
     largest = min(question.window_max, question.shard_samples)
     if largest == question.shard_samples < question.window_max and not question.is_update:
         found.append(
-            f"no window above the {largest:,} samples of a rank was tried: for a longer data set, give its --samples"
+            f"no window above the {largest:,} samples of a rank was tried: for a longer data set, pass its --samples"
         )
     if question.is_update and chosen.point.padding_share == PADDING_SHARES[-1]:
         found.append(EDGE)
     if (judged := question.judged_samples) is not None:
-        found.append(f"an epoch of {judged:,} samples was judged in place of {question.epoch_samples:,}")
+        found.append(f"an epoch of {judged:,} samples was judged instead of {question.epoch_samples:,}")
     if question.study.global_batch.goal is None:
         found.append(
-            f"every step is an update here, of {chosen.summary.samples_per_update:,.0f} samples with the recommendation and of "
-            "others with other settings: with --global-batch N all are judged at updates of N samples"
+            f"every step is an update here, of {chosen.summary.samples_per_update:,.0f} samples with the "
+            "recommendation, and of other sizes with other settings. With --global-batch N all are judged with updates of N "
+            "samples"
         )
     if failed:
         found.append(f"{len(failed)} simulations failed, the first: {failed[0]}")
@@ -322,7 +323,7 @@ def _explain(
     memory = compute_host_tokens(chosen) / max(1, compute_host_tokens(best))
     reasons = [
         f"{share:.2%} of the best throughput tried ({best.rate:,.0f} tokens/s at {describe_point(best.point, curves)}), "
-        f"with {memory:.0%} of its host memory; the tolerance is {question.tolerance:.2%}, half of it kept back"
+        f"with {memory:.0%} of its host memory; the tolerance is {question.tolerance:.2%}, half of it kept in reserve"
     ]
     for name, curve in curves.items():
         value = getattr(chosen.point, name)
@@ -338,15 +339,13 @@ def _explain(
         other, loss = _show(getattr(below.point, name)), 1 - below.rate / best.rate
         if not search.is_good(below):
             said = f"{loss:.2%}" if loss >= 5e-5 else "less than 0.01%"
-            reasons.append(f"{title}: the next smaller, {other}, is {said} below the best")
+            reasons.append(f"{title}: the next smaller value, {other}, is {said} below the best")
         elif name in list_own(below) - list_own(chosen):
-            reasons.append(
-                f"{title}: the loader's default; {other} is good enough too, and saves no memory to speak of"
-            )
+            reasons.append(f"{title}: the loader's default; {other} is good enough too, but saves hardly any memory")
         elif compute_host_tokens(below) > compute_host_tokens(chosen):
-            reasons.append(f"{title}: {other} is good enough too, and takes more host memory")
+            reasons.append(f"{title}: {other} is good enough too, but takes more host memory")
         else:
-            reasons.append(f"{title}: {other} is good enough too, and no faster")
+            reasons.append(f"{title}: {other} is good enough too, but no faster")
     return tuple(reasons)
 
 

@@ -101,7 +101,7 @@ class RankDraws:
         """Notes the want that the rank posts. Yields a violation if a want is missing or out of place."""
         self._wanted, self._left = wanted, (self._total or 0) - self.drawn
         if (wanted is not None) != self.is_shared:
-            yield Property.DEAL, f"posts that it wants {wanted}, and the ranks share {self._total} samples"
+            yield Property.DEAL, f"posts that it wants {wanted}, but the ranks share {self._total} samples"
 
     def judge_want(self, window: Rows, carried: Rows, round_: int) -> Iterator[Judgement]:
         """Yields the judgement on the posted want, once the rows of ``window`` ``carried`` into ``round_`` are known.
@@ -119,18 +119,18 @@ class RankDraws:
         what = f"wants {self._wanted} samples; what it carries leaves room for {wanted}"
         if self._settings.update_samples is not None:
             wanted = kept if self._left else 0
-            what = f"says that it has {self._wanted} tokens of the update; it has {wanted}"
+            what = f"says that it has {self._wanted} tokens of the update, but has {wanted}"
         yield Property.DEAL, what if self._wanted != wanted else ""
 
     def note_wants(self, wants: list[int], round_: int) -> Iterator[Judgement]:
         """Notes what all ranks want for a round, and hence the draw. Yields the judgements. Spec: R14.3."""
         if self._total is None:
-            yield Property.DEAL, f"is told of wants {wants}, and each rank has its own source" if wants else ""
+            yield Property.DEAL, f"is told of wants {wants}, but each rank has its own source" if wants else ""
             return
         if len(wants) != self._settings.world_size or min(wants) < 0:
             yield Property.DEAL, f"is told of {len(wants)} wants, of {self._settings.world_size} ranks"
             return
-        what = f"is told that it wants {wants[self._rank]}, and has said {self._wanted}"
+        what = f"is told that it wants {wants[self._rank]}, but has said {self._wanted}"
         yield Property.DEAL, what if wants[self._rank] != self._wanted else ""
         if not self.has_ended:
             self._draw(wants, self._total, round_)
@@ -151,7 +151,7 @@ class RankDraws:
         expected, self._expected = self._expected, None
         if first is None or self._total is None:
             if (first is None) == (self.is_shared or self._settings.update_samples is not None):
-                yield Property.DEAL, f"reads {count} samples from {first} on, and the ranks share {self._total}"
+                yield Property.DEAL, f"reads {count} samples from {first} on, but the ranks share {self._total}"
             return
         share = "nothing" if expected is None else f"{expected[1]} from {expected[0]} on"
         yield (
@@ -173,7 +173,7 @@ class RankDraws:
         is_possible = left <= 0 and (held > 0 or self.has_ended or self._settings.update_samples is not None)
         yield (
             Property.DEAL,
-            "" if is_possible else f"offers {held} samples, {left} of its share unread: the order goes on",
+            "" if is_possible else f"offers {held} samples with {left} of its share unread, but the order continues",
         )
 
 

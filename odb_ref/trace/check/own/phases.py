@@ -82,7 +82,7 @@ class Phases:
             if kind not in _MAY_FOLLOW.get(name, (kind,)):
                 yield Property.EXCHANGE, f"answers {kind} with {name}"
         if self.phase is RankPhase.DONE and effects:
-            yield Property.FREE, f"does something after it has finished: {effects[0]}"
+            yield Property.FREE, f"acts after it has finished: {effects[0]}"
         must = self._list_due(kind, answer)
         if self.phase is RankPhase.DRAIN and not held_back_steps:
             must = ["finish"]

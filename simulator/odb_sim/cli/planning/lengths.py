@@ -56,13 +56,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Adds the subcommand."""
     parser = subparsers.add_parser(
         "lengths",
-        help="count the tokens of a data set, for all other commands",
-        description="Tokenizes a data set as a trainer would, and writes how many tokens each sample has, and how many of them "
-        f"carry loss: a CSV file with {TOTAL_COLUMN} and {SUPERVISED_COLUMN}. No text goes into it. Needs the extra [data].",
+        help="count the tokens of a data set, as input for all other commands",
+        description="Tokenizes a data set as a trainer would, and writes how many tokens each sample has, and how many "
+        f"of them carry loss: a CSV file with {TOTAL_COLUMN} and {SUPERVISED_COLUMN}, without any text. Needs the extra "
+        "[data].",
     )
     parser.add_argument("data", metavar="DATA", help=FORMATS)
     add_reading_options(parser)
-    text = "a column to keep beside the lengths: whole numbers as they are, others numbered as they come"
+    text = "a column to keep beside the lengths: whole numbers are kept, other values are numbered as they appear"
     add_repeated(parser, "--keep", "COLUMN", text)
     parser.add_argument("--out", metavar="FILE", help="the CSV file to write")
     parser.add_argument("--json", metavar="FILE", help="write the summary and the histogram")
@@ -71,19 +72,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
     """Adds what `build_reading` reads."""
-    text = "a tokenizer.json (.gz), a folder that has one, or a name that the hub knows"
+    text = "a tokenizer.json (.gz), a folder that has one, or a name on the hub"
     parser.add_argument("--tokenizer", metavar="T", help=text)
     parser.add_argument(
         "--template",
         metavar="FILE",
-        help=f"the chat template: a Jinja file, {CHATML}, or {NO_TEMPLATE} (the tokenizer's own, or {CHATML} where it has its "
-        "tokens)",
+        help=f"the chat template: a Jinja file, {CHATML}, or {NO_TEMPLATE} (default: the tokenizer's own, or {CHATML} "
+        "if it has the tokens for it)",
     )
-    text = "of conversations or texts; of prompts and then, again, of responses; input_ids of what is tokenized (usual names)"
+    text = (
+        "column of conversations or texts; given twice, of prompts and of responses; input_ids for tokenized data "
+        "(default: the usual names)"
+    )
     parser.add_argument("--column", action="append", default=[], metavar="COLUMN", help=text)
-    add_number(parser, "--max-length", "N", "where samples are cut, in tokens (nowhere)")
-    parser.add_argument("--split", metavar="NAME", help="of a saved data set that has several")
-    add_processes(parser, "that tokenize")
+    add_number(parser, "--max-length", "N", "cut samples to this many tokens (default: no cut)")
+    parser.add_argument("--split", metavar="NAME", help="split of a saved data set that has several")
+    add_processes(parser, "processes that tokenize")
 
 
 def build_reading(options: argparse.Namespace) -> RowReading:
@@ -114,7 +118,7 @@ def run_command(options: argparse.Namespace) -> int:
     names = [TOTAL_COLUMN, SUPERVISED_COLUMN, *options.keep]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"--keep {twice}: the file has a column of that name already")
+        raise UsageError(f"--keep {twice}: the file already has a column of that name")
     found = read_lengths(options, options.keep)
     lengths = make_lengths(options.data, found)
     if options.out is not None:
@@ -128,7 +132,7 @@ def run_command(options: argparse.Namespace) -> int:
         )
     print_lengths(lengths, found)
     if options.out is None:
-        print("Nothing is written: say --out lengths.csv, which all other commands read.")
+        print("Nothing is written: pass --out lengths.csv, a file for all other commands.")
     return 0
 
 
@@ -241,8 +245,8 @@ def print_lengths(lengths: Lengths, found: Found) -> None:
         cautions.append(f"{found.cut:,} samples are cut at --max-length")
     if found.approximate:
         cautions.append(
-            f"of {found.approximate:,} samples the chat template does not tell where an assistant's turn ends: the token "
-            "that ends it is not counted as one that carries loss"
+            f"in {found.approximate:,} samples the chat template does not show where an assistant's turn ends: the "
+            "token that ends the turn is not counted as carrying loss"
         )
     if not all(found.supervised):
         cautions.append(f"{found.supervised.count(0):,} samples have no token that carries loss")

@@ -37,32 +37,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "plan",
         help="time, GPU-hours and money of a training run",
-        description="Plans a training run on data of known lengths: the setting to train with, what it takes, how sure that "
-        "is, and what fixed batches and packing take.",
+        description="Plans a training run on data of known lengths: which setting to train with, what it costs, how "
+        "sure that is, and what fixed batches and packing cost.",
     )
-    parser.add_argument("data", metavar="DATA", help=LENGTHS_HELP + "; with --tokenizer a file of texts")
+    parser.add_argument("data", metavar="DATA", help=LENGTHS_HELP + "; with --tokenizer, a file of texts")
     parser.add_argument(
         "--model", required=True, metavar="M", help=f"{', '.join(list_names('model'))}, or a config.json"
     )
-    parser.add_argument("--gpu", required=True, choices=list_names("gpu"), help="whose figures to take")
-    parser.add_argument("--gpus", type=int, required=True, metavar="N", help="each a data-parallel rank")
-    add_number(parser, "--node-gpus", "N", "of a node", _NODE_GPUS)
-    text = "how the model is held (fsdp)"
+    parser.add_argument("--gpu", required=True, choices=list_names("gpu"), help="GPU whose figures to use")
+    parser.add_argument(
+        "--gpus", type=int, required=True, metavar="N", help="number of GPUs, each a data-parallel rank"
+    )
+    add_number(parser, "--node-gpus", "N", "GPUs of a node", _NODE_GPUS)
+    text = "how the model is distributed (fsdp)"
     parser.add_argument("--strategy", choices=list_names("strategy"), default="fsdp", help=text)
     parser.add_argument("--precision", choices=list_names("precision"), default="bf16", help="number format (bf16)")
     text = (
-        "compute activations again in the backward pass; auto: where that is faster, with --cost-model only where the "
-        "longest sample needs it: say yes if the steps were timed so (auto)"
+        "recompute activations in the backward pass; auto: if that is faster, with --cost-model only if the longest "
+        "sample needs it. Pass yes if the steps were timed that way (auto)"
     )
     parser.add_argument("--recompute", choices=("auto", "yes", "no"), default="auto", help=text)
-    add_number(parser, "--global-batch", "N", "samples of an optimizer update (else: of a step)")
-    add_number(parser, "--epochs", "E", "how long to train (1)", kind=float)
-    add_number(parser, "--tokens", "N", "in place of --epochs: tokens to train on")
-    add_number(parser, "--price", "USD", "of a GPU and hour (a dated default, with a range)", kind=float)
-    add_number(parser, "--memory-tokens", "M", "padded tokens of a batch that fit, where known")
-    text = "measured step times in place of the model's and the GPU's"
+    add_number(parser, "--global-batch", "N", "samples of an optimizer update (default: those of a step)")
+    add_number(parser, "--epochs", "E", "epochs to train (1)", kind=float)
+    add_number(parser, "--tokens", "N", "instead of --epochs: tokens to train on")
+    add_number(parser, "--price", "USD", "price of a GPU hour (default: a dated price, with a range)", kind=float)
+    add_number(parser, "--memory-tokens", "M", "padded tokens of a batch that fit, if known")
+    text = "measured step times, instead of those computed from the model and the GPU"
     parser.add_argument("--cost-model", metavar="FILE", help=text)
-    add_number(parser, "--seed", "S", "of the draw and the shuffle", 0)
+    add_number(parser, "--seed", "S", "seed of the draw and the shuffle", 0)
     add_reading_options(parser)
     add_store_options(parser)
     text = "write the cost model, for --cost-model of other commands"
@@ -79,7 +81,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.processes < 1:
         raise UsageError(f"--processes must be at least 1, got {options.processes}")
     if options.epochs is not None and options.tokens is not None:
-        raise UsageError("--epochs and --tokens both say how long to train: leave one out")
+        raise UsageError("--epochs and --tokens both set how long to train: leave one out")
     jobs = list(_build_jobs(options))
     lengths = _read(options)
     costs = None if options.cost_model is None else load_costs(options.cost_model)

@@ -29,33 +29,33 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "calibrate",
         help="fit the cost model to recorded runs",
-        description="Fits the time of a step, of reading, of collating and of an exchange to recorded runs whose traces "
-        "carry times, on one half of them; states the error on the other half, and that of simulating each run with the "
-        "fitted model. With several runs every second one is held back whole.",
+        description="Fits the time of a step, of reading, of collating and of an exchange to one half of recorded runs "
+        "whose traces have times. Reports the error on the other half, and the error of simulating each run with the fitted "
+        "model. With several runs, every second one is held back as a whole.",
     )
     parser.add_argument(
         "traces",
         nargs="+",
         metavar="TRACE",
-        help="a trace file; give all files of a job together, or their folder. Or a CSV file of timed steps: seconds, and "
-        "tokens, or rows and longest; two sizes are enough",
+        help="a trace file; give all files of a job together, or their folder. Or a CSV file of timed steps with "
+        "seconds, and tokens or rows and longest; two sizes are enough",
     )
-    add_number(parser, "--ranks", "N", "of a CSV file: on how many it was timed", 1)
-    parser.add_argument("--out", metavar="FILE", help="write the cost model, for --cost-model")
+    add_number(parser, "--ranks", "N", "number of ranks on which a CSV file was timed", 1)
+    parser.add_argument("--out", metavar="FILE", help="write the cost model, for --cost-model of other commands")
     parser.add_argument("--json", metavar="FILE", help="write numbers and errors")
     add_number(
         parser,
         "--workers",
         "W",
-        "loader workers of a rank; 1: the loader as a whole; 0: the thread that trains reads and collates (what the traces "
-        "say, or 1)",
+        "loader workers of a rank; 1: the loader as a whole; 0: the training thread reads and collates (default: from "
+        "the traces, or 1)",
     )
     add_choice(parser, "--transport", PricedTransport, "how the ranks exchanged", PricedTransport.REDUCE)
     parser.add_argument("--table", action="store_true", help="a measured table of step times beside the formula")
-    add_number(parser, "--depth", "D", "steps between loader and trainer (else: the most seen)")
-    text = "samples of an update to which the job accumulated its steps (else: of a step, or as recorded)"
+    add_number(parser, "--depth", "D", "steps between loader and trainer (default: the most seen)")
+    text = "samples of an update to which the job accumulated its steps (default: as recorded, or those of a step)"
     add_number(parser, "--global-batch", "N", text)
-    add_number(parser, "--warm-up", "N", "leave out the first N steps of every run, in fit and error", 0)
+    add_number(parser, "--warm-up", "N", "leave the first N steps of every run out of the fit and the error", 0)
     parser.set_defaults(run=run_command)
 
 
@@ -101,7 +101,7 @@ def run_command(options: argparse.Namespace) -> int:
 def _calibrate_table(options: argparse.Namespace) -> int:
     """Fits the time of a step to a table of steps that were timed."""
     if len(options.traces) > 1:
-        raise UsageError("a table of timed steps is given by itself, without traces")
+        raise UsageError("a table of timed steps must be given alone, without traces")
     calibration = calibrate_table(options.traces[0], options.ranks)
     if options.out is not None:
         write_costs(options.out, calibration.costs, {"runs": options.traces, **calibration.to_json()})
@@ -111,10 +111,10 @@ def _calibrate_table(options: argparse.Namespace) -> int:
     _print_numbers(calibration)
     (fit,) = calibration.fits
     if not fit.spans_held and fit.run_error > ASSUMED_ERROR:
-        print(f"Caution: steps of one size differ so much that it is {fit.run_error:.0%} off by these alone.")
+        print(f"Caution: steps of one size differ so much that it is {fit.run_error:.0%} off from that alone.")
     elif not fit.spans_held:
-        print(f"Nothing says, for so few sizes, how far off it is: {fit.run_error:.0%} is assumed.")
-    print("Reading, collating and the exchange keep their defaults: only traces tell of them.")
+        print(f"With so few sizes the error is not known: {fit.run_error:.0%} is assumed.")
+    print("Reading, collating and the exchange keep their defaults: only traces show them.")
     return 0
 
 
@@ -164,8 +164,8 @@ def _print_errors(calibration: Calibration) -> None:
             print(f"{fit.component}: not fitted, {fit.reason}")
     print_cautions(
         [
-            f"the {fit.component} times of half the spans held back are off by {fit.median_error:.0%} or more, so the cost "
-            "model says little of them: record longer runs, on a machine that does nothing else"
+            f"the {fit.component} times of half the spans held back are off by {fit.median_error:.0%} or more, so the "
+            "cost model is of little use for them: record longer runs, on a machine that does nothing else"
             for fit in calibration.fits
             if not fit.reason and fit.median_error > _POOR
         ]
@@ -185,7 +185,9 @@ def _print_numbers(calibration: Calibration) -> None:
     fitted, collective = calibration.costs.fitted, calibration.costs.collective
     said = "gpu.fixed_s holds the collective of that many ranks." if fitted.ranks > 1 else ""
     if calibration.meeting is not Meeting.EVERY_UPDATE:
-        said = f"Steps were accumulated: what ends an update takes {collective.fixed_s:.4g} s more (collective.fixed_s)"
+        said = (
+            f"Steps were accumulated: the end of an update takes {collective.fixed_s:.4g} s more (collective.fixed_s)"
+        )
         if fitted.ranks > 1:
             said += ", and inside one ranks " + ("meet after every step." if collective.each_step else "do not meet.")
         else:

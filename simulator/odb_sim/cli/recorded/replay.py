@@ -37,10 +37,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together, or their folder"
     )
-    parser.add_argument("--cost-model", metavar="FILE", help="predict times with it, as odb-ref calibrate writes it")
-    add_number(parser, "--depth", "D", "steps between loader and trainer (else: the most seen)")
-    add_number(parser, "--workers", "W", "loader workers of a rank, of a trace that does not say it (the cost model's)")
-    text = "samples of an update to which the job accumulated its steps, for predicted times (else: of a step, or as recorded)"
+    parser.add_argument(
+        "--cost-model", metavar="FILE", help="predict times with this cost model, as odb-ref calibrate writes it"
+    )
+    add_number(parser, "--depth", "D", "steps between loader and trainer (default: the most seen)")
+    add_number(
+        parser,
+        "--workers",
+        "W",
+        "loader workers of a rank, if the trace does not say (default: those of the cost model)",
+    )
+    text = (
+        "samples of an update to which the job accumulated its steps, for predicted times (default: as recorded, or "
+        "those of a step)"
+    )
     add_number(parser, "--global-batch", "N", text)
     parser.add_argument("--json", metavar="FILE", help="write the comparison")
     parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)

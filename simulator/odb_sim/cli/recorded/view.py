@@ -30,14 +30,17 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "traces", nargs="+", metavar="TRACE", help="a trace file; give all files of an epoch together, or their folder"
     )
-    parser.add_argument("--html", metavar="FILE", default="view.html", help="where the page goes (view.html)")
+    parser.add_argument("--html", metavar="FILE", default="view.html", help="write the page to this file (view.html)")
     parser.add_argument(
-        "--step", type=int, metavar="N", help="open the page at this step, and say what it was on every rank"
+        "--step", type=int, metavar="N", help="open the page at this step, and print what it was on every rank"
     )
     parser.add_argument(
-        "--ranks", metavar="R[,R...]", default="", help="play these; of many ranks else those with most to see"
+        "--ranks",
+        metavar="R[,R...]",
+        default="",
+        help="ranks to play (default: all; if there are many, those with most to see)",
     )
-    parser.add_argument("--epoch", type=int, metavar="E", help="which, where the files are of several")
+    parser.add_argument("--epoch", type=int, metavar="E", help="epoch to play, if the files are of several")
     parser.set_defaults(run=run)
 
 
@@ -76,7 +79,7 @@ def _print_idle(story: Story) -> None:
                 lines.append(f"{where}: idle; {story.explain_idle(number, rank)}")
     print(*lines[:_SHOWN], sep="\n", end="\n" if lines else "")
     if len(lines) > _SHOWN:
-        print(f"and {len(lines) - _SHOWN} more; --step says why of any")
+        print(f"and {len(lines) - _SHOWN} more; --step gives the reason for any of them")
     print(", ".join(f"{count} idle because {why}" for why, count in idle.items()) or "no step was idle")
 
 
