@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 from odb_sim.cli.main import main
+from odb_sim.explore.weights import WeightJudge
 from odb_sim.verify import core_copy
 from odb_sim.verify.core_copy import verify_core
 from odb_sim.verify.stages import Stage
-from odb_sim.verify.weights import WeightJudge
 
 from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.effects import Deliver
 from odb_ref.core.types import Sample, Step, StepCounts
+from tests.mutants.fresh import DEFECTS, plant
 
 CORE = Path(__file__).parents[2] / "odb_ref" / "core"
 
@@ -122,6 +123,16 @@ def test_weights_that_make_another_mean_are_named(monkeypatch: pytest.MonkeyPatc
     assert not judge.find_wrong()
     monkeypatch.setattr(Weighting, "compute_scale", lambda *_: 1.0)
     assert judge.find_wrong().endswith("make 1.5, the mean is 1.625")
+
+
+@pytest.mark.parametrize("name", ["every token counts", "a sample alone counts", "an update of one token"])
+@pytest.mark.parametrize("stage", ["exploration", pytest.param("properties", marks=pytest.mark.slow), "large"])
+def test_counts_are_not_judged_by_the_core_that_made_them(stage: str, name: str, tmp_path: Path) -> None:
+    """Checks: WEIGHT."""
+    (defect,) = (defect for defect in DEFECTS if defect.name.startswith(name))
+    core_copy._copy_repository(tmp_path, plant(defect, tmp_path / "planted"))
+    found = core_copy._run_worlds(tmp_path, stage, 0, time.monotonic() + 60)
+    assert {finding.property for finding in found.findings} == {"WEIGHT"}
 
 
 def test_what_is_no_core_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
