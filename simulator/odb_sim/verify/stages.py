@@ -41,7 +41,7 @@ OF_THE_WORLD: Final = (
     *("RELEASE", "STOP", "BUDGET", "FEWEST", "AGE", "WEIGHT", "REPLAY"),
 )
 PROPERTIES: Final = (*OF_THE_RULE, *OF_THE_WORLD)
-"""Everything that is judged. RESUME is not: a checkpoint holds nothing that a pure rule could make depend on it."""
+"""All that is judged of a rule. RESUME is not: a checkpoint holds nothing that a pure rule could make depend on it."""
 
 WORLDS: Final = 150
 TRACES: Final = ("azure_llm_2023_conv", "gsm8k", "mm_mix_real")
