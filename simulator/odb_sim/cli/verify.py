@@ -27,9 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "verify",
         help="judge a target rule or a changed core: bounds, every interleaving, random worlds, real traces",
         description="Judges the protocol with a target rule, your own or a shipped one, or with a changed copy of the core: a "
-        "verdict for each property as far as was looked, what was not looked at, and the smallest case found for what does not "
-        "hold. Exit status: 0 everything holds, 1 something does not, 2 no such rule or core, 3 something was not "
-        "judged, and nothing refuted.",
+        "verdict for each property as far as was looked, what was not looked at, and a case for what does not hold: the "
+        "smallest found for a rule, the first for a core. Exit status: 0 everything holds, 1 something does not, 2 no such "
+        "rule or core, 3 something was not judged, and nothing refuted.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(

@@ -56,7 +56,7 @@ MOST_STATES: Final = 150_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What does not hold, and the smallest case that shows it."""
+    """What does not hold, and a case that shows it: of a rule the smallest found, of a core the first."""
 
     property: str
     detail: str
