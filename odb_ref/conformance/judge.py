@@ -188,8 +188,9 @@ def _check_empty(problem: Problem, plans: Plans) -> set[str]:
 
 
 def compute_weights(problem: Problem) -> list[list[Fraction]]:
-    """Returns what each supervised token of each sample weighs, by rank, or all in one where they are dealt out. Spec:
-    R13.9.
+    """Returns what each supervised token of each sample weighs, by rank, or all in one where they are dealt out.
+
+    Spec: R13.9.
     """
     homes = _list_homes(problem)
     supervised = [pick(problem.supervised or problem.lengths, rank) for rank in homes]

@@ -1,7 +1,7 @@
 """What an exchange answers: the one place where the posts of all ranks are combined; and what their reports say went wrong.
 
 A transport combines them piece by piece, by reductions; a driver that holds all posts at once (simulator, explorer, checker's
-worlds, tests) asks here. Spec: R3.2, R4.5, R6.2 to R6.4, R7.2, R7.3.
+worlds, tests) asks here. Spec: R3.2, R4.5, R6.2, R6.3, R6.4, R7.2, R7.3.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def combine_posts(posts: Sequence[Post], reduce: Callable[[Sequence[Offer]], Off
     """Returns what every rank learns of an exchange, given the posts of all ranks, in their order.
 
     Raises: InvariantError when the ranks are not in the same exchange, or post the counts of different numbers of steps: in
-    a real job that is a hang or a crash. Spec: R6.2 to R6.4, R14.2. Preserves: ALIGN.
+    a real job that is a hang or a crash. Spec: R6.2, R6.3, R6.4, R14.2. Preserves: ALIGN.
     """
     offers = [post for post in posts if isinstance(post, PostOffer)]
     if len(offers) == len(posts):

@@ -1,4 +1,7 @@
-"""What is true of a rank after every transition. Each predicate carries the id of the property it keeps. Spec: I1 to I13."""
+"""What is true of a rank after every transition. Each predicate carries the id of the property it keeps.
+
+Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I12, I13.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What comes back: the micro-batches of a rank, their weights and totals, and how good the plan is. Spec: R13.9,
-R13.10."""
+"""What comes back: the micro-batches of a rank, their weights and totals, and how good the plan is.
+
+Spec: R13.9, R13.10.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Planning where one place knows all lengths: the samples dealt out to the ranks, or left where they are. Spec: R13.4,
-R13.5."""
+"""Planning where one place knows all lengths: the samples dealt out to the ranks, or left where they are.
+
+Spec: R13.4, R13.5.
+"""
 
 from __future__ import annotations
 

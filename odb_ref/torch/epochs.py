@@ -304,7 +304,7 @@ class Epochs(Generic[Batch]):
         the next offer says it, and the round after that is formed with it, so up to two windows of steps still come as before.
         It may rise again, to ``token_budget`` at most. In the first round of an epoch each rank goes by what it accepts itself.
 
-        Spec: R15.1 to R15.3.
+        Spec: R15.1, R15.2, R15.3.
         Raises: UsageError when it is not a number of tokens.
         """
         self._accepted_tokens = check_integer(tokens, "tokens", 1)
