@@ -424,7 +424,8 @@ def main(arguments: Sequence[str]) -> None:
         golden = GOLDEN.read_text() if GOLDEN.exists() else ""
         if found != golden:
             lines = list(unified_diff(golden.splitlines(), found.splitlines(), "reviewed", "found", n=0, lineterm=""))
-            raise Refused("what is proved is not what was reviewed:\n" + "\n".join(lines[:60]))
+            advice = "where that is meant, run ./audit.py --accept, and have the diff reviewed"
+            raise Refused("\n".join([f"what is proved is not what was reviewed; {advice}:", *lines[:60]]))
         for part in parts:
             part.result()
         if "--whole" in arguments:

@@ -24,7 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 _ID = r"(?:R\d+(?:\.\d+)?|I\d+)"
 _NAME = r"[A-Z]{3,}(?:-[A-Z]+)?"
-_RULES = re.compile(rf"Spec:\s+({_ID}(?:(?:,\s*|\s+and\s+|\s+to\s+){_ID})*)")
+_RULES = re.compile(rf"Spec: ({_ID}(?:(?:, | and ){_ID})*)")
+_HIDDEN = re.compile(rf"Spec:\s*\n\s*{_ID}|Spec: [^\n]*{_ID}(?:,\s*\n\s*|\s+to\s+){_ID}")
+"""What one search for a rule's id behind ``Spec:`` does not find: another line, or a range."""
 _KEPT = re.compile(rf"(?:Preserves|Checks):\s+({_NAME}(?:(?:,\s*|\s+and\s+){_NAME})*)")
 _RUNGS = ("<!-- rungs -->", "<!-- end of rungs -->")
 
@@ -60,23 +62,10 @@ def _order(rule: str) -> tuple[str, list[int]]:
     return rule[0], [int(part) for part in rule[1:].split(".")]
 
 
-def expand_rules(text: str) -> frozenset[str]:
-    """The ids that ``R4.1, R7.2 to R7.4`` names."""
-    found: set[str] = set()
-    for first, last in re.findall(rf"({_ID})(?:\s+to\s+({_ID}))?", text):
-        found.add(first)
-        if last:
-            head, _, low = first.rpartition(".") if "." in first else (first[0], "", first[1:])
-            tail = last.rpartition(".")[2] if "." in last else last[1:]
-            joint = f"{head}." if "." in first else head
-            found |= {f"{joint}{number}" for number in range(int(low), int(tail) + 1)}
-    return frozenset(found)
-
-
 def _claim(owner: str, text: str) -> Claim | None:
-    rules = frozenset(rule for match in _RULES.findall(text) for rule in expand_rules(match))
+    rules = frozenset(rule for match in _RULES.findall(text) for rule in re.findall(_ID, match))
     names = frozenset(name for match in _KEPT.findall(text) for name in re.findall(_NAME, match))
-    return Claim(owner, rules, names, text) if rules or names else None
+    return Claim(owner, rules, names, text) if rules or names or _HIDDEN.search(text) else None
 
 
 def _read_docstrings(path: Path) -> Iterator[tuple[str, str]]:
@@ -296,6 +285,8 @@ def find_problems(sources: Sources) -> list[str]:
         problems += [f"{claim.owner}: unknown rule {rule}" for rule in sorted(claim.rules - set(sources.rules))]
         unknown = sorted(claim.properties - set(sources.properties))
         problems += [f"{claim.owner}: unknown property {name}" for name in unknown]
+        if _HIDDEN.search(claim.text):
+            problems.append(f"{claim.owner}: `Spec:` and each rule it names stand on one line")
     for name, rules in sources.properties.items():
         problems += [f"{name} rests on unknown rule {rule}" for rule in rules if rule not in sources.rules]
         if not rules:

@@ -207,6 +207,7 @@ def _check_empty(problem: Problem, plans: Plans) -> Faults:
 
 def compute_weights(problem: Problem) -> list[list[Fraction]]:
     """Returns the weight of each supervised token of each sample, by rank, or in one list if samples are dealt out.
+
     Spec: R13.9.
     """
     homes = _list_homes(problem)

@@ -109,6 +109,6 @@ class Finish:
 
 
 Post = PostOffer | PostCounts | PostReport
-"""An effect that takes part in an exchange. Spec: R6.2 to R6.4."""
+"""An effect that takes part in an exchange. Spec: R6.2, R6.3, R6.4."""
 
 Effect = Read | Post | Collate | Deliver | Finish

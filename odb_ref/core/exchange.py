@@ -1,7 +1,7 @@
 """The answer of an exchange, given the posts of all ranks, and the outcome that follows from their reports of a failure.
 
 A transport combines posts piece by piece, by reductions. A driver that holds all posts at once (simulator, explorer, checker's
-worlds, tests) combines them with this module. Spec: R3.2, R4.5, R6.2 to R6.4, R7.2, R7.3.
+worlds, tests) combines them with this module. Spec: R3.2, R4.5, R6.2, R6.3, R6.4, R7.2, R7.3.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def combine_posts(posts: Sequence[Post], reduce: Callable[[Sequence[Offer]], Off
     """Returns the answer that every rank gets from an exchange; ``posts`` holds one post of each rank, by rank.
 
     Raises: InvariantError when the ranks are not in the same exchange, or post counts of different numbers of steps. A real
-    job would hang or crash. Spec: R6.2 to R6.4, R14.2. Preserves: ALIGN.
+    job would hang or crash. Spec: R6.2, R6.3, R6.4, R14.2. Preserves: ALIGN.
     """
     offers = [post for post in posts if isinstance(post, PostOffer)]
     if len(offers) == len(posts):

@@ -1,4 +1,7 @@
-"""The invariants of a rank, checked after every transition. Each names the property it keeps. Spec: I1 to I13."""
+"""The invariants of a rank, checked after every transition. Each names the property it keeps.
+
+Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I12, I13.
+"""
 
 from __future__ import annotations
 

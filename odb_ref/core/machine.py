@@ -28,7 +28,7 @@ while the rank is in FILL or COUNT; the consumer takes steps in any phase. The m
 randomness: the same state and event always give the same result, so every driver (simulator, torch adapter, explorer,
 tests) runs the same protocol. An illegal event raises an error and leaves the state unchanged.
 
-Spec: R5 to R7.
+Spec: R5, R6, R7.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _collated(state: State, event: Collated) -> State:
 
 
 def _agree(config: Config, state: State, agreement: Offer) -> Transition:
-    """Spec: R5.3, R7.2 to R7.4."""
+    """Spec: R5.3, R7.2, R7.3, R7.4."""
     if state.phase is not Phase.OFFER:
         raise UsageError(f"Agreed in phase {state.phase}: no offer is open")
     is_mismatch = agreement.round_min != agreement.round_max or agreement.fingerprint_min != agreement.fingerprint_max

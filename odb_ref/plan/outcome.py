@@ -1,5 +1,7 @@
-"""The results of planning: a rank's micro-batches, their weights and totals, and the quality of the plan. Spec: R13.9,
-R13.10."""
+"""The results of planning: a rank's micro-batches, their weights and totals, and the quality of the plan.
+
+Spec: R13.9, R13.10.
+"""
 
 from __future__ import annotations
 

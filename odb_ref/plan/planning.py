@@ -1,5 +1,7 @@
-"""Planning in one process that knows all lengths: samples are dealt out to the ranks, or stay where they are. Spec: R13.4,
-R13.5."""
+"""Planning in one process that knows all lengths: samples are dealt out to the ranks, or stay where they are.
+
+Spec: R13.4, R13.5.
+"""
 
 from __future__ import annotations
 

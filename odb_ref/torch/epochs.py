@@ -312,7 +312,7 @@ class Epochs(Generic[Batch]):
         one. The value may rise again, up to ``token_budget``. In an epoch's first round each rank uses the value it accepts
         itself.
 
-        Spec: R15.1 to R15.3.
+        Spec: R15.1, R15.2, R15.3.
         Raises: UsageError when it is not a number of tokens.
         """
         self._accepted_tokens = check_integer(tokens, "tokens", 1)

@@ -112,7 +112,7 @@ class ODBDataLoader(Epochs[Batch]):
 
     ``docs/explanation/loader.md`` explains each of them.
 
-    Spec: R5 to R7, R11, R16.
+    Spec: R5, R6, R7, R11, R16.
     Raises: UsageError when an argument makes no sense; `JobError` from an epoch, on every rank, when any rank fails.
     """
 

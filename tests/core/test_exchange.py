@@ -1,4 +1,4 @@
-"""What an exchange answers when all ranks have posted. Spec: R6.2 to R6.4."""
+"""What an exchange answers when all ranks have posted. Spec: R6.2, R6.3, R6.4."""
 
 from __future__ import annotations
 

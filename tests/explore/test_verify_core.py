@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 from odb_sim.cli.main import main
+from odb_sim.explore.weights import WeightJudge
 from odb_sim.verify import core_copy
 from odb_sim.verify.core_copy import verify_core
-from odb_sim.verify.stages import Stage
-from odb_sim.verify.weights import WeightJudge
+from odb_sim.verify.stages import Finding, Stage
+from odb_sim.verify.verdict import compute_verdicts
 
 from odb_ref.core.batching.weighting import Weighting
 from odb_ref.core.effects import Deliver
 from odb_ref.core.types import Sample, Step, StepCounts
+from tests.mutants.fresh import DEFECTS, plant
 
 CORE = Path(__file__).parents[2] / "odb_ref" / "core"
 
@@ -61,6 +63,7 @@ def test_a_changed_core_is_refuted_with_a_schedule_and_what_cannot_run_is_said(c
     (found,) = get(stages, "exploration").findings
     assert found.property == "CONSERVE" and found.scenario is not None and len(found.scenario.schedule) < 12
     assert "test_r4_alignment" in get(stages, "unit").findings[0].case
+    assert "CONSERVE" in {finding.property for finding in get(stages, "unit").findings}
     assert "not built" in get(stages, "differential").skipped
     assert "the repository" in get(stages, "TLC").skipped
 
@@ -103,6 +106,50 @@ def test_what_strikes_in_pytest_itself_is_what_is_said() -> None:
 
 
 @pytest.mark.usefixtures("brief")
+def test_the_property_that_a_failing_test_checks_is_violated(tmp_path: Path) -> None:
+    """It was said to hold where no other stage had refuted it."""
+    (defect,) = (defect for defect in DEFECTS if defect.name.startswith("an update of one token"))
+    core_copy._copy_repository(tmp_path, plant(defect, tmp_path / "planted"))
+    suite = replace(core_copy._SUITES[0], tests=("tests/core/test_weighting.py",))
+    holding = Stage(name="large", covered="", properties=("WEIGHT", "ALIGN"), seconds=0, findings=())
+    verdicts = compute_verdicts([holding, core_copy._run_suite(tmp_path, suite, time.monotonic() + 60)])
+    assert verdicts["AS-TESTED"] == verdicts["WEIGHT"] == ("VIOLATED", "unit")
+    assert verdicts["ALIGN"] == ("holds", "large")
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("assert (Violation(property=<Property.WEIGHT: 'WEIGHT'>, what='holds", ["WEIGHT"]),
+        ("odb_ref.core.errors.InvariantError: I11: DEAL: not true that a draw lies", ["DEAL"]),
+        ("odb_ref.core.errors.InvariantError: ALIGN: the ranks post the counts", ["ALIGN"]),
+        (
+            "['RESUME rank 3 round 2047 step -: keeps', 'ORDER rank - round 1 step 2: x', 'RESUME rank",
+            ["RESUME", "ORDER"],
+        ),
+        ("assert 1 == 0", ["ALIGN", "CONSERVE", "BUDGET"]),
+    ],
+)
+def test_what_a_failure_names_goes_before_what_the_test_checks(said: str, named: list[str]) -> None:
+    case = "tests/spec/test_r4_alignment.py::test_alignment_makes_exactly_the_target_and_loses_nothing[0]"
+    printed = f">   assert ABORT rank 1 round 2\nE       {said}\n"
+    assert core_copy._list_refuted(CORE.parents[1], printed, case) == named
+
+
+def test_where_no_test_is_named_nothing_else_is_refuted() -> None:
+    assert core_copy._list_refuted(CORE.parents[1], "E   SyntaxError", "the collection of the tests") == []
+    assert core_copy._list_refuted(CORE.parents[1], "E   assert 0", "tests/core/test_errors.py::no_such_test") == []
+
+
+def test_resuming_is_judged_and_named() -> None:
+    """No stage of worlds does: the tests of two stages do."""
+    judging = [suite.name for suite in core_copy._SUITES if "RESUME" in suite.judges]
+    assert judging == ["unit", "magnitudes"]
+    finding = Finding(property="RESUME", detail="", case="")
+    stage = Stage(name="magnitudes", covered="", properties=("AS-JUDGED",), seconds=0, findings=(finding,))
+    assert compute_verdicts([stage])["RESUME"] == ("VIOLATED", "magnitudes")
+
+
 def test_a_test_that_takes_too_long_refutes_nothing(core: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (suite,) = (suite for suite in core_copy._SUITES if suite.name == "unit")
     monkeypatch.setattr(core_copy, "_SUITES", (suite,))
@@ -122,6 +169,16 @@ def test_weights_that_make_another_mean_are_named(monkeypatch: pytest.MonkeyPatc
     assert not judge.find_wrong()
     monkeypatch.setattr(Weighting, "compute_scale", lambda *_: 1.0)
     assert judge.find_wrong().endswith("make 1.5, the mean is 1.625")
+
+
+@pytest.mark.parametrize("name", ["every token counts", "a sample alone counts", "an update of one token"])
+@pytest.mark.parametrize("stage", ["exploration", pytest.param("properties", marks=pytest.mark.slow), "large"])
+def test_counts_are_not_judged_by_the_core_that_made_them(stage: str, name: str, tmp_path: Path) -> None:
+    """Checks: WEIGHT."""
+    (defect,) = (defect for defect in DEFECTS if defect.name.startswith(name))
+    core_copy._copy_repository(tmp_path, plant(defect, tmp_path / "planted"))
+    found = core_copy._run_worlds(tmp_path, stage, 0, time.monotonic() + 60)
+    assert {finding.property for finding in found.findings} == {"WEIGHT"}
 
 
 def test_what_is_no_core_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,6 +89,7 @@ def test_the_audit_refuses_another_program_around_the_model(copy: Path, file: st
     done = _audit(copy, "--here")
     assert done.returncode == 1
     assert file in done.stderr
+    assert "where that is meant, run ./audit.py --accept" in done.stderr
 
 
 def test_the_page_has_the_properties_by_their_names_and_in_their_order() -> None:

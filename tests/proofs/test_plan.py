@@ -42,7 +42,7 @@ def compare(model: Model, problems: list[Problem], thresholds: Thresholds = SHIP
 
 
 def test_the_model_plans_as_the_python_does(model: Model) -> None:
-    """Spec: R13.1 to R13.8. Checks: PLAN (the link from proof to code)."""
+    """Spec: R13.1, R13.2, R13.3, R13.4, R13.5, R13.6, R13.7, R13.8. Checks: PLAN (the link from proof to code)."""
     assert find_difference(model, range(DRAWN)) is None
 
 

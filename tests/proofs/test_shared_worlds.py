@@ -119,7 +119,7 @@ def find_shared_difference(model: Model, worlds: Sequence[SharedWorld]) -> str |
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, WORLDS, AT_ONCE))
 def test_ranks_that_draw_make_the_same_transitions_as_the_model(model: Model, first: int) -> None:
-    """Spec: R14.2 to R14.5. Checks: DEAL, ALIGN, CONSERVE, ABORT, STOP, QUOTA (the link from proof to code)."""
+    """Spec: R14.2, R14.3, R14.4, R14.5. Checks: DEAL, ALIGN, CONSERVE, ABORT, STOP, QUOTA (the link from proof to code)."""
     worlds = [run_shared_world(seed) for seed in range(first, first + AT_ONCE)]
     assert (difference := find_shared_difference(model, worlds)) is None, difference
 

@@ -275,6 +275,8 @@ def main() -> None:
     many = [[[2 * place + 1, 9], [2 * place, 9]] for place in range(150)]
     terms = {"target": 2, "due": 0, "layout": "packed", "cost": "tokens", "order": "fullest"}
     cases.append(("align", {"groups": many, **terms}))
+    equal = [[[place, 2] for place in (6, 5, 4, 3)], [[2, 4], [1, 4]], [[0, 8]]]
+    cases.append(("align", {"groups": equal, **terms, "layout": "padded"}))
     odd = {"ranks": 2, "total": 60, "drawn": 54, "window": 9}  # an odd window, of which half is enough
     cases.append(("want", {**odd, "layout": "packed", "held": [3], "carried": []}))
     cases += [("epoch", draw_padded_epoch(sizes, rng)) for sizes in SHARDS]

@@ -33,7 +33,7 @@ from odb_ref.core.exchange import combine_posts, compute_failure
 from odb_ref.core.peers import compute_digest
 from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start, resume
 from odb_ref.core.types import Mode, Sample, StepCounts
-from odb_ref.trace.check import check_traces
+from odb_ref.trace.check import Property, Violation, check_traces
 from odb_ref.trace.origin import UNKNOWN
 from tests.helpers.effort import few
 from tests.helpers.sizes import draw_size
@@ -195,14 +195,15 @@ def fill(
 def judge(plan: Plan, world: World, folder: Path, checkpoints: tuple[Checkpoint, ...]) -> list[str]:
     """What the checker of traces finds; and whether the epoch is complete."""
     paths = [folder / f"{rank}.ndjson" for rank in range(len(world.nodes))]
-    for path, node, checkpoint in zip(paths, world.nodes, checkpoints, strict=True):
-        is_new = checkpoint.start == RoundStart()
-        write_trace(path, node, UNKNOWN, None if is_new else checkpoint)
-    found = [str(item) for item in check_traces(paths).violations]
-    for node, checkpoint in zip(world.nodes, checkpoints, strict=True):
-        state, start = node.machine.state, checkpoint.start  # of R4.3: a mark a round, the last A of them
+    kept: list[Violation] = []
+    for rank, (node, checkpoint) in enumerate(zip(world.nodes, checkpoints, strict=True)):
+        state, start, is_new = node.machine.state, checkpoint.start, checkpoint.start == RoundStart()
+        write_trace(paths[rank], node, UNKNOWN, None if is_new else checkpoint)
+        # R4.3: a mark a round, the last A of them.
         if len(state.marks) != min(plan.config.max_age_rounds, len(start.marks) + state.round - start.round):
-            found.append(f"keeps {len(state.marks)} marks in round {state.round}")
+            property_ = Property.AGE if is_new else Property.RESUME
+            kept.append(Violation(property_, f"keeps {len(state.marks)} marks", rank, state.round))
+    found = [str(item) for item in (*check_traces(paths).violations, *kept)]
     kinds = {node.finish.outcome.kind if node.finish else None for node in world.nodes}
     if kinds - {OutcomeKind.COMPLETE, OutcomeKind.STOPPED}:
         found.append(f"ends with {kinds}")
@@ -229,7 +230,8 @@ def run_both(plan: Plan, folder: Path, draw: random.Random) -> list[str]:
     for rank, nodes in enumerate(zip(begun.nodes, rest.nodes, whole.nodes, strict=True)):
         first, second, one = (dict(list_taken(node)) for node in nodes)
         if first | second != one:
-            found.append(f"rank {rank}: makes other steps than if it had not stopped after {len(first)}")
+            what = f"makes other steps than if it had not stopped after {len(first)}"
+            found.append(str(Violation(Property.RESUME, what, rank)))
     return found
 
 

@@ -47,6 +47,16 @@ def test_the_fullest_groups_are_emitted_and_the_rest_is_carried_in_order() -> No
     assert _lengths(align(groups, 2, 0)[0]) == [[2, 2, 2, 2], [7]]
 
 
+def test_of_equally_full_groups_those_that_were_made_first_are_emitted() -> None:
+    """Spec: R4.1. Not those whose samples were read first."""
+    groups = compute_groups(make_shard([8, 4, 4, 2, 2, 2, 2]), 8)
+    assert _lengths(groups) == [[2, 2, 2, 2], [4, 4], [8]]
+    for target in (1, 2):
+        emitted, carried = align(groups, target, 0)
+        assert emitted == groups[:target]
+        assert set(carried) == {sample for group in groups[target:] for sample in group}
+
+
 def test_due_groups_go_before_fuller_ones() -> None:
     """Spec: R4.3, R4.1. Checks: AGE."""
     groups = compute_groups(make_shard([1, 8, 8]), 8)

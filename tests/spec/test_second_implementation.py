@@ -355,8 +355,8 @@ def test_both_make_the_same_batches(
     order: StepOrder,
     data: st.DataObject,
 ) -> None:
-    """Spec: R2, R2.1, R2.3 to R2.8, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6, R4.8, R4.9, R15.1, R15.3,
-    R15.4.
+    """Spec: R2, R2.1, R2.3, R2.4, R2.5, R2.6, R2.7, R2.8, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6, R4.8, R4.9.
+    Spec: R15.1, R15.3, R15.4.
 
     Checks: REPLAY, ORDER, BUDGET, SIZES.
     """

@@ -92,8 +92,9 @@ def test_each_kind_of_problem_is_found(tool: ModuleType, read: Any) -> None:
     assert "unknown property: WISH" in find(models=lambda models: models.update({"WISH": ["x.cfg"]}))
 
 
-def test_ranges_of_rules_are_expanded(tool: ModuleType) -> None:
-    """As docstrings write them."""
-    assert tool.expand_rules("R5.3, R7.2 to R7.4") == {"R5.3", "R7.2", "R7.3", "R7.4"}
-    assert tool.expand_rules("R5 to R7") == {"R5", "R6", "R7"}
-    assert tool.expand_rules("I1 to I3") == {"I1", "I2", "I3"}
+@pytest.mark.parametrize("text", ["Spec: R5.3, R7.2 to R7.4.", "Spec: R5.3,\n    R7.2.", "Why. Spec:\n    R5.3."])
+def test_what_a_search_for_a_rule_does_not_find_is_a_problem(tool: ModuleType, read: Any, text: str) -> None:
+    """`CONTRIBUTING.md` names that search."""
+    sources = copy.deepcopy(read)
+    sources.code.append(tool._claim("somewhere.compute", text))
+    assert "somewhere.compute: `Spec:` and each rule it names stand on one line" in tool.find_problems(sources)

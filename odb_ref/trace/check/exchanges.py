@@ -1,4 +1,4 @@
-"""Checks that every answer of an exchange is the combination of the posts of all ranks. Spec: R6.2 to R6.4."""
+"""Checks that every answer of an exchange is the combination of the posts of all ranks. Spec: R6.2, R6.3, R6.4."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from odb_sim.inputs.rules import get_instance
 class Bounds(Terms):
     """A small world. ``lengths`` holds, for each rank, the token counts of its samples in sampler order.
 
+    All tokens of a sample carry loss, or all but one, or none, or one.
     With ``limits``, a sample uses 0 to 2 of each further resource. ``failures``, ``stops`` and ``losses`` bound how
     many reads or collations fail, how many consumers leave early and how many processes are killed. ``lost_loaders`` bounds
     how many processes that read and collate are lost, each at any time; its rank then fails. A read is answered whole, or
@@ -137,7 +138,7 @@ class Bounds(Terms):
                 id=number,
                 position=position,
                 length=length,
-                supervised=length - position % 2,
+                supervised=(length, length - 1, 0, 1)[position % 4],
                 costs=tuple((position + i) % 3 for i in range(len(self.limits))),
             )
             for position, (number, length) in enumerate(enumerate(self.lengths[rank], first))

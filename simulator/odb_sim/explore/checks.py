@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations, groupby
 from operator import attrgetter, gt
@@ -20,11 +20,12 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind, PostOffer
 from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase
-from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Step, StepCounts, compute_counts
+from odb_ref.core.types import Group, Mode, Step, StepCounts
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import ExploredRank
 from odb_sim.explore.updates import check_steps_of_updates, check_whole_updates
 from odb_sim.explore.violation import Breach
+from odb_sim.explore.weights import check_counts
 
 _Budgets = tuple[tuple[int, int], ...]
 """The budgets that came into force, each with its first round. They are the only agreed values that may depend on timing."""
@@ -375,7 +376,7 @@ def _check_complete(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
         raise Breach("ALIGN", f"the ranks take {taken} steps")
     if taken[0] != ranks[0].state.planned_steps:
         raise Breach("COVER", f"the consumers take {taken[0]} steps of {ranks[0].state.planned_steps}")
-    _check_counts(bounds, ranks)
+    check_counts(bounds, ranks)
     if bounds.update_samples is not None:
         check_whole_updates(bounds, ranks)
     elif bounds.mode is Mode.QUOTA:
@@ -388,19 +389,6 @@ def _check_drawn(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
     good = sorted(set(range(bounds.total_samples)) - set(bounds.bad))
     if len(set(drawn)) < len(drawn) or (bounds.mode is Mode.JOIN and drawn != good):
         raise Breach("DEAL", f"of {bounds.total_samples} places the ranks draw {drawn}")
-
-
-def _check_counts(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
-    """Checks that every step's global counts are the sums over the ranks, and that some rank has a sample in it."""
-    for number, steps in enumerate(zip(*(rank.taken for rank in ranks), strict=True)):
-        counts = sum((compute_counts(step.group) for step in steps), ZERO_COUNTS)
-        samples = [sample for step in steps for sample in step.group]
-        used = tuple(sum(sample.costs[place] for sample in samples) for place in range(len(bounds.limits)))
-        counts = replace(counts, costs=used)
-        if any(step.global_counts != counts for step in steps):
-            raise Breach("WEIGHT", f"step {number} holds {counts}, the ranks are told {steps[0].global_counts}")
-        if not counts.samples:
-            raise Breach("TERM", f"step {number} is idle on every rank")
 
 
 def _check_quota(bounds: Bounds, ranks: Sequence[ExploredRank], is_dry: bool) -> None:

@@ -6,6 +6,7 @@ stage whose tool or files are missing is skipped, with the reason.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -40,17 +41,25 @@ NOT_OF_THE_CORE: Final = (
 _ROOT: Final = Path(odb_ref.__file__).parents[1]
 _COPIED: Final = ("odb_ref", "simulator", "tests", "spec", "examples", "pyproject.toml")
 _IGNORED: Final = shutil.ignore_patterns("__pycache__", "*.pyc", ".hypothesis")
+_ID: Final = "[A-Z]{3,}(?:-[A-Z]+)*"
+_VIOLATED: Final = re.compile(
+    rf"(?:Violation\(property=<Property\.|InvariantError: (?:I\d+: )?)({_ID})\b|\b({_ID}) rank \S+ round"
+)
+"""How the checker of traces and the core's invariants name what is violated."""
 _MODEL: Final = Path("proofs/extracted/model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Suite:
-    """A stage that runs tests. ``property`` is violated if one fails; ``needs`` is a file without which they cannot run."""
+    """A stage that runs tests. ``property`` is violated if one fails; ``judges`` lists the properties that only tests judge,
+    and ``needs`` is a file without which they cannot run.
+    """
 
     name: str
     property: str
     says: str
     tests: tuple[str, ...]
+    judges: tuple[str, ...] = ()
     needs: Path | None = None
 
 
@@ -66,12 +75,14 @@ _SUITES: Final = (
             "tests/spec/test_invariants.py",
             "tests/spec/test_properties.py",
         ),
+        judges=("RESUME",),
     ),
     _Suite(
         name="magnitudes",
         property="AS-JUDGED",
         says="the checker accepts worlds of all magnitudes and their rests: to 100 ranks, 12 limits, round 65,536",
         tests=("tests/spec/test_magnitudes.py",),
+        judges=("RESUME",),
     ),
     _Suite(
         name="second",
@@ -194,7 +205,7 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
             name=suite.name,
             covered=covered,
             ranges=suite.says,
-            properties=(suite.property,),
+            properties=(suite.property, *suite.judges),
             seconds=time.perf_counter() - began,
             findings=findings,
             skipped=skipped,
@@ -234,7 +245,24 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
     detail, case = _read_failure(done.stdout, done.stderr)
     if "Timeout (>" in detail:  # the machine is busy or the core is slow, neither of which is wrong
         return end(covered, skipped=f"{case} did not end in {_TEST_S} s")
-    return end(covered, findings=(Finding(property=suite.property, detail=detail, case=case),))
+    finding = Finding(property=suite.property, detail=detail, case=case)
+    told = f"shown by what refutes {suite.property}"
+    named = (replace(finding, property=name, detail=told) for name in _list_refuted(work, done.stdout, case))
+    return end(covered, findings=(finding, *named))
+
+
+def _list_refuted(work: Path, printed: str, case: str) -> list[str]:
+    """Returns the properties that a failing test refutes: those that its failure names, or else all that it checks."""
+    said = " ".join(line for line in printed.splitlines() if re.match(r"E\s", line))
+    if named := [one or other for one, other in _VIOLATED.findall(said)]:
+        return list(dict.fromkeys(named))
+    path, _, test = case.partition("::")
+    if not (work / path).is_file():
+        return []
+    nodes = ast.walk(ast.parse((work / path).read_text(encoding="utf-8")))
+    tests = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == test.partition("[")[0])
+    checked = re.search(rf"Checks:\s+({_ID}(?:,\s+{_ID})*)", next(map(ast.get_docstring, tests), None) or "")
+    return re.findall(_ID, checked[1]) if checked else []
 
 
 def _read_failure(printed: str, errors: str) -> tuple[str, str]:

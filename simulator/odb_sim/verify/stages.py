@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from odb_ref.core.batching.cost import TOKENS, get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
@@ -28,10 +30,10 @@ from odb_sim.explore.scenario import Scenario, compute_scenario, decode_scenario
 from odb_sim.explore.search import explore
 from odb_sim.explore.suites import SMALL
 from odb_sim.explore.violation import name_property
+from odb_sim.explore.weights import WeightJudge
 from odb_sim.inputs.lengths import load_lengths
-from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.runs import Driver, Run, run
-from odb_sim.verify.weights import WeightJudge
 
 OF_THE_RULE: Final = ("RULE-BOUNDS", "RULE-PURE", "RULE-NAME")
 OF_THE_WORLD: Final = (
@@ -39,7 +41,7 @@ OF_THE_WORLD: Final = (
     *("RELEASE", "STOP", "BUDGET", "FEWEST", "AGE", "WEIGHT", "REPLAY"),
 )
 PROPERTIES: Final = (*OF_THE_RULE, *OF_THE_WORLD)
-"""All properties that are judged. RESUME is not among them, because nothing in a checkpoint depends on a pure rule."""
+"""All properties judged of a rule. RESUME is not among them, because nothing in a checkpoint depends on a pure rule."""
 
 WORLDS: Final = 150
 TRACES: Final = ("azure_llm_2023_conv", "gsm8k", "mm_mix_real")
@@ -54,7 +56,7 @@ MOST_STATES: Final = 150_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A property that does not hold, and the smallest case that shows it."""
+    """A property that does not hold, and a case that shows it: the smallest found for a rule, the first for a core."""
 
     property: str
     detail: str
@@ -308,8 +310,9 @@ def make_large_run(draw: random.Random, rules: Sequence[TargetRule]) -> Run:
     mean, budget = lengths.tokens.mean(), draw.choice((1.3, 3, 12, 400))
     mode = draw.choice((Mode.JOIN, Mode.JOIN, Mode.QUOTA))
     changes = draw.choice((None, None, draw.uniform(0.2, 0.9)))
+    workload = build_workload(lengths, ranks=ranks, sharding=sharding, samples=samples, seed=draw.getrandbits(20))
     return Run(
-        workload=build_workload(lengths, ranks=ranks, sharding=sharding, samples=samples, seed=draw.getrandbits(20)),
+        workload=_choose_labels(draw.getrandbits(20), workload, window),
         policy="odb",
         rule=draw.choice(rules),
         budget_tokens=max(1, int(budget * mean)),
@@ -328,6 +331,18 @@ def make_large_run(draw: random.Random, rules: Sequence[TargetRule]) -> Run:
         order_seed=draw.getrandbits(30),
         driver=Driver.EVENTS,
     )
+
+
+def _choose_labels(seed: int, workload: Workload, window: int) -> Workload:
+    """Returns the workload as it is, or with loss on one token of half of the samples, or of one for each window of all ranks.
+
+    Groups, steps and updates then count none, or one.
+    """
+    rng = np.random.default_rng(seed)
+    share = (1.0, 1.0, 0.5, 1 / (window * workload.ranks))[rng.integers(4)]
+    if share == 1.0:
+        return workload
+    return replace(workload, supervised_tokens=(rng.random(workload.samples_total) < share).astype(np.int64))
 
 
 def list_runs(rule: TargetRule, seed: int) -> list[Run]:

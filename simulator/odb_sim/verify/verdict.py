@@ -150,7 +150,7 @@ def compute_verdicts(stages: Sequence[Stage]) -> dict[str, tuple[str, str]]:
     "Holds" applies only as far as those stages looked. A stage that has found something has not looked at everything.
     """
     verdicts: dict[str, tuple[str, str]] = {}
-    spoken_of = (name for stage in stages for name in stage.properties)
+    spoken_of = (name for stage in stages for name in (*stage.properties, *(item.property for item in stage.findings)))
     for name in dict.fromkeys((*PROPERTIES, *spoken_of)):
         refuting = [stage.name for stage in stages if any(item.property == name for item in stage.findings)]
         resting = [stage.name for stage in stages if name in stage.properties and not (stage.findings or stage.skipped)]

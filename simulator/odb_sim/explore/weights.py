@@ -1,7 +1,8 @@
-"""Checks by definition whether the weights of a run's steps make the requested mean (WEIGHT).
+"""Checks by definition the counts of steps, and whether the weights made from them give the requested mean (WEIGHT).
 
-Each sample has its own loss, the same for every token that carries loss. The losses of all batches of an update, weighted,
-added up and averaged over ranks as a trainer does, must equal the mean over those tokens, or over samples.
+Counts are summed here from the samples' own fields, not by the core. Each sample has its own loss, the same for every token
+that carries loss. The losses of all batches of an update, weighted, added up and averaged over ranks as a trainer does, must
+equal the mean over those tokens, or over samples.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from itertools import product
 from math import isclose
 from typing import Final
@@ -19,9 +21,12 @@ from odb_ref.core.effects import Deliver, Effect
 from odb_ref.core.events import Event
 from odb_ref.core.resume import Resumed
 from odb_ref.core.types import ZERO_COUNTS, Group, Step, StepCounts
+from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.rank import ExploredRank
+from odb_sim.explore.violation import Breach
 
 _MOST_STEPS: Final = 1_000
-"""The most steps of an update; half of all updates have fewer than 32."""
+"""The most steps of an update, if there are that many; half of all updates have at most its square root."""
 _KINDS: Final = tuple(product((LossScaling.EXACT, LossScaling.SAMPLES), LossReduction, (False, True)))
 
 
@@ -42,23 +47,55 @@ class WeightJudge:
                 self._steps[effect.step.number].append(effect.step)
 
     def find_wrong(self) -> str:
-        """Returns a description of the first update with wrong weights, or an empty text. Updates have random numbers of steps
-        and different weightings.
-        """
-        draw = random.Random(len(self._steps))
-        steps = [held for _, held in sorted(self._steps.items()) if len(held) == self._ranks]
-        begin = number = 0
-        while begin < len(steps):
-            size = int(_MOST_STEPS ** draw.random())
-            scaling, reduction, is_divided = _KINDS[number % len(_KINDS)]
-            update = steps[begin : begin + size]
+        """Returns a description of the first update with wrong weights, or an empty text."""
+        return _find_wrong([held for _, held in sorted(self._steps.items()) if len(held) == self._ranks], self._ranks)
+
+
+def check_counts(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
+    """Checks that every step's global counts are the sums over the ranks, that some rank has a sample in it, and its weights.
+
+    Raises: Breach.
+    """
+    steps = tuple(zip(*(rank.taken for rank in ranks), strict=True))
+    for number, held in enumerate(steps):
+        samples = [sample for step in held for sample in step.group]
+        counts = StepCounts(
+            len(samples),
+            sum(sample.length for sample in samples),
+            sum(sample.supervised for sample in samples),
+            tuple(sum(sample.costs[place] for sample in samples) for place in range(len(bounds.limits))),
+        )
+        if any(step.global_counts != counts for step in held):
+            raise Breach("WEIGHT", f"step {number} holds {counts}, the ranks are told {held[0].global_counts}")
+        if not counts.samples:
+            raise Breach("TERM", f"step {number} is idle on every rank")
+    if wrong := _find_wrong_once(steps):
+        raise Breach("WEIGHT", wrong)
+
+
+@lru_cache(maxsize=1_000)
+def _find_wrong_once(steps: tuple[tuple[Step, ...], ...]) -> str:
+    """Returns `_find_wrong`, cached because most schedules of a world end with the same steps."""
+    return _find_wrong(steps, len(steps[0])) if steps else ""
+
+
+def _find_wrong(steps: Sequence[Sequence[Step]], ranks: int) -> str:
+    """Returns a description of the first update with wrong weights, or an empty text. Updates have random numbers of steps, and
+    each is weighted in every way.
+    """
+    draw = random.Random(len(steps))
+    begin = 0
+    while begin < len(steps):
+        size = int(min(_MOST_STEPS, len(steps)) ** draw.random())
+        update = steps[begin : begin + size]
+        for scaling, reduction, is_divided in _KINDS:
             weighting = Weighting(
                 scaling=scaling, reduction=reduction, accumulation_steps=len(update), is_divided_by_steps=is_divided
             )
-            if wrong := _describe_wrong(weighting, update, self._ranks):
+            if wrong := _describe_wrong(weighting, update, ranks):
                 return wrong
-            begin, number = begin + size, number + 1
-        return ""
+        begin += size
+    return ""
 
 
 def _describe_wrong(weighting: Weighting, update: Sequence[Sequence[Step]], ranks: int) -> str:
