@@ -94,7 +94,7 @@ Proof.
   rewrite C. apply sort_length_ascending.
 Qed.
 
-(** ** FEWEST, part 1: a partition that fits is no smaller than some cut of the sorted samples into runs that fit
+(** ** FEWEST, part 1: runs of the sorted samples need no more groups than any partition that fits
 
     For tokens alone, without further limits. A counting argument: [count_ge t l] samples of [l] have at least [t] tokens. A group that
     holds a sample at least as long as the longest one left can be replaced by the same number of the longest samples left. *)

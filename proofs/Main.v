@@ -63,8 +63,8 @@ Theorem QUOTA : forall s r q, reached s -> r < W -> q < W -> has_ended s r -> ha
   outcome s q = Some Complete /\ length (steps s q) = length (steps s r) /\ closes_in_time W cfg input s r.
 Proof. exact (with_losses_quota_ranks_close_at_the_same_first_step W cfg depth input ok). Qed.
 
-(** Whatever processes are gone, one of three things holds: something can go on by itself, or the loader of every process that
-    lives is done, or such a loader delivers to a trainer inside a step that never ends. *)
+(** Whatever processes are gone, either something can go on by itself, or the loader of every process that lives is done or delivers
+    to a trainer inside a step that never ends. *)
 Theorem FREE : (forall r, r < W -> 1 <= depth r) -> forall gone s, reached s ->
   goes_on W cfg depth input gone s \/
   forall r, r < W -> gone r = false ->
