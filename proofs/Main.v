@@ -304,9 +304,9 @@ Notation is_unit T key p g := (exists k, In k (units_in_plan T key p) /\ Permuta
 (** Known lengths, packed or padded, on any terms. Samples stay on their ranks, are dealt out, or have keys that are dealt out. Each sample is
     in exactly one micro-batch, on its own rank if samples stay. Each micro-batch keeps the budget and the limits, except for a unit by itself
     if the terms allow one. Every rank has the same number of micro-batches, which meets the terms. An empty one exists only on a rank none of
-    whose micro-batches has two units. Samples of one key are together. A plan is refused only for one of three reasons that the terms allow.
-    Settling ends: no micro-batch can give anything any more or, if a given cost is enough, all have it or cannot. Both bisections of a padded
-    division end too. *)
+    whose micro-batches has two units. Samples of one key are together. A plan is refused only under terms that allow one of the three reasons.
+    Settling ends: no micro-batch may give anything any more or, given a cost that is enough for all, none exceeds it or the next finds no
+    exchange. Both bisections of a padded division end too. *)
 Theorem PLAN : (forall T key p rows, terms_ok T -> problem_ok p -> plan_of T key p = Some rows ->
   (Permutation (concat (concat rows)) (asked_of p) /\
     forall own, p = Stay own -> Forall2 (fun mine row => Permutation (concat row) mine) own rows) /\

@@ -126,7 +126,7 @@ Proof.
   unfold target in *. rewrite join in *. simpl in *. destruct (_ || _) in *; [contradiction|lia].
 Qed.
 
-(** Of rank [r]'s places, every W-th of the common order: how many lie before update [u] of n, and how many belong to [u] (R16.2). *)
+(** Rank [r] has every W-th place of the common order: how many of its places lie before update [u] of n, and how many belong to [u] (R16.2). *)
 Definition places_before (W n r u : nat) : nat := Nat.div (u * n + (W - 1 - r)) W.
 Definition share (W n r u : nat) : nat := places_before W n r (S u) - places_before W n r u.
 
