@@ -314,7 +314,8 @@ Proof.
     cbn [length] in *. nia.
 Qed.
 
-(** Best fit may use more rows than needed: under a budget of 8 it packs 4 with 3, 3 with 2 and 2, and 2 alone, but 4, 2, 2 and 3, 3, 2 are enough. *)
+(** Best fit may use more rows than needed: under a budget of 8 it packs 4 with 3, then 3 with 2 and 2, and 2 alone. But 4, 2, 2 and
+    3, 3, 2 are enough. *)
 Definition six : list sample :=
   map (fun '(p, l) => mkSample p p l l []) [(0, 4); (1, 3); (2, 3); (3, 2); (4, 2); (5, 2)].
 
