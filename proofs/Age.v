@@ -125,7 +125,7 @@ Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 Notation quota_met := (Facts.quota_met cfg).
 
-(** An agreement that is good and leaves samples to plan is sane. *)
+(** An agreement that is good, holds no stop and leaves samples to plan is sane. *)
 Definition sane_entry (p : list msg * result) : Prop :=
   match snd p with Agreed a => is_bad a = false -> o_stop_rank a = None -> o_samples_max a <> 0 -> sane a | _ => True end.
 

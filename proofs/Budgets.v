@@ -1,4 +1,5 @@
-(** Budgets that change (R15): which budget bounds the groups of a round on each rank, whatever each rank accepts, and when. Spec: R15.1, R15.3.
+(** Budgets that change (R15): which budget bounds the groups of a round on each rank, whatever each rank accepts, and when. Spec: R15.1,
+    R15.3.
 
     The budget under which a rank begins, and the budget that it accepts when it makes an offer, are arbitrary functions of rank and round.
     What a rank is told between two offers has no effect before the second of them. The differential tests turn what was told into such

@@ -71,7 +71,8 @@ Notation whole := (Facts.whole cfg).
 
 (** Events that happen without a failure, a consumer that leaves, or an urge. *)
 Definition unurged (l : label) : Prop := match l with LRank _ (ConsumerStopped | LocalFailed _ | Urged) => False | _ => True end.
-(** The process that reads and collates for a failed rank may be gone, so its reads and collations may never happen. A draw comes with sums. *)
+(** The process that reads and collates for a failed rank may be gone, so its reads and collations may never happen. A draw comes with
+    sums. *)
 Definition served (s : sys) (l : label) : Prop := match l with
   | LRank r (SamplesRead _ _ _ | Collated) => failure (rank_of s r) = None
   | LDrawn r _ _ => at_phase (rank_of s r) = COUNT

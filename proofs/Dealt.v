@@ -1,5 +1,5 @@
-(** UPDATE if ranks share an order (R16.4): each update is dealt out, in any parts. So a rank draws its part of update [u] for round [u], and
-    trains on it in that round. Spec: R14, R16. *)
+(** UPDATE if ranks share an order (R16.4): each update is dealt out, in any parts. So a rank draws its part of update [u] for round [u],
+    and trains on it in that round. Spec: R14, R16. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Rules Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Rounds Instance Loss Shards Drawing Job Updates.
 Import ListNotations.

@@ -247,7 +247,8 @@ Proof.
   destruct (failure (rank_of s r)); [discriminate|easy].
 Qed.
 
-(** ABORT, STOP: a rank's offer states whether the rank has failed, and whether its consumer has stopped and after how many steps. *)
+(** ABORT, STOP: the offer of a failed rank states the failure. If its consumer has stopped, the offer states that, and after how many
+    steps. *)
 Theorem an_offer_says_what_befell_its_rank : forall c r d s e t, transition c r d s e = Some t -> at_phase s <> OFFER -> at_phase t = OFFER ->
   exists o, posted t = Some (MOffer o) /\ (failure t <> None -> o_failed o = Some r) /\
     (stopped t = true -> o_stop_rank o = Some r /\ o_stop_step o = Some (length (taken t))).

@@ -193,7 +193,8 @@ Proof.
       apply Bool.negb_true_iff, Bool.orb_false_iff. split; [apply Bool.orb_false_iff; split; apply Nat.ltb_ge; simpl in *; lia|reflexivity].
 Qed.
 
-(** With a further limit this fails: amounts 2, 3, 2 and 1, by rising length, fit two groups under a limit of 4, but the sweep makes three. *)
+(** With a further limit this fails: amounts 2, 3, 2 and 1, by rising length, fit two groups under a limit of 4, but the sweep makes
+    three. *)
 Theorem with_limits_the_sweep_may_use_more_groups_than_needed : exists b limits w P,
   Permutation (concat P) w /\ Forall (fits b b limits) P /\ length P < length (compute_groups b b limits w).
 Proof.

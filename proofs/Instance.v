@@ -18,7 +18,8 @@ Definition limits_of (whole : nat) (limits : list nat) (b : option nat) : list n
 (** What a rank accepts, as it offers it: [None] if that is no less than the largest budget (R15.2). *)
 Definition offered (whole tokens : nat) : option nat := if tokens <? whole then Some tokens else None.
 
-(** A rank that reads on keeps a group back if some group has less than half of the budget in force, so that the next window can fill it (R3.1). *)
+(** A rank that reads on keeps a group back if some group has less than half of the budget in force, so that the next window can fill it
+    (R3.1). *)
 Definition keeps_one (l : layout) (whole : nat) (b : option nat) (gs : list group) : bool :=
   existsb (fun g => 2 * tokens_of (gauge_of l tokens_cost) g <? budget_of whole b) gs.
 

@@ -516,7 +516,8 @@ Qed.
 Definition place_of (s : shared_sys) (r : nat) (x : sample) : nat := nth (pos x) (places s r) 0.
 Definition planned_places (s : shared_sys) (r : nat) : list nat := map (place_of s r) (samples_of (steps_of (rank_of (base s) r))).
 
-(** TERM: no schedule is longer than the bound for shards of their own with the same number of samples, plus a beginning and a loss for each rank. *)
+(** TERM: no schedule is longer than the bound for shards of their own with the same number of samples, plus a beginning and a loss for
+    each rank. *)
 Theorem with_shared_shards_every_schedule_ends_within_the_bound : forall n s, shared_run n s ->
   n <= 2 * total + 2 + W * (6 * total + 7) + total + W + W.
 Proof.

@@ -100,8 +100,8 @@ Notation all := (fun _ : nat => one).
 Theorem ranks_with_the_shipped_configuration_meet_every_assumption : setting_ok W all.
 Proof. constructor; auto. intros r _. apply the_shipped_configuration_meets_every_assumption; assumption. Qed.
 
-(** The budget in force on a rank in a round (R15.1). In the first round it is the smaller of the whole budget and what the rank accepts when
-    it begins. Afterwards it is the least of the whole and of what any rank accepted when it offered in the round before. *)
+(** The budget in force on a rank in a round (R15.1). In the first round it is the smaller of the whole budget and what the rank accepts
+    when it begins. Afterwards it is the least of the whole and of what any rank accepted when it offered in the round before. *)
 Definition least_of (k : nat) : nat := fold_right Nat.min whole (map (fun q => accepts q k) (seq 0 W)).
 Definition budget_in_force (r k : nat) : nat := match k with 0 => Nat.min (first r) whole | S j => least_of j end.
 Definition limits_in_force (r k : nat) : list nat :=

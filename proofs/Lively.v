@@ -44,8 +44,8 @@ Proof.
   destruct B as [b B]. eexists. apply SharedBegins with (b := b); assumption.
 Qed.
 
-(** If the system whose input is what the ranks have drawn can do something, so can the job: the same, or else a read by the rank in question,
-    or a result with the draw that belongs to it. *)
+(** If the system whose input is what the ranks have drawn can do something, so can the job: the same, or else a read by the rank in
+    question, or a result with the draw that belongs to it. *)
 Lemma the_job_goes_on : forall (P : label -> Prop) s l b, shared_reachable s -> step s (base s) l b -> P l ->
   match l with LRank r _ | LDrawn r _ _ => is_lost (rank_of (base s) r) = false | _ => True end ->
   match l with LRank r (SamplesRead _ _ _) => failure (rank_of (base s) r) = None | LDrawn r _ _ => at_phase (rank_of (base s) r) = COUNT | _ => True end ->
@@ -106,8 +106,8 @@ Proof.
     exact (Count r cs t Hr eq_refl Bg Ph Pe Ex E).
 Qed.
 
-(** FREE, whatever processes are gone: something goes on, possibly a driver that tells its rank of a loss, or the loader of every live process
-    is done or delivers to a trainer inside a step that never ends. *)
+(** FREE, whatever processes are gone: something goes on, possibly a driver that tells its rank of a loss, or the loader of every live
+    process is done or delivers to a trainer inside a step that never ends. *)
 Theorem with_shared_shards_every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends : forall gone s, shared_reachable s ->
   goes_on (fun l => by_itself W (base s) l /\ lives W gone (base s) l /\ match l with LTrained r => ~ never_ends W gone (base s) r | _ => True end) s \/
   (exists r, is_to_be_told W gone (base s) r) \/

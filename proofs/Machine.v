@@ -304,7 +304,8 @@ Inductive event :=
 | LocalFailed (cause : nat)
 | Urged.
 
-(** A read may report a full window (R2.3, R5.1) if the window holds a sample, less was read than was wanted, and the source has not ended. *)
+(** A read may report a full window (R2.3, R5.1) if the window holds a sample, less was read than was wanted, and the source has not
+    ended. *)
 Definition may_be_full (xs : list sample) (en : bool) (s : state) : bool :=
   negb en && negb (ended s) && (length xs <? wanted s) && negb (is_nil (window s ++ xs)).
 

@@ -80,8 +80,8 @@ Proof.
   split; [exact (every_schedule_with_losses_ends_within_the_bound W cfg depth input ok)|exact (steps_rounds_and_exchanges_are_bounded W cfg depth input ok)].
 Qed.
 
-(** When a rank fails in a round, every rank that is not lost ends in that round or the next, and all end alike. The outcome names a
-    rank that did fail and its cause. Another outcome is possible only in a round for which the rank had posted its offer before it failed. *)
+(** When a rank fails in a round, every rank that is not lost ends in that round or the next, and all end alike. The outcome names a rank
+    that did fail and its cause. Another outcome is possible only in a round for which the rank had posted its offer before it failed. *)
 Theorem ABORT : forall s n t r q, reached s -> leads_on s n t -> r < W -> q < W ->
   failure (rank_of s r) <> None -> is_ending (rank_of s r) = false -> has_ended t q -> is_alive t q ->
   (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
@@ -224,15 +224,17 @@ Proof. exact the_steps_of_the_system_train_on_the_global_mean. Qed.
 Notation one_begins_the_other a b := (is_prefix a b \/ is_prefix b a).
 
 (** Take two runs with one configuration and one input, whose sources answer alike ([reader] says when they end and how much a window has
-    room for). Whatever the schedules, the depths and the failures, the steps that a rank plans in one run begin those it plans in the other. *)
+    room for). Whatever the schedules, the depths and the failures, the steps that a rank plans in one run begin those it plans in the
+    other. *)
 Theorem REPLAY : forall W c src input, setting_ok W (fun _ => c) ->
   forall d d' s s' r, lossy_replays W c src input d s -> lossy_replays W c src input d' s' -> r < W ->
   one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r)).
 Proof. exact with_losses_the_steps_planned_do_not_depend_on_the_schedule. Qed.
 
-(** The shipped machine, in either layout, any order, with any cost, under budgets that may change ([ships_updates]). An update has n samples,
-    n at least W, and each rank reads every W-th place of the common order. Update u holds only samples at the places from u n up to (u + 1) n.
-    Once a rank is past update u, it has planned all its samples at these places. Once all ranks are, they have planned each place once. *)
+(** The shipped machine, in either layout, any order, with any cost, under budgets that may change ([ships_updates]). An update has n
+    samples, n at least W, and each rank reads every W-th place of the common order. Update u holds only samples at the places from u n up
+    to (u + 1) n. Once a rank is past update u, it has planned all its samples at these places. Once all ranks are, they have planned each
+    place once. *)
 Theorem UPDATE : forall W n cfg depth input, 1 <= W -> W <= n -> ships_updates W n cfg ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall s, lossy_reachable W cfg depth input s ->
@@ -248,9 +250,9 @@ Proof.
   - intros total u T. exact (an_update_holds_exactly_what_lies_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh total T s u R).
 Qed.
 
-(** The same if ranks share the order and each update is dealt by load, in portions. In update u a rank plans only what it draws of update u.
-    Once it is past the update, it has planned all of that. Once all ranks are, they have planned each place of the update once. Step j is
-    the same step on all ranks. *)
+(** The same if ranks share the order and each update is dealt by load, in portions. In update u a rank plans only what it draws of update
+    u. Once it is past the update, it has planned all of that. Once all ranks are, they have planned each place of the update once. Step j
+    is the same step on all ranks. *)
 Theorem UPDATE_DEALT : forall W n total cfg depth order told wish, 1 <= W -> W <= n -> ships_updates W n cfg ->
   (forall d, Forall (fun loads => length loads = W) (told d) /\ (length (told d) = 1 \/ 1 <= length (told d) /\ 3 * W <= n)) ->
   (forall r k d w, r < W -> 1 <= wish r k d w []) ->
@@ -285,7 +287,8 @@ Proof.
   intros A order trained left d s. exact (over_any_number_of_ranks_each_item_is_planned_exactly_once A order trained left W c src input d s).
 Qed.
 
-(** With shared shards no place of the common order is in two steps of the job. When all ranks are COMPLETE in join mode, each place is in one. *)
+(** With shared shards no place of the common order is in two steps of the job. When all ranks are COMPLETE in join mode, each place is in
+    one. *)
 Theorem DEAL : forall W total cfg depth order is_packed s, setting_ok W cfg ->
   shared_reachable W total cfg depth order (deal_in_turn W total) (wish_by_tokens W total is_packed cfg) s ->
   NoDup (concat (map (planned_places s) (seq 0 W))) /\
@@ -301,12 +304,12 @@ Qed.
 
 Notation is_unit T key p g := (exists k, In k (units_in_plan T key p) /\ Permutation g k).
 
-(** Known lengths, packed or padded, on any terms. Samples stay on their ranks, are dealt out, or have keys that are dealt out. Each sample is
-    in exactly one micro-batch, on its own rank if samples stay. Each micro-batch keeps the budget and the limits, except for a unit by itself
-    if the terms allow one. Every rank has the same number of micro-batches, which meets the terms. An empty one exists only on a rank none of
-    whose micro-batches has two units. Samples of one key are together. A plan is refused only under terms that allow one of the three reasons.
-    Settling ends: no micro-batch may give anything any more or, given a cost that is enough for all, none exceeds it or the next finds no
-    exchange. Both bisections of a padded division end too. *)
+(** Known lengths, packed or padded, on any terms. Samples stay on their ranks, are dealt out, or have keys that are dealt out. Each
+    sample is in exactly one micro-batch, on its own rank if samples stay. Each micro-batch keeps the budget and the limits, except for a
+    unit by itself if the terms allow one. Every rank has the same number of micro-batches, which meets the terms. An empty one exists
+    only on a rank none of whose micro-batches has two units. Samples of one key are together. A plan is refused only under terms that
+    allow one of the three reasons. Settling ends: no micro-batch may give anything any more or, given a cost that is enough for all, none
+    exceeds it or the next finds no exchange. Both bisections of a padded division end too. *)
 Theorem PLAN : (forall T key p rows, terms_ok T -> problem_ok p -> plan_of T key p = Some rows ->
   (Permutation (concat (concat rows)) (asked_of p) /\
     forall own, p = Stay own -> Forall2 (fun mine row => Permutation (concat row) mine) own rows) /\

@@ -26,7 +26,8 @@ Variable T : terms.
 
 Notation limits := (t_limits T).
 
-(** Samples as one unit with number [n]. In [costs], its use of each limit is followed by its cost, row by row, and its number of samples. *)
+(** Samples as one unit with number [n]. In [costs], its use of each limit is followed by its cost, row by row, and its number of samples.
+    *)
 Definition unit_of (n : nat) (g : group) : sample :=
   mkSample n n (if t_is_padded T then longest g else total g) 0
     (map (fun r => used r g) (seq 0 (length limits)) ++ [row_cost (t_of T) g; length g]).
@@ -119,8 +120,8 @@ Definition plan_of (T : terms) (key : sample -> nat) (p : problem) : option (lis
 
 (** ** What every plan keeps *)
 
-(** At least one cheapest micro-batch is considered, the multiple is at least 1, and a sample with a token costs something. Each sample has a
-    token. *)
+(** At least one cheapest micro-batch is considered, the multiple is at least 1, and a sample with a token costs something. Each sample
+    has a token. *)
 Definition terms_ok (T : terms) : Prop := 1 <= t_near T /\ 1 <= t_multiple T /\ forall n, 1 <= n -> 1 <= t_of T n.
 
 Definition samples_ok (l : list sample) : Prop := Forall (fun x => 1 <= len x) l.
@@ -234,7 +235,8 @@ Proof.
   simpl. split; [lia|]. destruct (t_is_padded T); lia.
 Qed.
 
-(** A micro-batch of a plan of the units [gs]: within the budget and the limits or, if the terms allow, a unit too large for them by itself. *)
+(** A micro-batch of a plan of the units [gs]: within the budget and the limits or, if the terms allow, a unit too large for them by
+    itself. *)
 Definition batch_ok (gs : list group) (g : group) : Prop :=
   room g = true \/ t_is_alone T = true /\ room g = false /\ exists k, In k gs /\ Permutation g k.
 
@@ -519,8 +521,8 @@ Proof.
   - intros I. eapply Forall_impl; [|exact (E I)]. intros g [Z|[k [Ik P]]]; [left; exact Z|right]. eauto.
 Qed.
 
-(** A plan has each sample once, on its own rank if samples stay. Each rank has the same number of micro-batches, which meets the terms. None
-    exceeds the budget or a limit, except a unit by itself. One is empty only if its rank has none with two units. *)
+(** A plan has each sample once, on its own rank if samples stay. Each rank has the same number of micro-batches, which meets the terms.
+    None exceeds the budget or a limit, except a unit by itself. One is empty only if its rank has none with two units. *)
 Theorem a_plan_is_right : forall T key p rows, terms_ok T -> problem_ok p -> plan_of T key p = Some rows ->
   Permutation (concat (concat rows)) (asked_of p) /\ length rows = ranks_of p /\
   (exists count, count_ok T count /\ Forall (row_ok T count (units_in_plan T key p)) rows) /\

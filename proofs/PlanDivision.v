@@ -1,5 +1,5 @@
-(** Dividing units into micro-batches in the packed layout, of odb_ref/plan/division.py and packing.py: into the fewest that are found, or into
-    a given number, settled. Spec: R13.3, R13.4, R13.5. *)
+(** Dividing units into micro-batches in the packed layout, of odb_ref/plan/division.py and packing.py: into the fewest that are found, or
+    into a given number, settled. Spec: R13.3, R13.4, R13.5. *)
 Require Import List Arith Lia Permutation Bool.
 From ODB Require Import Lists Types Alignment Packing PlanSettling.
 Import ListNotations.
@@ -407,8 +407,8 @@ Proof.
   induction found as [|level found IH]; simpl; [reflexivity|]. rewrite app_length, repeat_length, IH. reflexivity.
 Qed.
 
-(** A division into at least as many micro-batches as needed. Each unit is in one. None exceeds a bound, except a unit by itself. There is the
-    number that was asked for. One is empty only if none has two units. *)
+(** A division into at least as many micro-batches as needed. Each unit is in one. None exceeds a bound, except a unit by itself. There is
+    the number that was asked for. One is empty only if none has two units. *)
 Theorem a_division_is_right : forall units fewest steps ranks, let count := steps * ranks in
   cost_something units -> holds (others units) fewest -> length (loners units) + length fewest <= count -> 1 <= ranks ->
   let gs := divide units fewest count ranks in

@@ -1,5 +1,5 @@
-(** Dividing units into micro-batches of the padded layout, of odb_ref/plan/padding.py: into runs by rising length. The theorems hold for any
-    cost of a row, and for units of any number of samples. Spec: R13.3, R13.4, R13.5. *)
+(** Dividing units into micro-batches of the padded layout, of odb_ref/plan/padding.py: into runs by rising length. The theorems hold for
+    any cost of a row, and for units of any number of samples. Spec: R13.3, R13.4, R13.5. *)
 Require Import List Arith Lia Permutation Bool.
 From ODB Require Import Lists Types Alignment PlanSettling PlanDivision.
 Import ListNotations.
@@ -239,8 +239,8 @@ Proof.
   split; [exact A|]. split; [lia|]. destruct C as [C|C]; [left; lia|right; exact C].
 Qed.
 
-(** A division into at least as many micro-batches as needed. Each unit is in one. None exceeds a bound, except a unit by itself. There is the
-    number that was asked for. One is empty only if none has two units. *)
+(** A division into at least as many micro-batches as needed. Each unit is in one. None exceeds a bound, except a unit by itself. There is
+    the number that was asked for. One is empty only if none has two units. *)
 Theorem a_padded_division_is_right : forall units count, have_rows units -> need_padded units <= count ->
   let gs := divide_padded units count in
   Permutation (concat gs) units /\

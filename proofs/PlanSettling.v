@@ -14,7 +14,8 @@ Arguments Nat.ltb : simpl never.
 Record batch := mkBatch { b_start : nat; b_pending : bool; b_group : group }.
 
 Section Settling.
-(** The cost of a unit, whether a micro-batch keeps its bounds, and how many of the cheapest micro-batches are considered for an exchange. *)
+(** The cost of a unit, whether a micro-batch keeps its bounds, and how many of the cheapest micro-batches are considered for an exchange.
+    *)
 Variables (cost : sample -> nat) (room : group -> bool) (near : nat).
 
 Fixpoint spent (g : group) : nat := match g with [] => 0 | x :: r => cost x + spent r end.

@@ -1,4 +1,5 @@
-(** REPLAY: the steps planned on a rank are a function of the samples, the shared configuration, the number of ranks, and how sources answer.
+(** REPLAY: the steps planned on a rank are a function of the samples, the shared configuration, the number of ranks, and how sources
+    answer.
 
     [view] computes what a rank plans from the results of the exchange and its own input. It depends on no schedule, no depth and no way
     of splitting reads. [image] relates a rank's state to its [view]. Up to the result that ends the epoch, the results are made of offers

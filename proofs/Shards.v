@@ -36,7 +36,8 @@ Proof. intros shares d. rewrite draws_of_the_first, firstn_all. reflexivity. Qed
 Section Epoch.
 
 (** [W] ranks, an order of [total] places, and any deal. From what each rank wants and how many places are drawn so far, [deal] gives the
-    places that each rank draws. Together they are the next places. A rank that wants something gets a place, unless all that is left is dealt. *)
+    places that each rank draws. Together they are the next places. A rank that wants something gets a place, unless all that is left is
+    dealt. *)
 Variables (W total : nat) (deal : (nat -> nat) -> nat -> nat -> list nat).
 Definition dealt_out (wants : nat -> nat) (d : nat) : list nat := concat (map (deal wants d) (ranks W)).
 Hypothesis deal_next : forall wants d, exists n, n <= total - d /\ Permutation (dealt_out wants d) (seq d n).
@@ -266,8 +267,9 @@ Definition portion_shares (loads : list nat) (p portion : nat) : list nat :=
   let held := map (fun l => Nat.div (l * p) (sum loads)) loads in
   shares (map (fun h => top held - h + portion) held) portion.
 
-(** The portions of the update from [begin] to [last], all below [d] drawn, given the loads that all ranks were told before each portion: the
-    place at which it begins, and how much each rank draws. The last portion is all that remains; any other leaves one place in [kept]. *)
+(** The portions of the update from [begin] to [last], all below [d] drawn, given the loads that all ranks were told before each portion:
+    the place at which it begins, and how much each rank draws. The last portion is all that remains; any other leaves one place in
+    [kept]. *)
 Fixpoint portions (kept begin d last : nat) (told : list (list nat)) : list (nat * list nat) :=
   match told with
   | [] => []

@@ -101,7 +101,8 @@ Proof.
   - rewrite K0 in *. simpl in IH2. destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [-> _]]. simpl. lia.
 Qed.
 
-(** TERM: an epoch has at most as many steps, and at most as many rounds, as samples. It has at most two exchanges for each sample, and two more. *)
+(** TERM: an epoch has at most as many steps, and at most as many rounds, as samples. It has at most two exchanges for each sample, and
+    two more. *)
 Theorem steps_rounds_and_exchanges_are_bounded : forall s r, reachable s -> r < W ->
   length (steps_of (rank_of s r)) <= total /\ round (rank_of s r) <= total /\ length (log s) <= 2 * total + 2.
 Proof.

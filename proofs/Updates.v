@@ -126,7 +126,8 @@ Proof.
   unfold target in *. rewrite join in *. simpl in *. destruct (_ || _) in *; [contradiction|lia].
 Qed.
 
-(** Rank [r] has every W-th place of the common order: how many of its places lie before update [u] of n, and how many belong to [u] (R16.2). *)
+(** Rank [r] has every W-th place of the common order: how many of its places lie before update [u] of n, and how many belong to [u]
+    (R16.2). *)
 Definition places_before (W n r u : nat) : nat := Nat.div (u * n + (W - 1 - r)) W.
 Definition share (W n r u : nat) : nat := places_before W n r (S u) - places_before W n r u.
 
@@ -213,7 +214,7 @@ Proof.
   unfold samples_of, steps_in_round in I. apply in_concat in I as [g [Ig Iyg]]. apply in_map_iff in Ig as [x [<- Ix]]. apply filter_In in Ix as [Ix E]. apply Nat.eqb_eq in E. eauto.
 Qed.
 
-(** ** Shares: rank [r] reads the places r, r + W, r + 2 W and so on of the common order; those from u n up to (u + 1) n belong to update [u] *)
+(** ** Shares: rank [r] reads the places r, r + W, r + 2 W and so on of the common order; update [u] has those from u n up to (u + 1) n *)
 
 Variable n : nat.
 Hypothesis shares : forall r u, r < W -> c_window (cfg r) r u = share W n r u.
