@@ -71,8 +71,8 @@ Theorem FREE : (forall r, r < W -> 1 <= depth r) -> forall gone s, reached s ->
     at_phase (rank_of s r) = DONE \/ at_phase (rank_of s r) = DRAIN /\ running s r = true /\ never_ends W gone s r.
 Proof. intros D gone. exact (every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends W cfg depth input ok D gone). Qed.
 
-(** No schedule is longer than a fixed number of transitions. Without losses there are at most as many steps, and at most as many
-    rounds, as all ranks have samples. *)
+(** No schedule is longer than [bound] + W transitions. Without losses there are at most as many steps, and at most as many rounds, as
+    all ranks have samples. *)
 Theorem TERM : (forall n s, leads_on (start cfg) n s -> n <= bound W cfg input + W) /\
   forall s r, reachable W cfg depth input s -> r < W ->
     length (steps s r) <= total W input /\ round (rank_of s r) <= total W input /\ length (log s) <= 2 * total W input + 2.
@@ -80,8 +80,9 @@ Proof.
   split; [exact (every_schedule_with_losses_ends_within_the_bound W cfg depth input ok)|exact (steps_rounds_and_exchanges_are_bounded W cfg depth input ok)].
 Qed.
 
-(** When a rank fails in a round, every rank that is not lost ends in that round or the next, and all end alike. The outcome names a rank
-    that did fail and its cause. Another outcome is possible only in a round for which the rank had posted its offer before it failed. *)
+(** After a rank has failed in a round, every rank that ends without being lost does so in that round or the next, and all alike. The
+    outcome names a rank that did fail and its cause, or is a mismatch of configurations that do differ. Another outcome is possible
+    only in a round for which the failed rank had posted its offer before it failed. *)
 Theorem ABORT : forall s n t r q, reached s -> leads_on s n t -> r < W -> q < W ->
   failure (rank_of s r) <> None -> is_ending (rank_of s r) = false -> has_ended t q -> is_alive t q ->
   (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
@@ -101,8 +102,8 @@ Theorem RELEASE : forall s r q j, reached s -> r < W -> q < W -> j < length (rel
   j < length (released_of (rank_of s q)) \/ j < length (steps s q) /\ collated (rank_of s q) = true.
 Proof. exact (with_losses_release_needs_every_rank_ready W cfg depth input ok). Qed.
 
-(** Once a consumer has stopped, no consumer takes more than one step beyond those it has taken. Like a failure, its stop ends every
-    rank in its round or the next. *)
+(** Once a consumer has stopped, no consumer takes more than one step beyond those it has taken. As after a failure, every rank that ends
+    without being lost does so in the stop's round or the next. *)
 Theorem STOP : forall s n t r q, reached s -> leads_on s n t -> r < W -> q < W -> stopped (rank_of s q) = true ->
   length (taken (rank_of t r)) <= length (taken (rank_of s q)) + 1 /\
   (is_ending (rank_of s q) = false -> has_ended t r -> is_alive t r ->
@@ -189,7 +190,8 @@ End Shipped.
 Theorem FEWEST : forall budget w P, Permutation (concat P) w -> Forall (Types.fits budget budget []) P -> length (compute_groups budget budget [] w) <= length P.
 Proof. exact no_partition_under_the_budget_has_fewer_groups. Qed.
 
-(** In join mode a sample in the window of round k is in a step of round k + A or earlier, once its rank is past round k + A. *)
+(** In join mode a sample in the window of round k, on a rank that is not lost, is in a step of round k + A or earlier once the rank is
+    past round k + A. *)
 Theorem AGE : forall W cfg depth input, setting_ok W cfg -> (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall s n t r x, lossy_reachable W cfg depth input s -> lossy_path W cfg depth input s n t -> r < W -> at_phase (rank_of s r) <> COUNT ->
