@@ -226,8 +226,7 @@ Proof. exact the_steps_of_the_system_train_on_the_global_mean. Qed.
 Notation one_begins_the_other a b := (is_prefix a b \/ is_prefix b a).
 
 (** Take two runs with one configuration and one input, whose sources answer alike ([reader] says when they end and how much a window has
-    room for). Whatever the schedules, the depths and the failures, the steps that a rank plans in one run begin those it plans in the
-    other. *)
+    room for). Whatever the schedules, depths and failures, the steps that a rank plans in one run begin those it plans in the other. *)
 Theorem REPLAY : forall W c src input, setting_ok W (fun _ => c) ->
   forall d d' s s' r, lossy_replays W c src input d s -> lossy_replays W c src input d' s' -> r < W ->
   one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r)).
@@ -289,8 +288,7 @@ Proof.
   intros A order trained left d s. exact (over_any_number_of_ranks_each_item_is_planned_exactly_once A order trained left W c src input d s).
 Qed.
 
-(** With shared shards no place of the common order is in two steps of the job. When all ranks are COMPLETE in join mode, each place is in
-    one. *)
+(** With shared shards no place of the common order is in two steps of the job. Once all ranks are COMPLETE in join mode, each is in one. *)
 Theorem DEAL : forall W total cfg depth order is_packed s, setting_ok W cfg ->
   shared_reachable W total cfg depth order (deal_in_turn W total) (wish_by_tokens W total is_packed cfg) s ->
   NoDup (concat (map (planned_places s) (seq 0 W))) /\
