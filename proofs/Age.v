@@ -1,5 +1,5 @@
-(** AGE: a sample that is held in round [k] is planned in round [k + A] at the latest; in quota mode unless round [k + A], or one
-    before it, is the last that makes steps. *)
+(** AGE: a sample that is held in round [k] is planned in round [k + A] at the latest. In quota mode this holds unless round [k + A], or
+    one before it, is the last that makes steps. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol.
 Import ListNotations.
@@ -24,7 +24,7 @@ Proof.
   - replace (length l - n) with 0 by lia. simpl skipn at 2. rewrite Nat.sub_0_r. reflexivity.
 Qed.
 
-(** What reading and marking see. *)
+(** The fields that reading and marking change. *)
 Definition aged (s : state) : list nat * nat * list sample * nat := (marks s, read s, window s, round s).
 
 Definition reads (e : event) : list sample := match e with SamplesRead xs _ _ => xs | _ => [] end.
@@ -35,11 +35,11 @@ Proof.
   intros c r d s e t NG E. destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> D]]; destruct e; try discriminate; try reflexivity; unfold reads; simpl length; rewrite Nat.add_0_r, app_nil_r; reflexivity.
 Qed.
 
-(** Only a read reads. *)
+(** A result reads nothing. *)
 Lemma nothing_is_read_of_an_answer : forall c r d s y t, transition c r d s (Got y) = Some t -> read t = read s.
 Proof. intros c r d s y t E. apply (answer_keeps _ _ _ _ _ _ E). Qed.
 
-(** What has been read is not unread. *)
+(** What has been read stays read. *)
 Lemma read_grows : forall c r d s e t, transition c r d s e = Some t -> read s <= read t.
 Proof.
   intros c r d s e t E. pose proof (answer_or_own e) as Cases. destruct Cases as [[y ->]|NG].
@@ -47,7 +47,7 @@ Proof.
   - pose proof (aged_transition _ _ _ _ _ _ NG E) as A. unfold aged in A. injection A as _ A _ _. lia.
 Qed.
 
-(** What a window and its reading are. *)
+(** The window and the state of its reading. *)
 Definition held (s : state) : list sample * nat * bool * nat := (window s, wanted s, ended s, round s).
 
 Lemma held_transition : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
@@ -60,7 +60,7 @@ Proof.
   intros c r d s e t NG E. destruct (own_event _ _ _ _ _ _ NG E) as [[G ->]|[-> D]]; destruct e; try discriminate; try reflexivity. destruct G as [G1 [G2 _]]. auto.
 Qed.
 
-(** What an agreement asks to be read. *)
+(** What an agreement asks the rank to read. *)
 Lemma held_agree : forall c r d a s t, agree c r d a s = Some t ->
   (at_phase t <> COUNT /\ held t = held s) \/
   (at_phase t = COUNT /\ held t = (window t, if ended s || c_shares c then 0 else c_window c r (S (round s)) - length (window t), ended s, round s)).
@@ -76,7 +76,7 @@ Lemma held_count : forall c r cs s t, count c r cs s = Some t ->
   held t = ((if is_nil (concat (skipn n (aligned s))) then window s else by_position (window s ++ concat (skipn n (aligned s)))), wanted s, ended s, S (round s)).
 Proof. intros c r cs s t E n. destruct (count_eq _ _ _ _ _ E) as [_ ->]. reflexivity. Qed.
 
-(** The source has ended, and all of it is read. *)
+(** The source has ended and has been read to its end. *)
 Definition has_read_all (s : state) : Prop := ended s = true /\ wanted s = 0.
 
 Lemma all_stays_read : forall c r d s e t, transition c r d s e = Some t -> has_read_all s -> has_read_all t.
@@ -114,7 +114,8 @@ Qed.
 Section Age.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
-(** In quota mode windows are not bounded in bytes, of one size on all ranks, and do not shrink (R2.3); positions count a rank's input from 0. *)
+(** In quota mode windows are not bounded in bytes, have one size on all ranks and do not shrink (R2.3), and no order is shared.
+    Positions count a rank's input from 0. *)
 Hypothesis growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false /\ forall p k j, k <= j -> c_window (cfg r) p k <= c_window (cfg r) r j.
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation reachable := (System.reachable W cfg depth input).
@@ -124,7 +125,7 @@ Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 Notation quota_met := (Facts.quota_met cfg).
 
-(** A sound agreement is sane: kept in the log. *)
+(** An agreement that is good, holds no stop and leaves samples to plan is sane. *)
 Definition sane_entry (p : list msg * result) : Prop :=
   match snd p with Agreed a => is_bad a = false -> o_stop_rank a = None -> o_samples_max a <> 0 -> sane a | _ => True end.
 
@@ -136,7 +137,7 @@ Proof.
   destruct (good_agreement_facts W cfg depth input ok s a I P Rd B Sr) as [_ [G _]]. apply G, NZ.
 Qed.
 
-(** Every mark of every rank, in full: how many samples it had read when each round's window was offered and agreed on. *)
+(** All marks of every rank: the number of samples it had read when the window of each round was agreed on. *)
 Definition remark (s : sys) (l : label) (t : sys) (m : nat -> list nat) : nat -> list nat :=
   match l with
   | LRank r (Got (Agreed _)) =>
@@ -154,7 +155,7 @@ Proof. induction 1 as [|s l t R [m M] St]; [eexists; constructor|]. eexists. eap
 Lemma marked_reachable : forall s m, marked s m -> reachable s.
 Proof. induction 1; [constructor|eapply reach_step; eauto]. Qed.
 
-(** ** Windows are full, while there is something to read *)
+(** ** Windows are full while there is something to read *)
 
 Record full (c : config) (r : nat) (met : bool) (s : state) : Prop := {
   u_cap : c_is_quota c = true -> met = true \/ length (window s) + wanted s <= c_window c r (round s + in_count s);
@@ -207,10 +208,10 @@ Qed.
 
 (** ** The last round of quota mode *)
 
-(** The target was lowered to the samples of the poorest rank. *)
+(** The target was lowered to the number of samples on the poorest rank. *)
 Definition is_lowered (a : offer) : bool := c_is_quota (cfg 0) && (o_samples_min a <? c_rule (cfg 0) a).
 Definition lowered (rs : list result) : bool := existsb (fun x => match x with Agreed a => is_lowered a | _ => false end) rs.
-(** After these results no round makes steps. *)
+(** After these results no later round makes steps. *)
 Definition doomed (rs : list result) : bool := quota_met (history (cfg 0) rs) || lowered rs.
 
 Lemma lowered_quota : forall rs, lowered rs = true -> c_is_quota (cfg 0) = true.
@@ -352,7 +353,7 @@ Proof.
   destruct (IH _ _ _ _ H) as [A B]. simpl. auto.
 Qed.
 
-(** What rank [r] knows: whether a round after the results it has seen can still make steps. *)
+(** Whether the results that rank [r] has received rule out steps in later rounds. *)
 Definition doom (s : sys) (r : nat) : bool := doomed (seen s r).
 
 Lemma doomed_snoc : forall l x, doomed l = true -> doomed (l ++ [x]) = true.
@@ -407,7 +408,7 @@ Proof.
            assert (NZ : o_samples_max a <> 0) by (intros Z; unfold target in Tg; rewrite Z in Tg; discriminate).
            pose proof (logged_agreements_are_sane s R) as LS. rewrite Forall_forall in LS. specialize (LS _ (nth_error_In _ _ El) B Sr NZ).
            pose proof (ok_rule _ (configs_ok _ _ ok i H) a LS) as Bd.
-           (* Nothing was doomed before a round that makes steps. *)
+           (* A round makes steps only if nothing was doomed before it. *)
            assert (Hope : doom s i = false).
            { unfold doom, seen. destruct My as [_ [My _]]. pose proof (firstn_snoc _ _ _ _ My) as Fs. rewrite Gl in Fs. rewrite firstn_all2 in Fs by (unfold results; rewrite map_length; lia).
              pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk.
@@ -495,13 +496,13 @@ Proof.
       * intros y x k Hy Hx Lk Lp. apply (Y6 y x k Hy (Old x k Hx Lk Lp) Lk Lp).
 Qed.
 
-(** AGE: [m] holds rank r's marks: entry [k] is how many samples it had read by the end of round k's window. What is planned is
-    planned in time, in either mode. *)
+(** AGE: [m r] holds the marks of rank [r]. Entry [k] is the number of samples that it had read by the end of the window of round [k].
+    In either mode, a sample that is planned is planned in time. *)
 Theorem a_sample_held_in_a_round_is_planned_at_most_max_age_rounds_later : forall s m r y x k, marked s m -> r < W ->
   In y (steps_of (rank_of s r)) -> In x (s_group y) -> k < length (m r) -> pos x < nth k (m r) 0 -> s_round y <= k + c_max_age (cfg r).
 Proof. intros s m r y x k M H. apply (y_steps _ _ _ _ (every_marked_state_is_young s m M r H)). Qed.
 
-(** AGE: what is due in a round is what was read by the end of the window [max_age] rounds before (R4.3). *)
+(** AGE: the samples due in a round are those read by the end of the window [max_age] rounds before (R4.3). *)
 Theorem what_is_due_is_what_was_held_max_age_rounds_before : forall s m r, marked s m -> r < W -> at_phase (rank_of s r) <> COUNT ->
   due_before (cfg r) (rank_of s r) =
   if c_max_age (cfg r) <=? round (rank_of s r) then nth (round (rank_of s r) - c_max_age (cfg r)) (m r) 0 else 0.
@@ -513,7 +514,7 @@ Proof.
   - apply Nat.leb_gt in B. replace (Nat.min _ _ =? _) with false by (symmetry; apply Nat.eqb_neq; lia). reflexivity.
 Qed.
 
-(** Marks that are added later are at least what had been read before. *)
+(** Later marks are at least the number of samples read before. *)
 Lemma later_marks : forall s t, leads s t -> forall m, marked s m -> exists m', marked t m' /\
   forall r, read (rank_of s r) <= read (rank_of t r) /\ exists more, m' r = m r ++ more /\ Forall (fun v => read (rank_of s r) <= v) more.
 Proof.
@@ -527,8 +528,8 @@ Proof.
       apply Forall_app. split; [exact X3|]. constructor; [exact X1|constructor].
 Qed.
 
-(** AGE, in either mode: [x] is held in the window of a round. When that round and [max_age] more are over, [x] is in a step of one of
-    them, or else the results say that no later round makes steps, and none has. *)
+(** AGE, in either mode: [x] is held in the window of a round. When that round and [max_age] more are over, either [x] is in a step of one
+    of them, or the results rule out steps in later rounds, and there are none. *)
 Lemma planned_in_time_or_doomed : forall s t r x, reachable s -> leads s t -> r < W ->
   at_phase (rank_of s r) <> COUNT -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
   (exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r)) \/
@@ -568,7 +569,7 @@ End Age.
 Section Join.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
-(** Join mode, on every rank; positions count a rank's input from 0. *)
+(** Join mode on every rank; positions count a rank's input from 0. *)
 Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation reachable := (System.reachable W cfg depth input).
@@ -585,7 +586,7 @@ Proof.
   - destruct (lowered cfg _) eqn:L; [|reflexivity]. apply lowered_quota in L. congruence.
 Qed.
 
-(** AGE: what is still held is not too old yet. *)
+(** AGE: a sample that is still held is not too old. *)
 Theorem a_held_sample_is_never_older_than_max_age_rounds : forall s m r x k, marked s m -> r < W ->
   In x (window (rank_of s r)) -> k < length (m r) -> pos x < nth k (m r) 0 -> round (rank_of s r) <= k + c_max_age (cfg r).
 Proof.
@@ -593,8 +594,8 @@ Proof.
   destruct (y_window _ _ _ _ Y x k Hx Lk Lp); [|discriminate]. pose proof (y_length _ _ _ _ Y). lia.
 Qed.
 
-(** AGE, as spec/properties.md has it: [x] is held in the window of a round; when that round and [max_age] more are over, it is in a
-    step of one of them. *)
+(** AGE, as in spec/properties.md: [x] is held in the window of a round. When that round and [max_age] more are over, [x] is in a step of
+    one of them. *)
 Theorem a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest : forall s t r x, reachable s -> leads s t -> r < W ->
   at_phase (rank_of s r) <> COUNT -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
   exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r).

@@ -1,8 +1,8 @@
-(** The executable [align] of odb_ref/core/batching/alignment.py, and what it keeps. Spec: R4.
+(** The executable [align] of odb_ref/core/batching/alignment.py and what it keeps. Spec: R4.
 
-    How groups are measured is a parameter, and so is how they are lined up: what is proved holds for every layout and every cost
-    that meet [gauge_ok], and for any line; what is said of the line itself, for those that meet [line_ok]. Layouts.v has the
-    measures that ship, this file the fullest first, Runs.v the sampler's order. *)
+    How groups are measured and how they are lined up are parameters. The theorems hold for every layout and cost that meet [gauge_ok],
+    and for any line; those about the line itself need [line_ok]. The measures that ship are in Layouts.v. The line "fullest first" is
+    in this file, the sampler's order in Runs.v. *)
 Require Import List Arith Lia Bool Permutation Sorted.
 From ODB Require Import Lists Types.
 Import ListNotations.
@@ -13,17 +13,17 @@ Definition is_due (due_before : nat) (g : group) : bool := existsb (fun x => pos
 
 Definition by_position : list sample -> list sample := sort_by (fun x y => pos x <=? pos y).
 
-(** What a layout and a cost say of a group: its tokens, the cost by which it is split, and of how many samples the first of its two
-    parts is. *)
+(** How a layout and a cost measure a group: its tokens, the cost by which groups are chosen for splitting, and the number of samples in
+    the first of its two parts. *)
 Record gauge := mkGauge { tokens_of : group -> nat; cost_of : group -> nat; middle_of : group -> nat }.
 
-(** What is asked of them: neither part is empty, an idle step costs nothing, and a part of a group costs no more than all of it. *)
+(** What measures must meet: neither part is empty, an idle step costs nothing, and a part costs no more than the whole group. *)
 Record gauge_ok (m : gauge) : Prop := {
   ok_middle : forall g, 2 <= length g -> 1 <= middle_of m g < length g;
   ok_idle : cost_of m [] = 0;
   ok_part : forall part rest g, Permutation (part ++ rest) g -> cost_of m part <= cost_of m g }.
 
-(** Which of two groups is chosen rather than the other, and which leaves before the other. *)
+(** Which of two groups is chosen first, and which leaves first. *)
 Record line := mkLine { is_chosen_first : group -> group -> bool; leaves_first : group -> group -> bool }.
 
 Record line_ok (l : line) : Prop := {
@@ -31,7 +31,7 @@ Record line_ok (l : line) : Prop := {
   ok_leaves : orders (leaves_first l);
   ok_idle_last : forall g, leaves_first l g [] = true }.
 
-(** The fullest are chosen, and the most costly leave first. *)
+(** The fullest groups are chosen, and the most costly leave first. *)
 Definition fullest_first (m : gauge) : line :=
   mkLine (fun g h => tokens_of m h <=? tokens_of m g) (fun g h => cost_of m h <=? cost_of m g).
 
@@ -39,7 +39,7 @@ Section Align.
 Variables (M : gauge) (way : line).
 Notation middle := (middle_of M).
 
-(** Due groups first, then as the line has it. *)
+(** Due groups go first, and otherwise the line decides. *)
 Definition goes_first (due_before : nat) (g h : group) : bool :=
   match is_due due_before g, is_due due_before h with
   | true, false => true
@@ -49,12 +49,12 @@ Definition goes_first (due_before : nat) (g h : group) : bool :=
 
 Definition line_up : list group -> list group := sort_by (leaves_first way).
 
-(** 0 when the group cannot be split; else it orders as the cost does. *)
+(** 0 if the group cannot be split; otherwise it orders groups as their costs do. *)
 Definition splittable (g : group) : nat := if 1 <? length g then S (cost_of M g) else 0.
 
-(** A group with its number in the order of making, in a binary heap as Python's heapq keeps it: the most splittable first,
-    the first made when equal. The heap's order decides only which of equal groups is split, and the order among equals;
-    what is proved below does not depend on it. *)
+(** A group with its number, which counts groups as they are made, in a binary heap like that of Python's heapq: the most splittable
+    first, of equals the one made first. The heap's order decides only which of equal groups is split, and the order among equals.
+    The proofs below do not depend on it. *)
 Notation item := (nat * group)%type.
 
 Definition key (x : item) : nat := splittable (snd x).
@@ -107,7 +107,7 @@ Definition heapify (l : list item) : list item :=
 
 Definition most_splittable (l : list item) : nat := fold_right (fun x most => Nat.max (key x) most) 0 l.
 
-(** The first item that is splittable to the degree [most], and the others in order. *)
+(** The first item whose key is [most], and the others in order. *)
 Fixpoint take_out (most : nat) (l : list item) : option (item * list item) :=
   match l with
   | [] => None
@@ -115,7 +115,7 @@ Fixpoint take_out (most : nat) (l : list item) : option (item * list item) :=
               else match take_out most r with Some (y, s) => Some (y, x :: s) | None => None end
   end.
 
-(** The heap's first item is the most splittable; should it not be, the list is searched. *)
+(** The heap's first item is the most splittable one. If it were not, the list would be searched. *)
 Definition pick (l : list item) : option (item * list item) :=
   let most := most_splittable l in
   if most =? 0 then None
@@ -145,7 +145,7 @@ Definition align (gs : list group) (target due_before : nat) : list group * list
     let parts := split_groups (target - length gs) gs in
     (line_up parts ++ repeat [] (target - length parts), []).
 
-(** ** What it keeps *)
+(** ** What an alignment keeps *)
 
 Hypothesis ok : gauge_ok M.
 
@@ -282,7 +282,7 @@ Proof.
   induction gs as [|g gs IH]; intros k; simpl; [reflexivity|]. rewrite IH. reflexivity.
 Qed.
 
-(** What a split keeps of any property that passes from a group to its two halves. *)
+(** A property that passes from a group to its two halves survives splitting. *)
 Lemma split_keeps : forall (P : group -> Prop),
   (forall g, 2 <= length g -> P g -> P (firstn (middle g) g) /\ P (skipn (middle g) g)) ->
   forall fuel gs, Forall P gs -> Forall P (split_groups fuel gs).
@@ -300,7 +300,7 @@ Proof.
   rewrite start_heap_length in H. exact H.
 Qed.
 
-(** Fewer groups than asked for are left only when every group is a single sample. *)
+(** There are fewer groups than asked for only if every group is a single sample. *)
 Lemma split_done : forall fuel gs, length (split_groups fuel gs) = fuel + length gs \/
   Forall (fun g => length g <= 1) (split_groups fuel gs).
 Proof.
@@ -330,7 +330,7 @@ Proof.
     eapply Permutation_trans; [apply concat_perm, sort_by_perm|]. apply split_perm.
 Qed.
 
-(** What passes from a group to each part of it. *)
+(** [P] passes from a group to each part of it. *)
 Definition passes_on (P : group -> Prop) : Prop := forall part rest g, Permutation (part ++ rest) g -> P g -> P part.
 
 Theorem an_alignment_keeps_what_passes_to_parts : forall (P : group -> Prop) gs target due, P [] -> passes_on P ->
@@ -383,7 +383,7 @@ Proof.
   inversion S as [|? ? S1 S2]; subst. constructor; [apply IH, S1|]. apply Forall_app. split; [exact S2|apply Forall_repeat, Idle].
 Qed.
 
-(** Splitting evens out: it makes no group as costly as the most costly one was not. *)
+(** No step costs more than the most costly group did before the alignment. *)
 Theorem no_step_of_an_alignment_costs_more_than_the_most_costly_group : forall most gs target due,
   Forall (fun g => cost_of M g <= most) gs -> Forall (fun g => cost_of M g <= most) (fst (align gs target due)).
 Proof.
@@ -398,8 +398,7 @@ Proof.
   - intros g h k. destruct (is_due due g), (is_due due h), (is_due due k); intros E F; try discriminate; try reflexivity; eapply Al; eassumption.
 Qed.
 
-(** Carried are the groups that come last: none that is due before one that is not, and of others none that is chosen before one that
-    leaves. *)
+(** The groups that come last are carried. Due groups leave before others; among equally due groups, those chosen first leave. *)
 Theorem what_leaves_goes_before_what_is_carried : forall gs target due, line_ok way -> target <= length gs -> exists leaving staying,
   Permutation gs (leaving ++ staying) /\ Permutation (concat (fst (align gs target due))) (concat leaving) /\
   Permutation (snd (align gs target due)) (concat staying) /\
@@ -472,7 +471,7 @@ Qed.
 
 End Align.
 
-(** ** The fullest first *)
+(** ** Fullest first *)
 
 Lemma fullest_first_is_a_line : forall M, gauge_ok M -> line_ok (fullest_first M).
 Proof. intros M ok. split; simpl; try apply falling_orders. intros g. rewrite (ok_idle M ok). reflexivity. Qed.

@@ -1,17 +1,18 @@
-(** Budgets that change (R15): what bounds the groups of a round on each rank, whatever each rank accepts, and when. Spec: R15.1, R15.3.
+(** Budgets that change (R15): which budget bounds the groups of a round on each rank, whatever each rank accepts, and when. Spec: R15.1,
+    R15.3.
 
-    The budget under which a rank begins, and what it accepts when it makes an offer, are functions of rank and round: any. What is
-    told to a rank between two offers matters to nobody before the second; the differential tests make such a function of what
-    was told. *)
+    The budget under which a rank begins, and the budget that it accepts when it makes an offer, are arbitrary functions of rank and round.
+    What a rank is told between two offers has no effect before the second of them. The differential tests turn what was told into such
+    a function. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol.
 Import ListNotations.
 
-(** The budgets that were agreed on, one a round; [None] is the largest there is. *)
+(** The agreed budgets, one for each round; [None] is the largest budget. *)
 Definition agreed_budgets (rs : list result) : list (option nat) :=
   flat_map (fun x => match x with Agreed a => [o_budget a] | _ => [] end) rs.
 
-(** The budget in force on rank [r] in round [k]: in the first its own, then what the round before has agreed on. *)
+(** The budget in force on rank [r] in round [k]: at first the rank's own, then the one agreed on in the round before. *)
 Definition in_force (c : config) (r : nat) (rs : list result) (k : nat) : option nat :=
   match k with 0 => c_first c r | S j => nth j (agreed_budgets rs) None end.
 
@@ -62,7 +63,7 @@ Proof.
   destruct X as [X|X]; [left; congruence|right; left; congruence].
 Qed.
 
-(** No more than any rank accepts, and what some rank accepts, or [None]. *)
+(** At most what any rank accepts, and equal to what some rank accepts, or [None]. *)
 Theorem the_least_accepted_is_no_more_than_any_rank_accepts : forall c W k,
   (forall q, q < W -> at_most (least_accepted c W k) (c_accepts c q k)) /\
   (least_accepted c W k = None \/ exists q, q < W /\ least_accepted c W k = c_accepts c q k).
@@ -78,12 +79,12 @@ Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> l
 Hypothesis ok : setting_ok W cfg.
 Notation reachable := (System.reachable W cfg depth input).
 
-(** What holds of each group that is formed under a budget, and passes to what alignment makes of such. *)
+(** A property of every group that is formed under a budget, which alignment keeps. *)
 Variable keeps : option nat -> group -> Prop.
 Hypothesis formed : forall r b w, r < W -> Forall (keeps b) (c_group (cfg r) b w).
 Hypothesis aligned_keeps : forall r b k gs t d, r < W -> Forall (keeps b) gs -> Forall (keeps b) (fst (c_align (cfg r) k gs t d)).
 
-(** What is true of a rank, by the results that it knows. *)
+(** The invariant of a rank, in terms of the results that it has received. *)
 Definition bounded (c : config) (r : nat) (rs : list result) (h : hist) (u : state) : Prop :=
   match h_kind h with
   | NOffer => length (agreed_budgets rs) = round u /\ budget u = in_force c r rs (round u)
@@ -138,7 +139,8 @@ Proof.
   - intros s r n la R H D IH. exact IH.
 Qed.
 
-(** BUDGET: in every step of every rank, of the budget in force on it in the step's round; whatever budgets ranks begin with and accept. *)
+(** BUDGET: it holds in every step of every rank, for the budget in force on that rank in the step's round, whatever budgets ranks begin
+    with and accept. *)
 Theorem every_batch_keeps_what_grouping_gives_under_the_budget_in_force : forall s r, reachable s -> r < W ->
   Forall (fun x => keeps (in_force (cfg r) r (results s) (s_round x)) (s_group x)) (steps_of (rank_of s r)).
 Proof.
@@ -148,7 +150,7 @@ Qed.
 
 End Budgets.
 
-(** ** What was agreed on *)
+(** ** The agreed budget *)
 
 Section Agreed.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
@@ -190,8 +192,8 @@ Proof.
         (intros j [L|[_ [u E]]]; [apply B2; auto|discriminate]).
 Qed.
 
-(** From the second round on, the budget in force in a round that has made a step is the least that any rank has accepted when it
-    offered for the round before: the same on all ranks. *)
+(** From the second round on, if a round has made a step, the budget in force in it is the least that any rank accepted when it offered
+    in the round before. So it is the same on all ranks. *)
 Theorem the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before : forall s r x k, reachable s -> r < W ->
   In x (steps_of (rank_of s r)) -> s_round x = S k -> in_force (cfg r) r (results s) (S k) = least_accepted (cfg 0) W k.
 Proof.

@@ -1,5 +1,5 @@
-(** FREE, for loader, bounded output queue and trainer together: some transition is always possible, so with TERM every
-    schedule, fair or not, ends. *)
+(** FREE, for loaders, bounded output queues and trainers together: until all have finished, some transition is possible. With TERM,
+    every schedule, fair or not, ends. *)
 Require Import List Arith Lia Bool Permutation Decidable.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending.
 Import ListNotations.
@@ -19,7 +19,7 @@ Proof.
   intros r H. destruct (D r) as [X|X]; [exact X|]. contradiction F. eauto.
 Qed.
 
-(** What says of ranks how many steps they have taken, and of what is true or false, is so or is not. *)
+(** Decides statements built from comparisons of numbers, equations of booleans, and ranges over ranks. *)
 Ltac decides := repeat first [apply dec_and|apply dec_or|apply dec_some; intro|apply dec_every; intro|apply dec_le|apply dec_lt|apply dec_eq_nat|apply dec_true].
 
 Lemma dec_exists : forall (p : nat -> bool) n, (exists r, r < n /\ p r = true) \/ (forall r, r < n -> p r = false).
@@ -42,7 +42,7 @@ Proof.
   exists (a :: m). split; [reflexivity|constructor; assumption].
 Qed.
 
-(** A limit is where the released steps end, unless a consumer has stopped. *)
+(** The limit is the number of released steps, unless a consumer has stopped. *)
 Lemma history_limit : forall c rs o l, h_kind (history c rs) = NClosed o l -> (exists q n, o = Stopped q n) \/ l = h_released (history c rs).
 Proof.
   intros c rs. unfold history. apply (fold_ind _ _ (h_step c) (fun h => forall o l, h_kind h = NClosed o l -> (exists q n, o = Stopped q n) \/ l = h_released h)).
@@ -69,16 +69,17 @@ Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
-(** What happens by itself: neither a failure, nor a consumer that leaves, nor an urge. *)
+(** Events that happen without a failure, a consumer that leaves, or an urge. *)
 Definition unurged (l : label) : Prop := match l with LRank _ (ConsumerStopped | LocalFailed _ | Urged) => False | _ => True end.
-(** What a rank that has failed was to read or collate may never come: the process that does it may be gone. What is drawn comes with sums. *)
+(** The process that reads and collates for a failed rank may be gone, so its reads and collations may never happen. A draw comes with
+    sums. *)
 Definition served (s : sys) (l : label) : Prop := match l with
   | LRank r (SamplesRead _ _ _ | Collated) => failure (rank_of s r) = None
   | LDrawn r _ _ => at_phase (rank_of s r) = COUNT
   | _ => True
   end.
 Definition unaided (s : sys) (l : label) : Prop := unurged l /\ served s l.
-(** The driver urges when a consumer has left (assumption A6 of the spec). *)
+(** The driver urges once a consumer has left (assumption A6 of the spec). *)
 Definition by_itself (s : sys) (l : label) : Prop :=
   match l with
   | LRank r (SamplesRead _ _ _ | Collated) => failure (rank_of s r) = None
@@ -88,12 +89,12 @@ Definition by_itself (s : sys) (l : label) : Prop :=
   | _ => True
   end.
 
-(** The step that rank [r]'s trainer is in has no end: a consumer left in the middle of it, before anybody had gone on. *)
+(** The step that rank [r]'s trainer is in never ends: a consumer left in the middle of it, before any rank had gone on. *)
 Definition broken (s : sys) (r : nat) : Prop :=
   (forall p, p < W -> length (taken (rank_of s p)) <= length (taken (rank_of s r))) /\
   exists q, q < W /\ stopped (rank_of s q) = true /\ running s q = true /\ length (taken (rank_of s q)) = length (taken (rank_of s r)).
 
-(** What happens by itself, when a step that a consumer left in the middle of it never ends. *)
+(** What happens by itself if a step never ends once a consumer has left in the middle of it. *)
 Definition calm (s : sys) (l : label) : Prop := unaided s l /\ match l with LTrained r => ~ broken s r | _ => True end.
 
 Definition can (P : label -> Prop) (s : sys) : Prop := exists l t, P l /\ step s l t.
@@ -140,7 +141,7 @@ Proof.
   - destruct (reduce_reported _ _ ER) as [-> _]. apply in_map_iff in Em as [y [Ey _]]. rewrite <- Ey in Sa. destruct Sa as [Ph _]. rewrite Ph. destruct (failure_of rs); [eauto|easy].
 Qed.
 
-(** A rank whose answer is there takes it; or, where it shares an order, draws first: all that is left, say. *)
+(** A rank whose result is there receives it. If it shares an order, it draws first (in this proof, all that is left). *)
 Lemma answer_possible : forall s r x, reachable s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x -> can (calm s) s.
 Proof.
   intros s r x R H P E. set (u := rank_of s r).
@@ -186,7 +187,7 @@ Qed.
 
 (** ** The trainers *)
 
-(** The consumer has a step to take. *)
+(** The consumer can take a step. *)
 Definition takeable (s : state) : Prop := queue s <> [] /\ forall l, limit s = Some l -> length (taken s) < l.
 
 Lemma head_number : forall s r x q, invariant s -> r < W -> queue (rank_of s r) = x :: q -> s_number x = length (taken (rank_of s r)).
@@ -233,7 +234,7 @@ Proof.
   assert (Rel : length (taken (rank_of s q)) < h_released (hist_of s r)).
   { rewrite <- (k_released _ _ _ _ _ _ Kr). unfold released_of. rewrite !app_length. lia. }
   destruct (le_lt_dec (got s r) (got s q)) as [G|G].
-  - (* q has released the step too: then its limit forbids it *)
+  - (* q has released the step too, so its limit forbids the step *)
     destruct (hist_order cfg s r q G) as [_ [_ Rq2]]. 
     assert (Lim : exists m, limit (rank_of s q) = Some m /\ m <= length (taken (rank_of s q))).
     { destruct (queue (rank_of s q)) as [|x ys] eqn:Q.
@@ -257,11 +258,11 @@ Qed.
 Definition finished (s : sys) (r : nat) : Prop :=
   at_phase (rank_of s r) = DONE /\ running s r = false /\ ~ takeable (rank_of s r).
 
-(** A trainer inside a step whose collective a consumer that has left will never enter. *)
+(** A trainer inside a step that a consumer which has left will never enter. *)
 Definition forsaken (s : sys) (r : nat) : Prop :=
   running s r = true /\ exists q, q < W /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r)).
 
-(** R2.3: the longest run of samples for which a window has room; for the first sample it always has. *)
+(** R2.3: the longest run of samples for which the window has room. An empty window always has room for one. *)
 Fixpoint with_room (no_room : list sample -> sample -> bool) (w l : list sample) : list sample :=
   match l with
   | [] => []
@@ -278,8 +279,8 @@ Proof.
   - destruct (IH (w ++ [x])) as [rest [E1 E2]]. exists rest. split; [simpl; congruence|]. intros _. destruct w; discriminate.
 Qed.
 
-(** FREE: whatever room there is, an open read can be answered with the longest run for which there is, as full where that is shorter,
-    which it may be where windows are bounded in bytes. *)
+(** FREE: whatever room there is, an open read can be answered with the longest run that fits. If the run is shorter than what was asked
+    for, the window is reported full, which windows bounded in bytes may be. *)
 Theorem a_read_can_be_answered_with_what_there_is_room_for : forall s r no_room, reachable s -> r < W -> wanted (rank_of s r) <> 0 ->
   let next := firstn (wanted (rank_of s r)) (skipn (read (rank_of s r)) (input r)) in
   let xs := with_room no_room (window (rank_of s r)) next in
@@ -316,7 +317,7 @@ Proof.
     + specialize (Nf eq_refl). rewrite Nf. destruct next as [|x l]; [|simpl; eauto]. simpl. replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia). simpl. eauto.
 Qed.
 
-(** So a read can be answered where there is room for all that is left. *)
+(** So a read can be answered with all samples that are left. *)
 Lemma read_possible : forall s r, reachable s -> r < W -> failure (rank_of s r) = None -> wanted (rank_of s r) <> 0 -> can (calm s) s.
 Proof.
   intros s r R H Nf Wa. pose proof (a_read_can_be_answered_with_what_there_is_room_for s r (fun _ _ => false) R H Wa) as A. cbv zeta in A.
@@ -327,7 +328,7 @@ Qed.
 Definition phase_is (p : phase_name) (s : state) : bool :=
   match p, at_phase s with FILL, FILL | OFFER, OFFER | COUNT, COUNT | REPORT, REPORT | DRAIN, DRAIN | DONE, DONE => true | _, _ => false end.
 
-(** Every reachable state that is not an end: a rank's loader is not done, or a trainer may still continue. *)
+(** In every reachable state something can happen, or a rank waits for an urge, or every loader is done or waits for its trainer. *)
 Lemma free_lemma : forall s, reachable s ->
   can (calm s) s \/ (exists r, r < W /\ at_phase (rank_of s r) = FILL /\ is_ready (rank_of s r) = true /\ released (rank_of s r) <> [] /\ urged (rank_of s r) = false /\
      (running s r = true -> exists q, q < W /\ stopped (rank_of s q) = true) /\ (running s r = false -> False)) \/
@@ -390,8 +391,8 @@ Proof.
       destruct (one_or_each _ _ W Each) as [C|A]; auto.
 Qed.
 
-(** FREE: as long as no consumer leaves, the coupled system of loaders, queues and trainers always goes on by itself, or every
-    loader is done and every trainer has taken all it was given: even after failures, and without anybody's urging. *)
+(** FREE: as long as no consumer leaves, the coupled system of loaders, queues and trainers can go on by itself, or every loader is done
+    and every trainer has taken all its steps. This holds even after failures, and without urging. *)
 Theorem the_coupled_system_never_deadlocks : forall s, reachable s -> (forall r, r < W -> stopped (rank_of s r) = false) ->
   can (unaided s) s \/ forall r, r < W -> finished s r.
 Proof.
@@ -407,8 +408,8 @@ Proof.
       * right. intros r H. split; [apply D, H|]. split; [apply NR, H|]. intros T. apply takeableb_spec in T. rewrite NT in T by exact H. discriminate.
 Qed.
 
-(** STOP: where consumers have left, ranks that are urged still end; a loader that is not done then waits only for a trainer
-    that is inside a step which a consumer that has left never entered. *)
+(** STOP: after consumers have left, ranks that are urged still end. A loader that cannot end waits for a trainer inside a step that a
+    consumer which has left never entered. *)
 Lemma urged_or_over : forall s, reachable s ->
   (exists l t, by_itself s l /\ match l with LTrained r => ~ broken s r | _ => True end /\ step s l t) \/
   forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can (unaided s) s))).
@@ -429,7 +430,7 @@ Proof.
   left. exists l, t. split; [apply unaided_by_itself, U|exact St].
 Qed.
 
-(** ** STOP, under lockstep (A5): a trainer leaves a step when every rank's consumer has taken it, or never. *)
+(** ** STOP, under lockstep (A5): a trainer leaves a step only when every rank's consumer has taken it *)
 
 Notation leads := (System.leads W cfg depth input).
 
@@ -460,7 +461,7 @@ Theorem no_consumer_is_more_than_one_step_ahead_of_another : forall s r q, reach
   length (taken (rank_of s r)) <= length (taken (rank_of s q)) + 1.
 Proof. intros s r q R Hr Hq. pose proof (lockstep s R r q Hr Hq). destruct (running s r); lia. Qed.
 
-(** STOP: a consumer that has stopped gets no further step. *)
+(** STOP: a consumer that has stopped takes no further step. *)
 Theorem a_consumer_that_stopped_takes_no_further_step : forall s t q, reachable s -> leads s t -> q < W -> stopped (rank_of s q) = true ->
   stopped (rank_of t q) = true /\ taken (rank_of t q) = taken (rank_of s q).
 Proof.
@@ -472,7 +473,7 @@ Proof.
   replace (length (taken (rank_of t i)) <? m) with false in E by (symmetry; apply Nat.ltb_ge; lia). discriminate.
 Qed.
 
-(** STOP: so for every consumer that stopped, and hence the one with the fewest steps, no consumer takes more than one step beyond. *)
+(** STOP: no consumer takes more than one step beyond any consumer that stopped, hence beyond the one with the fewest steps. *)
 Theorem no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall s t r q, reachable s -> leads s t -> r < W -> q < W ->
   stopped (rank_of s q) = true -> length (taken (rank_of t r)) <= length (taken (rank_of s q)) + 1.
 Proof.
@@ -480,7 +481,7 @@ Proof.
   apply no_consumer_is_more_than_one_step_ahead_of_another; [|assumption|assumption]. exact (leads_reachable _ _ _ _ s t Ld R).
 Qed.
 
-(** STOP: consumers that stop after the same number of steps leave nobody waiting: when nothing more can happen, every rank has finished. *)
+(** STOP: if all consumers stop after the same number of steps, then every loader is done when nothing more can happen by itself. *)
 Theorem consumers_that_stop_together_end_together : forall s, reachable s ->
   (forall r, r < W -> stopped (rank_of s r) = true) ->
   (forall r q, r < W -> q < W -> length (taken (rank_of s r)) = length (taken (rank_of s q))) ->

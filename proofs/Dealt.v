@@ -1,13 +1,13 @@
-(** UPDATE where ranks share an order (R16.4): each update is dealt out, in whatever parts; so a rank draws its part of update [u] for
-    round [u], and trains on it in that round. Spec: R14, R16. *)
+(** UPDATE if ranks share an order (R16.4): each update is dealt out, in any parts. So a rank draws its part of update [u] for round [u],
+    and trains on it in that round. Spec: R14, R16. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Rules Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Rounds Instance Loss Shards Drawing Job Updates.
 Import ListNotations.
 
 Section Dealt.
 Variables (W total n : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
-(** What each rank draws where so many places are drawn: together the places of an update, or all that are left. Only of the last may a
-    rank have none. *)
+(** [part d r] is what rank [r] draws when [d] places are drawn. Together the parts are the places of an update, or all that are left. Only
+    in the last update may a rank have none. *)
 Variables (part : nat -> nat -> list nat) (wish : nat -> nat -> nat -> list sample -> list sample -> nat).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis part_next : forall d, Permutation (concat (map (part d) (ranks W))) (seq d (Nat.min n (total - d))).
@@ -32,7 +32,7 @@ Proof. intros ws d. exists (Nat.min n (total - d)). split; [lia|exact (part_next
 Lemma deal_feeds : forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal ws d r) \/ total <= d + length (dealt_out W deal ws d).
 Proof. intros ws d r H _. rewrite dealt_out_size. destruct (part_some d r H) as [L|L]; [left; exact L|right; lia]. Qed.
 
-(** The place at which update [u] begins, the part of it that a rank draws, and where that begins in what the rank has drawn. *)
+(** The place at which update [u] begins, the part of it that a rank draws, and where that part begins in what the rank has drawn. *)
 Definition first_of (u : nat) : nat := Nat.min total (u * n).
 Definition part_of (u r : nat) : list nat := part (first_of u) r.
 Notation begins r := (begin_of (fun u => length (part_of u r))).
@@ -59,14 +59,14 @@ Proof.
   intros l q y I. apply In_nth_error in I as [i E]. rewrite (content_is_numbered l q i y E), <- (content_from_length order l q). assert (i < length (content_from order q l)) by (apply nth_error_Some; congruence). lia.
 Qed.
 
-(** ** What is drawn is held in its round *)
+(** ** A rank holds what it has drawn in the round for which it drew it *)
 
 Definition holds_what_it_drew (r : nat) (u : state) : Prop := (is_lost u = false -> in_place (begins r) u) /\ laid (begins r) u /\ begins r (round u) <= read u.
 
 Lemma drawing_leaves_what_is_held : forall r u k la, holds_what_it_drew r u -> holds_what_it_drew r (draws k la u).
 Proof. intros r u k la [P [[L1 L2] Rd]]. split; [intros L; destruct (P L); constructor; assumption|]. split; [constructor; assumption|exact Rd]. Qed.
 
-(** What a rank reads by itself lies behind the rounds that are over, and before the end of what it has drawn. *)
+(** What a rank reads lies after the rounds that are over, and before the end of what it has drawn. *)
 Lemma own_event_holds : forall r c d u e t, (forall y, e <> Got y) -> transition c r d u e = Some t -> holds_what_it_drew r u ->
   (forall y, In y (reads e) -> begins r (round u) <= pos y /\ (is_lost u = false -> begins r (coming u) <= pos y < begins r (S (coming u)))) -> holds_what_it_drew r t.
 Proof.
@@ -77,7 +77,7 @@ Proof.
   - rewrite Ao, Ar. lia.
 Qed.
 
-(** An answer finds a rank that is not lost. *)
+(** Only a rank that is not lost receives a result. *)
 Lemma answer_holds : forall s r y u t, lossy_reachable W own depth (fun q => content (places s q)) (base s) -> r < W ->
   (forall a, y = Agreed a -> u = rank_of (base s) r /\ may own (fun q => content (places s q)) (base s) r (Got y)) ->
   holds_what_it_drew r (rank_of (base s) r) -> (exists k la, u = draws k la (rank_of (base s) r)) ->
@@ -146,7 +146,7 @@ Qed.
 (** The places of the common order that rank [r] trains on in update [u]. *)
 Definition dealt_places (s : shared_sys) (u r : nat) : list nat := map (place_of s r) (samples_of (steps_in_round u (rank_of (base s) r))).
 
-(** The samples of update [u] lie, in what a rank has drawn, at the places of its part, in order. *)
+(** The samples of update [u] among those that a rank has drawn are at the places of its part, in order. *)
 Lemma samples_of_a_part : forall s r u, shared_reachable s -> r < W -> begun s r = true -> u <= round (rank_of (base s) r) ->
   map (place_of s r) (filter (of_round (begins r) u) (content (places s r))) = part_of u r.
 Proof.
@@ -160,7 +160,7 @@ Proof.
   - intros y I. apply positions_of_content in I. apply not_true_is_false. rewrite of_round_spec. lia.
 Qed.
 
-(** UPDATE: at every moment a step of round [u] holds only samples at the places of the part of update [u] that its rank draws. *)
+(** UPDATE: at every moment a step of round [u] holds only samples of the part of update [u] that its rank draws. *)
 Theorem an_update_holds_only_what_its_rank_draws_of_it : forall s r x y, shared_reachable s -> r < W -> In x (steps_of (rank_of (base s) r)) -> In y (s_group x) ->
   In (place_of s r y) (part_of (s_round x) r).
 Proof.
@@ -176,7 +176,7 @@ Proof.
     destruct (b_fresh _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ Bk r H) Bg) as [_ [_ [Z _]]]. rewrite Z in I. destruct I.
 Qed.
 
-(** UPDATE, COVER, ONCE: once a rank is past update [u], it has trained on each place of its part, once. *)
+(** UPDATE, COVER, ONCE: once a rank is past update [u], it has planned each place of its part once. *)
 Theorem a_rank_past_an_update_trains_on_what_it_drew_of_it : forall s r u, shared_reachable s -> r < W -> is_past u (rank_of (base s) r) ->
   Permutation (dealt_places s u r) (part_of u r).
 Proof.
@@ -200,7 +200,7 @@ Proof.
   rewrite (filter_all _ _ false); [apply length_zero_iff_nil in Z; rewrite Z; reflexivity|]. intros y _. apply not_true_is_false. rewrite of_round_spec. simpl. lia.
 Qed.
 
-(** And once all ranks are, each of the places from u n up to (u + 1) n, as far as the order goes, once. *)
+(** Once all ranks are past update [u], together they have planned each place from u n up to (u + 1) n, as far as the order goes, once. *)
 Theorem a_dealt_update_holds_exactly_what_lies_at_its_places : forall s u, shared_reachable s -> (forall r, r < W -> is_past u (rank_of (base s) r)) ->
   Permutation (concat (map (dealt_places s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n)).
 Proof.

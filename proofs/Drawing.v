@@ -1,15 +1,15 @@
-(** Shared shards in the protocol (R14): the system of System.v, with losses, where ranks read what they draw of one order.
+(** Shared shards in the protocol (R14): the system of System.v, with losses, in which ranks read what they draw from one order.
 
-    A rank of shared shards asks for nothing once it has agreed; with its counts it says how many samples it wants, and with the sums
-    it learns what all want, draws its share of the common order and reads it. What is beside the system of System.v are the books: who
-    has drawn what. So what is proved of every run of System.v with losses holds of shared shards as it stands ([Job.v]). *)
+    A rank of shared shards asks for nothing once it has agreed. It posts how many samples it wants with its counts, and with the sums it
+    learns what all want, draws its share of the common order and reads it. Compared with System.v, only the books are new: who has drawn
+    what. So everything proved of runs of System.v with losses also holds of shared shards ([Job.v]). *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Loss Shards.
 Import ListNotations.
 
 (** ** One rank *)
 
-(** An answer says nothing of the end, and leaves nothing out. What follows on [Counted] begins with a draw, and is in [shared_step]. *)
+(** The answer to a read reports neither the end nor a full window. [Counted] begins with a draw, so it is left to [shared_step]. *)
 Definition handle_shared (c : config) (rank depth : nat) (u : state) (e : event) : option state :=
   match e with
   | SamplesRead xs _ _ => transition (with_reading true (c_window c) c) rank depth u (SamplesRead xs false false)
@@ -19,8 +19,8 @@ Definition handle_shared (c : config) (rank depth : nat) (u : state) (e : event)
 
 (** ** The system *)
 
-(** [places] are those that a rank has drawn, [upto] how far it knows the order to be drawn, [wants] what it has said last, and
-    [told] what each exchange of counts has brought of the wants of all. *)
+(** [places] are those that a rank has drawn, [upto] is how far it knows the order to be drawn, [wants] is what it wanted last, and [told]
+    lists what each exchange of counts has told about the wants of all ranks. *)
 Record shared_sys := mkShared {
   base : sys;
   begun : nat -> bool;
@@ -32,10 +32,10 @@ Record shared_sys := mkShared {
 Section Shared.
 Variables (W total : nat) (cfg : nat -> config) (depth : nat -> nat) (order : nat -> sample).
 Variable deal : (nat -> nat) -> nat -> nat -> list nat.
-(** What a rank wants: of its number, the round, how many places are drawn, what its window held and what is carried. *)
+(** What a rank wants, given its number, the round, the number of places drawn, what its window held and what is carried. *)
 Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 
-(** To the rank what it has drawn is its input, with positions of its own. *)
+(** A rank's input is what it has drawn, with positions of its own. *)
 Fixpoint content_from (q : nat) (l : list nat) : list sample :=
   match l with
   | [] => []
@@ -44,10 +44,10 @@ Fixpoint content_from (q : nat) (l : list nat) : list sample :=
 Definition content (l : list nat) : list sample := content_from 0 l.
 
 Definition first_wants (r : nat) : nat := c_window (cfg 0) 0 0.
-(** What a rank draws of what all want, and how far the order is then drawn. *)
+(** The places that a rank draws, given what all want, and how far the order is then drawn. *)
 Definition share_of (s : shared_sys) (r : nat) (ws : nat -> nat) : list nat := deal ws (upto s r) r.
 Definition far_of (s : shared_sys) (r : nat) (ws : nat -> nat) : nat := upto s r + length (dealt_out W deal ws (upto s r)).
-(** The first window of a rank is what it draws at first. *)
+(** The first window of a rank is its first draw. *)
 Definition shared_config (r : nat) : config := with_reading true (fun q _ => Nat.max 1 (length (deal first_wants 0 q))) (cfg r).
 Notation step places := (System.step W shared_config depth (fun q => content (places q))).
 
@@ -55,7 +55,7 @@ Definition shared_start : shared_sys := mkShared (start shared_config) (fun _ =>
 
 Definition wish_of (r d : nat) (u t : state) : nat := if ended u then 0 else wish r (S (round u)) d (window u) (window t).
 
-(** What a rank that has begun does but draw: it reads what it has drawn, and its answer says nothing of the end. *)
+(** What a rank that has begun does apart from drawing: it reads what it has drawn, and no answer reports the end. *)
 Definition is_of_its_own (s : shared_sys) (l : label) : Prop :=
   match l with
   | LRank r (SamplesRead _ en full) => begun s r = true /\ en = false /\ full = false
@@ -67,20 +67,20 @@ Definition is_of_its_own (s : shared_sys) (l : label) : Prop :=
 
 Definition wants_after (s : shared_sys) (l : label) (b : sys) : nat -> nat :=
   match l with LRank r (Got (Agreed _)) => update (wants s) r (wish_of r (upto s r) (rank_of (base s) r) (rank_of b r)) | _ => wants s end.
-(** With the sums each learns what all want. *)
+(** With the sums each rank learns what all want. *)
 Definition told_after (s : shared_sys) (b : sys) : list (option (nat -> nat)) :=
   told s ++ match nth_error (results b) (length (log (base s))) with Some (Counted _) => [Some (wants s)] | Some _ => [None] | None => [] end.
 
-(** It begins by drawing. What it draws is its first window; whether that is the last is what it learns. *)
+(** A rank begins by drawing its first window, and learns whether that is the last. *)
 Definition begins (s : shared_sys) (r : nat) (mine : list nat) (is_last : bool) (b : sys) : Prop :=
   if is_last then step (update (places s) r mine) (base s) (match mine with [] => LRank r (SamplesRead [] true false) | _ => LDrawn r (length mine) true end) b
   else b = base s.
-(** With the sums it draws, if there is anything to draw or to learn. *)
+(** With the sums a rank draws, if there is anything to draw or to learn. *)
 Definition draws_its_share (s : shared_sys) (r : nat) (mine : list nat) (is_last : bool) (b : sys) : Prop :=
   if ended (rank_of (base s) r) || is_nil mine && negb is_last then b = base s
   else step (update (places s) r (places s r ++ mine)) (base s) (LDrawn r (length mine) is_last) b.
 
-(** All that can happen without a loss. A rank that has begun goes on from a round if its window does not stay empty: [Lively.v] shows that
+(** All transitions without a loss. A rank that has begun goes on from a round only if its window does not stay empty; [Lively.v] shows that
     it never does. *)
 Inductive shared_step : shared_sys -> label -> shared_sys -> Prop :=
 | SharedBegins : forall s r b, r < W -> begun s r = false ->
@@ -98,7 +98,7 @@ Inductive shared_step : shared_sys -> label -> shared_sys -> Prop :=
     shared_step s (LRank r (Got (Counted cs)))
       (mkShared t (begun s) (update (places s) r (places s r ++ mine)) (update (upto s) r far) (wants s) (told s)).
 
-(** A run of [n] transitions, in which any rank may at any moment learn that a peer is lost. *)
+(** A run of [n] transitions in which any rank may learn at any moment that a peer is lost. *)
 Inductive shared_run : nat -> shared_sys -> Prop :=
 | run_here : shared_run 0 shared_start
 | run_on : forall n s l t, shared_run n s -> shared_step s l t -> shared_run (S n) t

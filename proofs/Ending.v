@@ -56,7 +56,7 @@ Proof.
   pose proof (waiting_says _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Wa) as Sa. rewrite <- Hm in Sa. destruct Sa as [Ph Sa]. split; [exact Ph|]. exists x. auto.
 Qed.
 
-(** Some report has something to say: the Python's PeerError in compute_failure is never raised. *)
+(** Some report gives a reason, so the Python's PeerError in compute_failure is never raised. *)
 Lemma reports_say : forall s rs, invariant s -> second s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Reported rs) ->
   exists o, failure_of rs = Some o /\
     ((exists r c, r < W /\ o = Failed r c /\ exists x, posted (rank_of s r) = Some (MReport x) /\ r_cause x = Some c) \/
@@ -123,7 +123,7 @@ Proof.
         destruct (pending_reports s rs I P Rd) as [_ X]. destruct (X r H) as [Ph _]. destruct (d_cause s IH r H Ph) as [x' [Po' C]]. rewrite Po in Po'. injection Po' as <-. auto.
 Qed.
 
-(** ABORT, STOP: ranks that have ended have ended in the same round, with the same outcome. *)
+(** ABORT, STOP: all ranks that have ended did so in the same round, with the same outcome. *)
 Theorem failure_ends_all_ranks_in_the_same_round : forall s r q, reachable s -> r < W -> q < W ->
   is_ending (rank_of s r) = true -> is_ending (rank_of s q) = true ->
   ended_as (rank_of s r) = ended_as (rank_of s q) /\ round (rank_of s r) = round (rank_of s q) /\
@@ -137,7 +137,7 @@ Proof.
   rewrite (k_round _ _ _ _ _ _ Kr), (k_round _ _ _ _ _ _ Kq), (k_released _ _ _ _ _ _ Kr), (k_released _ _ _ _ _ _ Kq). auto.
 Qed.
 
-(** ABORT, STOP: the outcome names a rank that did fail, with its cause, or stop; a mismatch is one. *)
+(** ABORT, STOP: the outcome names a rank that did fail, and its cause, or a rank that did stop. MISMATCH means that fingerprints differ. *)
 Theorem an_outcome_names_the_rank_and_the_cause : forall s r, reachable s -> r < W -> is_ending (rank_of s r) = true ->
   exists o, ended_as (rank_of s r) = Some o /\ outcome_true s o.
 Proof.
@@ -156,7 +156,7 @@ Proof.
   rewrite whole_snoc. unfold h_step. rewrite Kk. destruct (is_bad a); [reflexivity|]. destruct (o_stop_rank a); reflexivity.
 Qed.
 
-(** ABORT: once a failure has been offered, the epoch cannot go on: the round's agreement sends every rank to its report. *)
+(** ABORT: once a failure has been offered, the round's agreement sends every rank to its report. *)
 Theorem a_failure_that_is_offered_ends_the_round : forall s t r o, reachable s -> step s LExchange t -> r < W ->
   at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_failed o <> None -> h_kind (whole t) = NReport.
 Proof.
@@ -164,7 +164,7 @@ Proof.
   pose proof (ag_failed _ _ A o Io Fo) as Fa. unfold is_bad. destruct (o_failed a); [reflexivity|easy].
 Qed.
 
-(** ABORT: after an agreement that holds a failure or a mismatch no epoch is complete, on any rank. *)
+(** ABORT: after an agreement that holds a failure or a mismatch, no rank completes the epoch. *)
 Lemma bad_stays : forall s, reachable s -> (exists ms a, In (ms, Agreed a) (log s) /\ is_bad a = true) ->
   h_kind (whole s) = NReport \/ exists o l, h_kind (whole s) = NClosed o l /\
     ((exists q c, o = Failed q c) \/ ((exists q, o = Mismatch q) /\ exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0))).
@@ -190,7 +190,7 @@ Proof.
   destruct Y as [[q [c ->]]|[[q ->] D]]; [left|right; eauto]. destruct (d_outcome s (reachable_third s R) _ _ Hk) as [Y1 Y2]. eauto.
 Qed.
 
-(** ABORT: where configurations differ, no rank ends in any other way. *)
+(** ABORT: if configurations differ, no rank ends in any other way. *)
 Theorem where_configurations_differ_every_rank_ends_as_failed_or_mismatch : forall s r, reachable s -> r < W -> is_ending (rank_of s r) = true ->
   (exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)) ->
   (exists q c, ended_as (rank_of s r) = Some (Failed q c) /\ q < W /\ failure (rank_of s q) = Some c) \/ exists q, ended_as (rank_of s r) = Some (Mismatch q).
@@ -207,7 +207,7 @@ Proof.
   destruct Y as [[i [c ->]]|[[i ->] _]]; [left|right; eauto]. destruct (d_outcome s (reachable_third s R) _ _ Hk) as [Y1 Y2]. eauto.
 Qed.
 
-(** ABORT: of the ranks whose reports have a cause, the lowest is named. *)
+(** ABORT: FAILED names the lowest rank whose report has a cause. *)
 Lemma failure_of_lowest : forall rs q c, (forall i x, nth_error rs i = Some x -> r_rank x = i) -> failure_of rs = Some (Failed q c) ->
   (exists x, nth_error rs q = Some x /\ r_cause x = Some c) /\ forall i x, i < q -> nth_error rs i = Some x -> r_cause x = None.
 Proof.
@@ -240,14 +240,15 @@ Proof.
     exists (messages W s), rs. split; [apply in_or_app; right; left; reflexivity|]. split; [exact L|]. split; [exact Rk|]. apply failure_of_lowest; assumption.
 Qed.
 
-(** ABORT: a rank that fails while it fills its window, or before, offers its failure in that round. *)
+(** ABORT: a failed rank is never in FILL, because there it offers its failure at once. *)
 Theorem a_failed_rank_offers_its_failure : forall s r, reachable s -> r < W -> failure (rank_of s r) <> None -> at_phase (rank_of s r) <> FILL.
 Proof.
   intros s r R H F P. pose proof (t_fill _ _ (g_tight _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) P) as [M _]. unfold must_end in M.
   destruct (failure (rank_of s r)); [discriminate|easy].
 Qed.
 
-(** ABORT, STOP: what a rank offers says that it has failed, and that its consumer has stopped, and after how many steps. *)
+(** ABORT, STOP: the offer of a failed rank states the failure. If its consumer has stopped, the offer states that, and after how many
+    steps. *)
 Theorem an_offer_says_what_befell_its_rank : forall c r d s e t, transition c r d s e = Some t -> at_phase s <> OFFER -> at_phase t = OFFER ->
   exists o, posted t = Some (MOffer o) /\ (failure t <> None -> o_failed o = Some r) /\
     (stopped t = true -> o_stop_rank o = Some r /\ o_stop_step o = Some (length (taken t))).
@@ -264,7 +265,7 @@ Proof.
   - destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [|contradiction]. apply Post; [|exact Pt]. destruct (moved_phase d s e) as [-> |[_ ->]]; [exact Ps|discriminate].
 Qed.
 
-(** A field reduced by min is the least of those offered. *)
+(** A field reduced by MIN is the least value offered. *)
 Lemma fold_min : forall f : offer -> option nat, (forall a b, f (combine_offers a b) = min_opt (f a) (f b)) ->
   forall os o, match f (fold_left combine_offers os o) with
   | Some n => (exists x, In x (o :: os) /\ f x = Some n) /\ forall x k, In x (o :: os) -> f x = Some k -> n <= k
@@ -315,7 +316,8 @@ Proof.
     destruct rs as [|rp rs]; [discriminate|]. apply first_different_mismatch in Fo as [i Fo]. discriminate.
 Qed.
 
-(** STOP: so does a rank whose consumer has stopped, and that round is the last. A failure or a mismatch goes first (R7.4). *)
+(** STOP: a rank whose consumer has stopped is never in FILL either, and the round in which the stop is offered is the last. A failure
+    or a mismatch takes precedence (R7.4). *)
 Theorem a_stopped_rank_offers_its_stop : forall s r, reachable s -> r < W -> stopped (rank_of s r) = true -> at_phase (rank_of s r) <> FILL.
 Proof.
   intros s r R H F P. pose proof (t_fill _ _ (g_tight _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) P) as [M _]. unfold must_end in M.

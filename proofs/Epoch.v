@@ -1,5 +1,5 @@
-(** RESUME, COVER and ONCE over a whole epoch whose number of ranks changes (R10.3): the jobs of [Resume.v], each on what those before
-    it had left ([Rest.v]). Together they train on each item of the epoch once. *)
+(** RESUME, COVER and ONCE over a whole epoch in which the number of ranks changes (R10.3): each job of [Resume.v] runs on what the jobs
+    before it had left ([Rest.v]). Together they train on each item of the epoch once. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local System Facts Protocol Replay Rest Resume.
 Import ListNotations.
@@ -7,11 +7,11 @@ Import ListNotations.
 Section Epoch.
 Variable A : Type.
 
-(** The items at the positions [f r] of each rank [r], when [W] ranks share out a list. *)
+(** The items at the positions [f r] of each rank [r], if [W] ranks share out a list. *)
 Definition items (W : nat) (order : list A) (f : nat -> list nat) : list A :=
   concat (map (fun r => pick (pick order (share_of W r (length order))) (f r)) (seq 0 W)).
 
-(** A job of [W] ranks on a list: its configurations agree, and rank [r] reads the share of rank [r] from its first place to its last. *)
+(** A job of [W] ranks on a list: its configurations agree, and rank [r] reads its share from the first place to the last. *)
 Record serves (W : nat) (c : config) (input : nat -> list sample) (order : list A) : Prop := {
   sv_setting : setting_ok W (fun _ => c);
   sv_placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i;
@@ -19,8 +19,8 @@ Record serves (W : nat) (c : config) (input : nat -> list sample) (order : list 
 
 Definition positions (u : state) : list nat := map pos (samples_of (steps_of u)).
 
-(** [trained] is what was trained on of [order], and [left] what is shared out next. A job is left where all ranks have saved the round
-    [k], each at its own moment, of which rank [r] has taken the positions [t r]. *)
+(** [trained] is what was trained on of [order], and [left] what is shared out next. A job is left when each rank [r] has saved, at its own
+    moment, and has taken the further positions [t r], which it had not planned when it saved. *)
 Inductive trained_on (order : list A) : list A -> list A -> Prop :=
 | trained_on_nothing : trained_on order [] order
 | trained_on_more : forall trained left W c src input depths moments t,
@@ -55,7 +55,7 @@ Proof.
   - intros p I. assert (J' : In p (seq 0 (length (input r)))) by (apply (Permutation_in _ P), in_or_app; left; exact I). apply in_seq in J'. lia.
 Qed.
 
-(** What one rank has taken is what its checkpoint calls taken. *)
+(** A rank's checkpoint calls exactly those positions taken that the rank has taken. *)
 Lemma taken_by_a_rank : forall W c src input order d s r t, serves W c input order -> r < W -> job W c src input d s -> has_begun c (rank_of s r) ->
   (NoDup t /\ forall p, In p t -> p < length (input r) /\ ~ In p (positions (rank_of s r))) ->
   let k := checkpoint_of (save (rank_of s r)) t in let places := share_of W r (length order) in
@@ -94,14 +94,14 @@ Proof.
   apply concat_perms. intros r Hr. apply in_seq in Hr. rewrite pick_pick by apply share_bound. apply pick_perm. apply Each. lia.
 Qed.
 
-(** Whatever was trained on, and what is left, are the epoch, each item once. *)
+(** What was trained on and what is left are the epoch, each item once. *)
 Theorem what_was_trained_on_and_what_is_left_are_the_epoch : forall order trained left, trained_on order trained left -> Permutation (trained ++ left) order.
 Proof.
   intros order trained left T. induction T as [|trained left W c src input depths moments t T IH Sv J Ht]; [reflexivity|].
   rewrite <- app_assoc, (one_job_splits W c src input left depths moments t Sv J Ht). exact IH.
 Qed.
 
-(** RESUME, ONCE: at every moment of the job that continues with it, no item is planned that was trained on before, nor any twice. *)
+(** RESUME, ONCE: at every moment of the job that continues, no item is planned that was trained on before, and none is planned twice. *)
 Theorem over_any_number_of_ranks_no_item_is_planned_twice : forall order trained left W c src input d s, trained_on order trained left -> serves W c input left ->
   job W c src input d s -> exists others, Permutation (trained ++ items W left (fun r => positions (rank_of s r)) ++ others) order.
 Proof.
@@ -116,8 +116,8 @@ Proof.
   - intros p. rewrite in_app_iff, filter_In, in_seq. split; [intros [I|[I _]]; [specialize (Bp p I)|]; lia|]. intros I. destruct (among p (positions (rank_of s r))) eqn:M; [left; apply among_in, M|right; auto].
 Qed.
 
-(** RESUME, COVER: and once the last of these jobs is complete in join mode, each item of the epoch was trained on, or is planned, exactly
-    once, however often the number of ranks has changed. *)
+(** RESUME, COVER: once the last of these jobs is COMPLETE in join mode, each item of the epoch was trained on or is planned, exactly once,
+    however often the number of ranks has changed. *)
 Theorem over_any_number_of_ranks_each_item_is_planned_exactly_once : forall order trained left W c src input d s, trained_on order trained left -> serves W c input left ->
   job W c src input d s -> c_is_quota c = false -> c_quota c = None ->
   (forall r, r < W -> is_ending (rank_of s r) = true /\ ended_as (rank_of s r) = Some Complete) ->

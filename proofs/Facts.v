@@ -1,16 +1,16 @@
-(** What the whole system keeps beyond each rank's invariant: some rank has work in every step, a report has a cause,
-    an epoch closes only when it is complete, and the global counts are true. *)
+(** Facts about the whole system that the second invariant (Keeps.v) and the theorems rest on: frames of transitions, sums of counts,
+    offers that are ready, and the exchange that is about to complete. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System.
 Import ListNotations.
 
-(** Every assumption about the ranks, in one place. *)
+(** All assumptions about the ranks in one place. *)
 Record setting_ok (W : nat) (cfg : nat -> config) : Prop := {
   some_rank : 1 <= W;
   configs_ok : forall r, r < W -> config_ok (cfg r);
   prints_differ : forall r q, r < W -> q < W -> c_print (cfg r) = c_print (cfg q) -> cfg r = cfg q }.
 
-(** ** Frames: what a transition leaves as it was *)
+(** ** Frames: what a transition leaves unchanged *)
 
 Definition groups_of (s : state) : list group := map s_group (steps_of s) ++ aligned s.
 
@@ -43,7 +43,7 @@ Qed.
 Lemma drain_steps : forall d o l s, steps_of (drain d o l s) = steps_of s.
 Proof. intros. apply (deliver_steps d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit s with Some m => Nat.min l m | None => l end) s)))). Qed.
 
-(** What an agreement comes to: a report, an end as stopped or complete, or counts. *)
+(** The cases of an agreement: a report, an end as stopped or complete, or counts. *)
 Ltac each_agreement E B Sr Ra Tg Ea :=
   unfold agree in E; destruct (is_bad _) eqn:B;
   [injection E as <-
@@ -81,7 +81,7 @@ Proof.
   - destruct (failure_of rs); [|discriminate]. injection E as <-. repeat split.
 Qed.
 
-(** The four things an agreement can do. *)
+(** The four possible effects of an agreement. *)
 Inductive agreed (c : config) (rank : nat) (a : offer) (s t : state) : Prop :=
 | agreed_bad : is_bad a = true -> at_phase t = REPORT -> posted t = Some (MReport (mkReport rank (failure s) (round s) (c_print c))) ->
     plan t = plan s -> agreed c rank a s t
@@ -169,18 +169,18 @@ Proof. intros. change zero_counts with (count_group []). apply map_nth. Qed.
 
 (** ** Offers that are ready *)
 
-(** Where there are groups, at least one is to be emitted, no more than there are, and at most one fewer. *)
+(** If there are groups, the rank offers to emit all of them or all but one, and at least one. *)
 Lemma groups_to_emit_bounds : forall c b gs, 1 <= length gs -> 1 <= groups_to_emit c b gs <= length gs /\ length gs <= S (groups_to_emit c b gs).
 Proof. intros c b gs L. unfold groups_to_emit. destruct (Nat.ltb_spec 1 (length gs)), (c_keeps c b gs); simpl; lia. Qed.
 
-(** What the offer of a rank that is ready says of its groups. *)
+(** What the offer of a ready rank states about its groups. *)
 Record measured (o : offer) : Prop := {
   me_groups : o_groups_max o <= o_samples_max o;
   me_some : 1 <= o_samples_max o -> 1 <= o_groups_max o;
   me_due : o_due_max o <= o_groups_max o;
   me_min : forall g, o_groups_min o = Some g -> 1 <= g <= o_groups_max o }.
 
-(** A rank that reads on has a sample in its window, and so a group. *)
+(** A rank that reads on has a sample in its window, hence a group. *)
 Lemma ready_groups_to_emit : forall c c0 r inp h u o g, config_ok c -> core c c0 r inp h u -> at_phase u = OFFER -> offer_ok c r u o -> o_ready o = true -> o_groups_min o = Some g ->
   1 <= g <= o_groups_max o /\ o_groups_max o <= S g.
 Proof.
@@ -232,7 +232,7 @@ Lemma pending_current : forall s r, invariant s -> r < W -> pending s r = true -
   hist_of s r = whole s /\ got s r = length (log s) /\ is_waiting (rank_of s r) = true.
 Proof. intros s r I H P. destruct (pending_sync _ _ _ _ s r I H P) as [E X]. unfold System.hist_of. rewrite E. exact (conj eq_refl X). Qed.
 
-(** What an exchange that completes says of where all ranks are. *)
+(** The kind of an exchange that completes shows where all ranks are. *)
 Lemma exchange_kind : forall s x, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some x ->
   h_kind (whole s) = match x with Agreed _ => NOffer | Counted cs => NCount (length cs) | Reported _ => NReport end.
 Proof.
@@ -244,7 +244,7 @@ Proof.
   destruct Kk as [Kk _]. rewrite <- (F _ Ic), Kk, Sa, map_length. reflexivity.
 Qed.
 
-(** What each rank has when it begins, and keeps with whatever happens to it, it always has. *)
+(** A property that holds of each rank at the start, and that every event keeps, always holds of each rank. *)
 Lemma each_rank_always : forall P : nat -> list result -> state -> Prop, (forall r, r < W -> P r [] (initial (cfg r) r)) ->
   (forall s r e u, reachable s -> r < W -> may cfg input s r e -> (forall x, e <> Got x) -> transition (cfg r) r (depth r) (rank_of s r) e = Some u ->
     P r (seen s r) (rank_of s r) -> P r (seen s r) u) ->
@@ -257,7 +257,7 @@ Proof.
     [intros r e u _; apply (Own s r e u R)|intros r x u; apply (Answer s r x u R)|intros r n la _; apply (Draw s r n la R)|exact IH].
 Qed.
 
-(** A rank is current, or its answer is the last result. *)
+(** A rank either has received all results, or waits for the last one. *)
 Lemma hist_cases : forall s r, invariant s -> r < W ->
   (got s r = length (log s) /\ hist_of s r = whole s) \/
   (pending s r = false /\ S (got s r) = length (log s) /\ is_waiting (rank_of s r) = true /\ exists ms x, nth_error (log s) (got s r) = Some (ms, x) /\
@@ -279,7 +279,7 @@ Proof.
   destruct (hist_cases s r I H) as [[G' _]|[_ [_ [_ [ms' [y [L' [_ E]]]]]]]]; [lia|]. rewrite L in L'. injection L' as <- <-. exact E.
 Qed.
 
-(** An agreement that a rank receives was made of its own offer too. *)
+(** An agreement that a rank receives includes the rank's own offer. *)
 Lemma answered_offer : forall s r a, invariant s -> r < W -> may cfg input s r (Got (Agreed a)) -> at_phase (rank_of s r) = OFFER ->
   exists o os, agreement_of a os /\ In o os /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o.
 Proof.
@@ -305,7 +305,7 @@ Proof.
   - intros o Ho. apply In_nth_error in Ho as [r Hr]. assert (H : r < W) by (rewrite <- L; apply nth_error_Some; congruence). exists r. split; [assumption|]. apply X; assumption.
 Qed.
 
-(** Not bad and no stop: everyone was ready. *)
+(** An agreement that is neither bad nor a stop: every rank was ready. *)
 Lemma ready_agreement : forall s a os, agreement_of a os -> is_bad a = false -> o_stop_rank a = None ->
   (forall o, In o os -> exists r, r < W /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o) ->
   o_ready a = true.
@@ -315,7 +315,7 @@ Qed.
 
 Definition quota_met (h : hist) : bool := is_quota_met (cfg 0) (h_samples h).
 
-(** What a good agreement says, of which every rank takes part. *)
+(** What a good agreement implies for the offer of every rank. *)
 Lemma good_agreement_facts : forall s a, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Agreed a) ->
   is_bad a = false -> o_stop_rank a = None ->
   (forall r, r < W -> exists o, posted (rank_of s r) = Some (MOffer o) /\ at_phase (rank_of s r) = OFFER /\ o_ready o = true /\ wanted (rank_of s r) = 0 /\

@@ -1,7 +1,7 @@
 (** Liveness when processes are gone, peers are lost, and consumers leave, between steps or in the middle of one.
 
-    A process that is gone takes no further step; what it has posted and what it holds go with it. Assumption A1 of the spec
-    says that a rank whose exchange can no longer complete is told: its driver learns that a peer is gone, or has given up. *)
+    A process that is gone does nothing more, and what it has posted and what it holds are gone too. By assumption A1 of the spec, a rank
+    whose exchange can no longer complete is told: its driver learns that a peer is gone or has given up. *)
 Require Import List Arith Lia Bool Decidable.
 From ODB Require Import Types Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
 Import ListNotations.
@@ -17,25 +17,25 @@ Notation lossy_reachable := (Loss.lossy_reachable W cfg depth input).
 (** The processes that are gone. *)
 Variable gone : nat -> bool.
 
-(** A1: rank [r] is to be told. It lives, it still needs the exchange, and a peer is gone or has given up. *)
+(** A1: rank [r] must be told. It lives, it still needs the exchange, and a peer is gone or has given up. *)
 Definition is_to_be_told (s : sys) (r : nat) : Prop :=
   r < W /\ gone r = false /\ is_ending (rank_of s r) = false /\ exists q, q < W /\ (gone q = true \/ is_lost (rank_of s q) = true).
 
-(** Rank [q]'s consumer takes no step any more. *)
+(** Rank [q]'s consumer takes no more steps. *)
 Definition is_out (s : sys) (q : nat) : Prop := gone q = true \/ is_lost (rank_of s q) = true \/ stopped (rank_of s q) = true.
 
-(** The step that rank [r]'s trainer is in has no end: a consumer that is out never entered it; or one left in the middle of
-    it, or its process went, before anybody had gone on. *)
+(** The step that rank [r]'s trainer is in never ends. Either a consumer that is out never entered it, or one left (or its process went)
+    in the middle of it, before any rank had gone on. *)
 Definition never_ends (s : sys) (r : nat) : Prop :=
   (exists q, q < W /\ is_out s q /\ length (taken (rank_of s q)) < length (taken (rank_of s r))) \/
   (forall p, p < W -> length (taken (rank_of s p)) <= length (taken (rank_of s r))) /\
   exists q, q < W /\ (gone q = true \/ stopped (rank_of s q) = true) /\ running s q = true /\ length (taken (rank_of s q)) = length (taken (rank_of s r)).
 
-(** What a process that lives does by itself, unless it has been told of a loss. The exchange completes only while all live. *)
+(** What a live process does by itself, unless its rank has been told of a loss. The exchange completes only while all processes live. *)
 Definition lives (s : sys) (l : label) : Prop :=
   match l with LRank r _ | LDrawn r _ _ => gone r = false /\ is_lost (rank_of s r) = false | LTrained r => gone r = false | LExchange => forall q, q < W -> gone q = false end.
 
-(** Something continues without anything more going wrong: a rank, a consumer, the exchange, or a driver that tells its rank. *)
+(** Something goes on without another fault: a rank, a consumer, the exchange, or a driver that tells its rank. *)
 Definition goes_on (s : sys) : Prop :=
   (exists l t, step s l t /\ by_itself W s l /\ lives s l /\ match l with LTrained r => ~ never_ends s r | _ => True end) \/
   exists r, is_to_be_told s r.
@@ -43,7 +43,7 @@ Definition goes_on (s : sys) : Prop :=
 Lemma never_ends_or_not : forall s r, decidable (never_ends s r).
 Proof. intros s r. unfold never_ends, is_out. decides. Qed.
 
-(** A consumer on a rank that has not been told has a step to take. *)
+(** A consumer on a rank that has not been told can take a step. *)
 Lemma take_goes_on : forall u v r, reachable v -> follows W u v -> r < W -> gone r = false -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
   goes_on u.
 Proof.
@@ -55,7 +55,7 @@ Proof.
   eapply StepRank; [exact H|exact Ru|]. rewrite Er. simpl. rewrite Q, B. reflexivity.
 Qed.
 
-(** Where nobody is lost, a step of the run without losses is a step. *)
+(** If no rank is lost, a step of the run without losses is also possible here. *)
 Lemma step_back : forall u v l t, follows W u v -> (forall r, r < W -> is_lost (rank_of u r) = false) -> step v l t -> exists w, step u l w.
 Proof.
   intros u v l t F NL St.
@@ -72,14 +72,14 @@ Proof.
   - destruct (E r H) as [Er Ep]. eexists. apply (StepDrawn W cfg depth input u r n la H). unfold may_draw in *. rewrite Er, Ep, (f_got _ _ _ _ F r H), (f_log _ _ _ _ F). exact D.
 Qed.
 
-(** ABORT, STOP, FREE: whichever rank leaves, is lost or gone, whenever: something goes on, a driver that tells its rank included; or the
-    loader of every process that lives is done, or delivers to a trainer inside a step that never ends. *)
+(** ABORT, STOP, FREE: whichever rank leaves, is lost or is gone, at any time, either something goes on (possibly a driver that tells its
+    rank), or the loader of every live process is done or delivers to a trainer inside a step that never ends. *)
 Theorem every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends : forall u, lossy_reachable u ->
   goes_on u \/ forall r, r < W -> gone r = false -> at_phase (rank_of u r) = DONE \/ (at_phase (rank_of u r) = DRAIN /\ running u r = true /\ never_ends u r).
 Proof.
   intros u Ru. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok u Ru) as [v [R F]]. pose proof (invariant_of W cfg depth input ok v R) as I. pose proof (some_rank _ _ ok) as SR.
   destruct (dec_exists (fun q => gone q || is_lost (rank_of u q)) W) as [[q0 [Hq0 G0]]|NG].
-  2:{ (* nobody is gone, nobody is lost *)
+  2:{ (* no process is gone and no rank is lost *)
     assert (NG' : forall r, r < W -> gone r = false /\ is_lost (rank_of u r) = false) by (intros r H; apply orb_false_iff, NG, H).
     assert (E : forall r, r < W -> rank_of u r = rank_of v r) by (intros r H; exact (live_is_followed W u v r F H (proj2 (NG' r H)))).
     assert (Br : forall r, r < W -> broken W v r \/ forsaken W v r -> never_ends u r).

@@ -1,4 +1,4 @@
-(** The executable [compute_groups] of odb_ref/core/batching/grouping.py, and BUDGET and FEWEST for it. Spec: R2. *)
+(** The executable [compute_groups] of odb_ref/core/batching/grouping.py, with BUDGET and FEWEST for it. Spec: R2. *)
 Require Import List Arith Lia Permutation Sorted.
 From ODB Require Import Lists Types.
 Import ListNotations.
@@ -8,17 +8,17 @@ Import ListNotations.
 Definition shorter (x y : sample) : bool :=
   (len x <? len y) || ((len x =? len y) && (pos x <=? pos y)).
 
-(** By length, ties by position. *)
+(** By length; ties by position. *)
 Definition sort_length : list sample -> list sample := sort_by shorter.
 
-(** [x], no shorter than any sample of [acc], would not fit any more: at most so many tokens are padding (R16.3). *)
+(** [x], no shorter than any sample of [acc], would no longer fit. At most [most] tokens may be padding (R16.3). *)
 Definition is_full (budget most : nat) (limits : list nat) (acc : group) (x : sample) : bool :=
   (budget <? S (length acc) * len x) || (most <? length acc * len x - total acc) || negb (is_within limits (x :: acc)).
 
-(** The groups, by rising length, that are closed when the next sample would not fit. *)
+(** The groups by rising length. A group is closed when the next sample would not fit. *)
 Notation sweep budget most limits := (greedy (fun acc x => negb (is_full budget most limits acc x)) []).
 
-(** The longest of each first. *)
+(** Each group is reversed, so its longest sample comes first. *)
 Definition compute_groups (budget most : nat) (limits : list nat) (window : list sample) : list group :=
   map (@rev sample) (sweep budget most limits (sort_length window)).
 
@@ -79,7 +79,7 @@ Proof.
   intros. apply Forall_map. eapply Forall_impl; [|apply sweep_fits, sort_length_ascending]. intros g. apply fits_perm, Permutation_rev.
 Qed.
 
-(** The first sample of a group is its longest, so the Python's padding is the true one. *)
+(** The first sample of a group is its longest, so the Python's padded size is the true one. *)
 Lemma first_of_a_part_is_the_longest : forall before g after, ascending (before ++ g ++ after) -> padded_first (rev g) = padded (rev g).
 Proof.
   intros before g after So. apply sorted_app in So as [_ [So _]]. apply sorted_app in So as [So _]. apply sorted_rev in So.
@@ -94,10 +94,10 @@ Proof.
   rewrite C. apply sort_length_ascending.
 Qed.
 
-(** ** FEWEST, part 1: any partition that fits can be had as runs of the sorted samples
+(** ** FEWEST, part 1: runs of the sorted samples need no more groups than any partition that fits
 
-    For tokens alone, with no further limits. Counting argument: [count_ge t l] samples are at least [t] long. The group that
-    holds a sample at least as long as the longest one left may be replaced by the same number of the longest samples left. *)
+    For tokens alone, without further limits. A counting argument: [count_ge t l] samples of [l] have at least [t] tokens. A group that
+    holds a sample at least as long as the longest one left can be replaced by the same number of the longest samples left. *)
 
 Fixpoint count_ge (t : nat) (l : list sample) : nat :=
   match l with [] => 0 | x :: r => (if t <=? len x then 1 else 0) + count_ge t r end.
@@ -193,7 +193,8 @@ Proof.
       apply Bool.negb_true_iff, Bool.orb_false_iff. split; [apply Bool.orb_false_iff; split; apply Nat.ltb_ge; simpl in *; lia|reflexivity].
 Qed.
 
-(** With a further limit this is not so: amounts of 2, 3, 2 and 1 in order of length make two groups within 4, the sweep three. *)
+(** With a further limit this fails: amounts 2, 3, 2 and 1, by rising length, fit two groups under a limit of 4, but the sweep makes
+    three. *)
 Theorem with_limits_the_sweep_may_use_more_groups_than_needed : exists b limits w P,
   Permutation (concat P) w /\ Forall (fits b b limits) P /\ length P < length (compute_groups b b limits w).
 Proof.

@@ -1,13 +1,13 @@
-(** The shipped configuration: the executable grouping and alignment of either layout and any order, with any cost that [cost_ok] lets
-    pass and any rule within the bounds. *)
+(** The shipped configuration: the executable grouping and alignment of either layout and any order, with any cost that meets [cost_ok] and
+    any rule within the bounds. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Order Layouts Runs Machine Local Rules System Facts Keeps Protocol Ending Coupled Termination.
 Import ListNotations.
 
-(** The window of round [k]: the first [ramp] ones are halved once for each round still to go. *)
+(** The window of round [k]. In the first [ramp] rounds it is halved once for each round of the ramp still to go. *)
 Definition window_samples (size ramp k : nat) : nat := Nat.max 1 (Nat.div size (2 ^ (ramp - k))).
 
-(** The budget and the limits of a round, where so much was agreed on (R15.1): a batch shrinks as a whole. *)
+(** The budget and the limits of a round, given the agreed budget (R15.1): a batch shrinks as a whole. *)
 Definition budget_of (whole : nat) (b : option nat) : nat := match b with Some n => Nat.min n whole | None => whole end.
 Definition limits_of (whole : nat) (limits : list nat) (b : option nat) : list nat :=
   match b with
@@ -15,10 +15,11 @@ Definition limits_of (whole : nat) (limits : list nat) (b : option nat) : list n
   | None => limits
   end.
 
-(** What a rank accepts, as it offers it: nothing where that is no less than the largest budget there is (R15.2). *)
+(** What a rank accepts, as it offers it: [None] if that is no less than the largest budget (R15.2). *)
 Definition offered (whole tokens : nat) : option nat := if tokens <? whole then Some tokens else None.
 
-(** A rank that reads on keeps a group back where one has less than half of the budget in force: its next window fills it (R3.1). *)
+(** A rank that reads on keeps a group back if some group has less than half of the budget in force, so that the next window can fill it
+    (R3.1). *)
 Definition keeps_one (l : layout) (whole : nat) (b : option nat) (gs : list group) : bool :=
   existsb (fun g => 2 * tokens_of (gauge_of l tokens_cost) g <? budget_of whole b) gs.
 
@@ -44,7 +45,7 @@ Proof.
   - apply a_rule_lowered_by_the_ramp_lies_within_the_bounds, Wb.
 Qed.
 
-(** FEWEST: it keeps a group back where there is another, and one has less than half of the budget in force. *)
+(** FEWEST: a rank keeps a group back if there is another group, and some group has less than half of the budget in force. *)
 Theorem the_shipped_configuration_keeps_a_group_back_where_one_is_less_than_half_full :
   forall l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded b gs,
   groups_to_emit (shipped l C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o bounded) b gs < length gs <->
@@ -56,7 +57,7 @@ Proof.
   rewrite <- K. destruct (Nat.ltb_spec 1 (length gs)), (keeps_one l whole b gs); simpl; split; intros; try lia; intuition (try lia; discriminate).
 Qed.
 
-(** AGE in quota mode asks for it. *)
+(** AGE in quota mode needs this. *)
 Theorem shipped_windows_do_not_shrink : forall size ramp k j, k <= j -> window_samples size ramp k <= window_samples size ramp j.
 Proof.
   intros size ramp k j L. unfold window_samples. apply Nat.max_le_compat_l. apply Nat.div_le_compat_l.
@@ -69,8 +70,8 @@ Hypothesis ok : setting_ok W cfg.
 Hypothesis deep : forall r, r < W -> 1 <= depth r.
 Notation reachable := (System.reachable W cfg depth input).
 
-(** COVER for trainers: when nothing fails, nobody leaves and nothing more can happen, every trainer of every rank has trained
-    on each sample of its input exactly once. By TERM this point is always reached, by FREE it is the only one. *)
+(** COVER for trainers: if nothing fails, no consumer leaves and nothing more can happen, every trainer has trained on each sample of its
+    rank's input exactly once. By TERM every schedule reaches such a state. *)
 Theorem every_sample_is_trained_on_exactly_once : forall s, reachable s ->
   c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   (forall r, r < W -> c_print (cfg r) = c_print (cfg 0)) ->

@@ -46,7 +46,7 @@ Proof.
   - intros r q Hr Hq E. unfold shared_config. rewrite (Pd r q Hr Hq E). reflexivity.
 Qed.
 
-(** ** What each rank has heard and drawn *)
+(** ** What each rank has been told and has drawn *)
 
 Definition of_counts (x : option (nat -> nat)) : list (nat -> nat) := match x with Some w => [w] | None => [] end.
 Definition heard (s : shared_sys) (r : nat) : list (nat -> nat) := flat_map of_counts (firstn (got (base s) r) (told s)).
@@ -70,14 +70,14 @@ Record books (s : shared_sys) : Prop := {
   b_rank : forall r, r < W -> book s r;
   b_told : Forall2 (fun x w => is_counted x = is_some w) (results (base s)) (told s) }.
 
-(** An input that holds what each rank has drawn, and no more once it knows that this is all. *)
+(** An input that begins with what each rank has drawn, and holds nothing more once the rank knows that this is all. *)
 Definition extends (input : nat -> list sample) (s : shared_sys) : Prop :=
   forall r, r < W -> exists ext, input r = content (places s r ++ ext) /\ (begun s r = true -> ended (rank_of (base s) r) = true -> ext = []).
 
 Lemma content_of_places : forall s, extends (fun r => content (places s r)) s.
 Proof. intros s r Hr. exists []. rewrite app_nil_r. auto. Qed.
 
-(** A step that is possible with an input is with one that goes on. *)
+(** A step that is possible with one input is possible with a longer one. *)
 Definition tells_the_end (l : label) (r : nat) : Prop := match l with LRank i (SamplesRead _ true _) | LDrawn i _ true => i = r | _ => False end.
 
 Lemma step_of_more : forall pl input s l b, step pl s l b ->
@@ -95,7 +95,7 @@ Proof.
     intros Et. subst la. specialize (D4 eq_refl). rewrite (En eq_refl) in Li. simpl in Li. lia.
 Qed.
 
-(** ** What a rank does to its reading *)
+(** ** What a rank's events do to its reading *)
 
 Lemma own_event_reads : forall c r d u e t, (forall x, e <> Got x) -> (forall xs en full, e = SamplesRead xs en full -> en = false /\ full = false) ->
   transition c r d u e = Some t ->
@@ -109,7 +109,7 @@ Proof.
   destruct (NR xs en full eq_refl) as [-> ->]. destruct G as [Wa [Lx _]]. simpl. split; [apply orb_false_r|]. split; [lia|]. split; [reflexivity|]. intros P. split; [exact (Ph P)|contradiction].
 Qed.
 
-(** An answer but that of counts: a rank that shares an order asks for nothing once it has agreed. *)
+(** For results other than counts: a rank that shares an order asks for nothing once it has agreed. *)
 Lemma answer_reads : forall c r d u x t, c_shares c = true -> is_counted x = false -> (forall a, x = Agreed a -> at_phase u = OFFER -> o_ready a = true -> wanted u = 0) ->
   transition c r d u (Got x) = Some t ->
   ended t = ended u /\ read t + wanted t = read u + wanted u /\ round t = round u /\ (at_phase t = COUNT -> at_phase u = OFFER /\ wanted t = 0 /\ exists a, x = Agreed a).
@@ -130,7 +130,7 @@ Proof.
   repeat split; auto. destruct P; congruence.
 Qed.
 
-(** What a rank knows when it has begun, or has drawn with the sums. *)
+(** What a rank knows once it has begun, or has drawn with the sums. *)
 Lemma begins_reads : forall s r mine la b, begins W cfg depth order deal s r mine la b -> r < W -> book s r -> begun s r = false ->
   mine = deal first_wants 0 r -> (mine <> [] \/ la = true) ->
   got b = got (base s) /\ log b = log (base s) /\ (forall q, q <> r -> rank_of b q = rank_of (base s) q /\ pending b q = pending (base s) q) /\
@@ -182,7 +182,7 @@ Proof.
   intros H. rewrite (E7 H). auto.
 Qed.
 
-(** A rank that has moved, but drawn nothing. *)
+(** The book of a rank that has moved but drawn nothing. *)
 Lemma book_moved : forall s s' r, begun s' r = begun s r -> places s' r = places s r -> upto s' r = upto s r -> heard s' r = heard s r ->
   let u := rank_of (base s) r in let t := rank_of (base s') r in
   ended t = ended u -> round t = round u -> read t + wanted t = read u + wanted u ->
@@ -214,7 +214,7 @@ Proof.
   - rewrite update_other by exact D. destruct X as [X|X]; [contradiction|]. specialize (IH X Nn'). destruct (f q); simpl; rewrite IH; reflexivity.
 Qed.
 
-(** The system of System.v does, with each input that goes on, what the job does; at least [k] transitions that are counted. *)
+(** With such an input, the system of System.v can follow the job from [s] to [b], in at least [k] counted transitions. *)
 Definition does (input : nat -> list sample) (k : nat) (s b : sys) : Prop :=
   forall m, lossy_path W own depth input (start own) m s -> exists m', m + k <= m' /\ lossy_path W own depth input (start own) m' b.
 
@@ -404,7 +404,7 @@ Proof.
     + exists 1. split; [unfold beginners; cbn [begun]; lia|]. intros m P. exists (S m). split; [lia|]. eapply lossy_on; [exact P|]. apply LossyLoss; assumption.
 Qed.
 
-(** ** Every run is one of the system of System.v, with losses *)
+(** ** Every run is one of System.v's system, with losses *)
 
 Lemma start_books : books (shared_start cfg deal).
 Proof. constructor; [|constructor]. intros r Hr. constructor; simpl; try discriminate. auto. Qed.
@@ -429,8 +429,8 @@ Qed.
 Lemma shared_books : forall s, shared_reachable s -> books s.
 Proof. intros s [n R]. apply (every_run_is_of_the_system n s R). Qed.
 
-(** DEAL: a run of shared shards is, but for its books, one of ranks that have what they drew for their input: all that is proved of every
-    run with losses holds of shared shards. *)
+(** DEAL: apart from its books, a run of shared shards is one of ranks whose input is what they drew. So everything proved of runs with
+    losses holds of shared shards. *)
 Theorem a_run_of_shared_shards_is_one_of_shards_of_ones_own : forall s, shared_reachable s ->
   lossy_reachable W own depth (fun r => content (places s r)) (base s).
 Proof.
@@ -453,13 +453,13 @@ Proof.
   exact (with_losses_every_rank_makes_the_same_number_of_steps_in_a_round W own depth _ own_ok (base s) r q k (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R)).
 Qed.
 
-(** CONSERVE: what is in steps, in alignment, in the window and drawn but unread is what the rank has drawn. *)
+(** CONSERVE: the samples in steps, in alignment, in the window and drawn but unread are what the rank has drawn. *)
 Theorem with_shared_shards_nothing_is_lost : forall s r, shared_reachable s -> r < W ->
   let u := rank_of (base s) r in
   Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) (content (places s r))) (content (places s r)).
 Proof. intros s r R. exact (with_losses_no_sample_goes_missing W own depth _ own_ok (base s) r (a_run_of_shared_shards_is_one_of_shards_of_ones_own s R)). Qed.
 
-(** DEAL: what a rank has drawn is what was dealt to it, by the wants that all ranks were told in its rounds. *)
+(** DEAL: a rank has drawn what was dealt to it, according to the wants that all ranks were told in its rounds. *)
 Theorem a_rank_has_drawn_what_was_dealt_to_it : forall s r, shared_reachable s -> r < W -> begun s r = true ->
   places s r = drawn_by r (rounds_of s r) /\ upto s r = drawn (rounds_of s r) /\
   length (rounds_of s r) = S (round (rank_of (base s) r)).
@@ -477,7 +477,7 @@ Proof.
   rewrite app_assoc, <- rev_app_distr, <- flat_map_app, firstn_skipn. reflexivity.
 Qed.
 
-(** DEAL: the order ends on all ranks in the same round, and how far it is drawn is the same on all. *)
+(** DEAL: of two ranks in the same round, the order has ended on both or on neither, and is drawn equally far. *)
 Theorem the_order_ends_on_all_ranks_in_the_same_round : forall s r q, shared_reachable s -> r < W -> q < W -> begun s r = true -> begun s q = true ->
   round (rank_of (base s) r) = round (rank_of (base s) q) ->
   ended (rank_of (base s) r) = ended (rank_of (base s) q) /\ upto s r = upto s q.
@@ -512,11 +512,12 @@ Proof.
   - destruct (b_fresh _ _ Bk Bg) as [_ [_ [-> _]]]. simpl. eauto.
 Qed.
 
-(** The place of the order at which a sample of a rank lies. *)
+(** The place in the order of a rank's sample. *)
 Definition place_of (s : shared_sys) (r : nat) (x : sample) : nat := nth (pos x) (places s r) 0.
 Definition planned_places (s : shared_sys) (r : nat) : list nat := map (place_of s r) (samples_of (steps_of (rank_of (base s) r))).
 
-(** TERM: no schedule is longer than the bound of a job with shards of its own of as many samples, a beginning and a loss for each rank. *)
+(** TERM: no schedule is longer than the bound for shards of their own with the same number of samples, plus a beginning and a loss for
+    each rank. *)
 Theorem with_shared_shards_every_schedule_ends_within_the_bound : forall n s, shared_run n s ->
   n <= 2 * total + 2 + W * (6 * total + 7) + total + W + W.
 Proof.
@@ -543,7 +544,7 @@ Qed.
 Lemma place_of_content : forall s r, map (place_of s r) (content (places s r)) = places s r.
 Proof. intros s r. pose proof (places_of_a_part (places s r) [] []) as H. rewrite app_nil_r in H. exact H. Qed.
 
-(** ONCE: no place of the order is in two steps of the job, of one rank or of two, at any moment. *)
+(** ONCE: at every moment, no place of the order is in two steps of the job, of one rank or of two. *)
 Theorem no_place_is_in_two_steps_of_the_job : forall s, shared_reachable s -> NoDup (concat (map (planned_places s) (seq 0 W))).
 Proof.
   intros s R. pose proof (shared_books s R) as B.
@@ -557,7 +558,7 @@ Proof.
   apply Permutation_map. symmetry. exact (with_shared_shards_nothing_is_lost s r R Hr).
 Qed.
 
-(** A rank that is COMPLETE in join mode has planned all that it has drawn, and the order has ended. *)
+(** A rank that is COMPLETE in join mode has planned everything it has drawn, and the order has ended. *)
 Lemma a_complete_rank_has_planned_what_it_has_drawn : forall s r, shared_reachable s -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   is_ending (rank_of (base s) r) = true -> ended_as (rank_of (base s) r) = Some Complete ->
   drawn (rounds_of s r) = total /\ begun s r = true /\ Permutation (samples_of (steps_of (rank_of (base s) r))) (content (places s r)).
@@ -588,15 +589,15 @@ Qed.
 
 End Job.
 
-(** ** The shipped deal, and what is wanted by tokens (R14.2) *)
+(** ** The shipped deal, and wants by tokens (R14.2) *)
 
 Definition tokens_of (l : list sample) : nat := sum_nat (map len l).
 
-(** The size of a window: of packed rows near the end no more than what is left for each rank, but no less than half. *)
+(** The size of a window. For packed rows near the end it is at most what is left for each rank, but at least half the size. *)
 Definition shared_window (W total : nat) (is_packed : bool) (size d : nat) : nat :=
   if is_packed then Nat.min size (Nat.max ((total - d + W - 1) / W) (Nat.div2 (S size))) else size.
 
-(** What is carried counts by its tokens, as so many samples of average length. *)
+(** What is carried counts by its tokens, as a number of samples of average length. *)
 Definition wish_for (size : nat) (held carried : list sample) : nat :=
   size - (if tokens_of carried =? 0 then 0 else (length held * tokens_of carried + tokens_of held - 1) / tokens_of held).
 

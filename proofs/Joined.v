@@ -1,4 +1,4 @@
-(** What is proved of grouping, of alignment and of losses, joined to the steps that the system makes with the shipped configuration. *)
+(** The theorems about grouping, alignment and losses, applied to the steps that the system makes with the shipped configuration. *)
 Require Import List Arith Lia Bool Permutation Sorted QArith.
 From ODB Require Import Lists Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Protocol Budgets Termination Rounds Instance Loss Sampler Weight.
 Import ListNotations.
@@ -6,18 +6,18 @@ Open Scope nat_scope.
 
 (** ** Losses *)
 
-(** The losses of a sample's supervised tokens; any. *)
+(** The losses of a sample's supervised tokens, which are arbitrary. *)
 Definition losses_of (loss : sample -> list Q) (g : group) : micro :=
   match g with [] => Idle 0%Q | _ => Batch (flat_map loss g) end.
 
-(** What the ranks train on in [m] steps from step [j]. *)
+(** What the ranks train on in [m] steps from step [j] on. *)
 Definition window_of (W : nat) (loss : sample -> list Q) (s : sys) (j m : nat) : list (list micro) :=
   map (fun r => map (fun i => losses_of loss (nth i (groups_of (rank_of s r)) [])) (seq j m)) (seq 0 W).
 
-(** The supervised tokens of all ranks in these steps, as the steps of one rank say. *)
+(** The number of supervised tokens of all ranks in these steps, according to the steps of one rank. *)
 Definition counted (u : state) (j m : nat) : nat := sum_nat (map (fun x => n_supervised (s_counts x)) (firstn m (skipn j (steps_of u)))).
 
-(** The scale of a rank's loss, of which it knows its own batch, [W], and the counts of its steps. *)
+(** The scale of a rank's loss, from what the rank knows: its own batch, [W], and the counts of its steps. *)
 Definition scale_of_mean (W total : nat) (m : micro) : Q :=
   match m with Batch ts => (q_of (length ts) * q_of W / q_of total)%Q | Idle _ => 0%Q end.
 Definition scale_of_sum (W total : nat) (m : micro) : Q :=
@@ -60,8 +60,8 @@ Proof.
   apply losses_supervised, L.
 Qed.
 
-(** WEIGHT, for the steps that the system makes: whatever the losses of the samples' supervised tokens are, over any [m] steps from
-    step [j] on, with the counts that the steps of any one rank say. *)
+(** WEIGHT, for the steps that the system makes: whatever the losses of the supervised tokens are, over any [m] steps from step [j] on, with
+    the counts in the steps of any one rank. *)
 Theorem the_steps_of_the_system_train_on_the_global_mean : forall loss s r j m, (forall x, length (loss x) = sup x) -> reachable s -> r < W ->
   j + m <= length (steps_of (rank_of s r)) -> 0 < counted (rank_of s r) j m ->
   let world := window_of W loss s j m in
@@ -82,11 +82,11 @@ End Joined.
 
 Section Shipped.
 Variables (shape : layout) (C : nat -> nat) (W size ramp max_age print : nat).
-(** The largest budget there is, with its limits, and what share of one may be padding; under which budget each rank begins, and what it
-    accepts in each round: any. *)
+(** The largest budget with its limits, and the share of a budget that may be padding ([padding_share] is the divisor). The budget under
+    which each rank begins and those that it accepts in each round are arbitrary. *)
 Variables (whole padding_share : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat).
 Variables (is_quota : bool) (quota : option nat) (rule : offer -> nat) (o : order).
-(** Which ranks' windows are bounded in bytes. *)
+(** The ranks whose windows are bounded in bytes. *)
 Variables (windowed : nat -> bool) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis some : 1 <= W.
 Hypothesis costs_grow : cost_ok C.
@@ -96,12 +96,12 @@ Hypothesis bounded : within_bounds rule.
 Notation one := (shipped shape C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o windowed).
 Notation all := (fun _ : nat => one).
 
-(** Every assumption about the ranks holds. *)
+(** All assumptions about the ranks hold. *)
 Theorem ranks_with_the_shipped_configuration_meet_every_assumption : setting_ok W all.
 Proof. constructor; auto. intros r _. apply the_shipped_configuration_meets_every_assumption; assumption. Qed.
 
-(** The budget in force on a rank in a round (R15.1): in the first the least of the whole and of what it accepts when it begins; then
-    the least of the whole and of what any rank has accepted when it offered for the round before. *)
+(** The budget in force on a rank in a round (R15.1). In the first round it is the smaller of the whole budget and what the rank accepts
+    when it begins. Afterwards it is the least of the whole and of what any rank accepted when it offered in the round before. *)
 Definition least_of (k : nat) : nat := fold_right Nat.min whole (map (fun q => accepts q k) (seq 0 W)).
 Definition budget_in_force (r k : nat) : nat := match k with 0 => Nat.min (first r) whole | S j => least_of j end.
 Definition limits_in_force (r k : nat) : list nat :=
@@ -136,7 +136,8 @@ Proof.
   unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.
 Qed.
 
-(** BUDGET, in every step of every rank, with losses and without, whatever the windows, and whether an order is shared: of the budget in force in the step's round. *)
+(** BUDGET in every step of every rank, with losses or without, with any windows, and with a shared order or without. The budget is the one
+    in force in the step's round. *)
 Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall shares windows, let cfg := fun _ : nat => with_reading shares windows one in
   setting_ok W cfg -> forall u r, lossy_reachable W cfg depth input u -> r < W ->
   Forall (fun x => let b := budget_in_force r (s_round x) in fits_in shape b (most_padding o padding_share b) (limits_in_force r (s_round x)) (s_group x)) (steps_of (rank_of u r)).
@@ -151,8 +152,8 @@ Proof.
   unfold limits_in_force. rewrite <- (the_budget_in_force_by_round (with_reading shares windows one) eq_refl eq_refl ok v r x R H Ix). exact Z.
 Qed.
 
-(** ORDER, in the order sampler, with losses and without: whatever is carried, split, cut by a quota or idle, each rank plans its input
-    from the first sample on, and no position in a later step than a greater one. *)
+(** ORDER in the order sampler, with losses or without: whatever is carried, split, cut by a quota or idle, each rank plans its input from
+    the first sample on, and no position is in a later step than a greater one. *)
 Theorem in_the_order_sampler_ranks_plan_their_input_in_order : o = Sampler -> (forall r, r < W -> rising (input r)) ->
   forall u r, lossy_reachable W all depth input u -> r < W ->
   samples_of (steps_of (rank_of u r)) = firstn (length (samples_of (steps_of (rank_of u r)))) (input r) /\
@@ -170,7 +171,7 @@ Proof.
   - exact (in_the_order_sampler_no_position_is_in_a_later_step_than_a_greater_one W all depth input ok G Al A u r Ru H).
 Qed.
 
-(** TERM, in join mode: rounds and exchanges by the largest shard. *)
+(** TERM in join mode: rounds and exchanges are bounded by the largest shard. *)
 Theorem the_shipped_configuration_makes_no_more_rounds_than_the_largest_shard_has_samples : forall largest, is_quota = false -> quota = None ->
   (forall r, r < W -> length (input r) <= largest) -> forall s r, System.reachable W all depth input s -> r < W ->
   round (rank_of s r) <= largest /\ length (log s) <= 2 * largest + 2.

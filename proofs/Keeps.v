@@ -1,5 +1,5 @@
-(** The second invariant of the system: some rank has work in every step, a report has a cause, an epoch is complete only
-    when there is nothing left to do, and the global counts are the true sums. *)
+(** The second invariant of the system: some rank has work in every step, there is a cause for every report, an epoch is complete only
+    when nothing is left to do, and the global counts are the true sums. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts.
 Import ListNotations.
@@ -30,7 +30,7 @@ Proof. induction l as [|x l IH]; intros d n j H; [rewrite firstn_nil; reflexivit
 Lemma map_ext_seq : forall (A : Type) (f g : nat -> A) n, (forall i, i < n -> f i = g i) -> map f (seq 0 n) = map g (seq 0 n).
 Proof. intros A f g n H. apply map_ext_in. intros i Hi. apply in_seq in Hi. apply H. lia. Qed.
 
-(** 1 in COUNT, where a rank asks for the window of the next round. *)
+(** 1 in COUNT, where a rank asks for the window of the next round, and 0 elsewhere. *)
 Definition in_count (s : state) : nat := match at_phase s with COUNT => 1 | _ => 0 end.
 
 Lemma not_in_count : forall s, at_phase s <> COUNT -> in_count s = 0.
@@ -75,7 +75,7 @@ Definition failing (s : sys) (q : nat) : Prop :=
   failure (rank_of s q) <> None /\
   (at_phase (rank_of s q) = REPORT -> exists x, posted (rank_of s q) = Some (MReport x) /\ r_cause x <> None).
 
-(** Nothing held and nothing to come. *)
+(** The rank holds nothing and awaits nothing. *)
 Definition dry (s : sys) (q : nat) : Prop := window (rank_of s q) = [] /\ wanted (rank_of s q) = 0.
 
 Definition planned_samples (h : hist) (n : nat) : nat := sum_nat (map (fun x => n_samples (snd x)) (firstn n (h_steps h))).
@@ -97,7 +97,7 @@ Proof.
   constructor; simpl; try discriminate; try constructor; try lia. intros j x H. destruct j; discriminate.
 Qed.
 
-(** The phase of a rank is known from its history. *)
+(** A rank's history determines its phase, up to FILL or OFFER and DRAIN or DONE. *)
 Lemma phase_of_kind : forall c c0 h s, kind_ok c c0 h s ->
   match h_kind h with
   | NOffer => at_phase s = FILL \/ at_phase s = OFFER

@@ -1,12 +1,12 @@
-(** The layouts of odb_ref/core/batching/layouts.py and the costs of cost.py: what is asked of a cost, that those that ship have it, and
-    that with any such cost each layout measures groups as Alignment.v asks. Spec: R2.4, R2.7, R4.2. *)
+(** The layouts of odb_ref/core/batching/layouts.py and the costs of cost.py. The costs that ship meet [cost_ok], and with any such
+    cost each layout measures groups as Alignment.v requires. Spec: R2.4, R2.7, R4.2. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Grouping Packing Alignment Order.
 Import ListNotations.
 
 (** ** Costs *)
 
-(** What a sample of so many tokens costs: at least 1, and no less for a longer one. *)
+(** The cost of a sample of [n] tokens: at least 1, and no less for a longer sample. *)
 Record cost_ok (C : nat -> nat) : Prop := {
   cost_is_positive : forall n, 1 <= n -> 1 <= C n;
   cost_does_not_fall : forall n k, n <= k -> C n <= C k }.
@@ -22,13 +22,13 @@ Qed.
 
 (** ** Layouts *)
 
-(** A row for each sample, all as long as the longest; or one row, in which the samples are laid end to end. *)
+(** A row for each sample, all as long as the longest; or one row, in which samples are laid end to end. *)
 Inductive layout := Padded | Packed.
 
-(** What a row costs: the sum over its samples. *)
+(** The cost of a row: the sum over its samples. *)
 Fixpoint row_cost (C : nat -> nat) (g : group) : nat := match g with [] => 0 | x :: r => C (len x) + row_cost C r end.
 
-(** The fewest first samples that cost [half] together, but not all. *)
+(** The smallest number of first samples that together cost [half], but never all samples. *)
 Fixpoint reach (C : nat -> nat) (half : nat) (g : group) : nat :=
   match g with
   | [] => 0
@@ -44,8 +44,8 @@ Definition gauge_of (l : layout) (C : nat -> nat) : gauge :=
 Definition form (l : layout) : nat -> nat -> list nat -> list sample -> list group :=
   match l with Padded => compute_groups | Packed => fun b _ => compute_rows b end.
 
-(** BUDGET: a group of more than one sample has no more tokens than the budget, of which at most so many are padding (of a row none is),
-    and keeps every limit; a single sample may exceed them. *)
+(** BUDGET: a group of two or more samples has no more tokens than the budget, of which at most [most] are padding (a row has none), and
+    keeps every limit. A single sample may exceed them. *)
 Definition fits_in (l : layout) (budget most : nat) (limits : list nat) (g : group) : Prop :=
   let tokens := tokens_of (gauge_of l tokens_cost) g in length g <= 1 \/ (tokens <= budget /\ tokens - total g <= most /\ is_within limits g = true).
 
@@ -72,7 +72,7 @@ Proof.
   - apply no_row_is_empty.
 Qed.
 
-(** What fits still fits without some of it. *)
+(** A group that fits also fits without some of its samples. *)
 Lemma fits_in_passes_on : forall l b most limits, passes_on (fits_in l b most limits).
 Proof.
   intros [|] b most limits part rest g P; [apply fits_part with (rest := rest); exact P|].
@@ -101,7 +101,7 @@ Proof.
   specialize (IH (half - C (len x)) ltac:(simpl; lia)). simpl length in *. lia.
 Qed.
 
-(** With any such cost, each layout measures groups as is asked. *)
+(** With any such cost, each layout meets [gauge_ok]. *)
 Theorem every_layout_and_cost_measures_groups_as_is_asked : forall l C, cost_ok C -> gauge_ok (gauge_of l C).
 Proof.
   intros [|] C [Po Mo]; constructor; cbn [gauge_of middle_of cost_of]; auto.
@@ -112,7 +112,7 @@ Proof.
   - intros part rest g P. rewrite <- (row_cost_perm C _ _ P), row_cost_app. lia.
 Qed.
 
-(** Where each sample has a token, a part that is not all of a group costs less: so splitting the most costly group evens out. *)
+(** If each sample has a token, a part that lacks a sample costs less than the whole group. So splitting the most costly group evens out. *)
 Theorem a_part_costs_less_than_the_whole : forall l C part rest g, cost_ok C -> (forall x, In x g -> 1 <= len x) ->
   Permutation (part ++ rest) g -> rest <> [] -> cost_of (gauge_of l C) part < cost_of (gauge_of l C) g.
 Proof.
@@ -126,8 +126,7 @@ Proof.
   - rewrite <- (row_cost_perm C _ _ P), row_cost_app. simpl. specialize (Po _ Lx). lia.
 Qed.
 
-(** Where the first part of a row does not cost half of it, only the last sample is missing; and without its last sample it costs less
-    than half. *)
+(** If the first part of a row does not cost half of the row, it lacks only the last sample. Any shorter first part costs less than half. *)
 Theorem the_first_part_of_a_row_is_the_fewest_samples_that_cost_half : forall C g, 2 <= length g ->
   let middle := middle_of (gauge_of Packed C) g in let half := Nat.div2 (S (row_cost C g)) in
   (half <= row_cost C (firstn middle g) \/ S middle = length g) /\

@@ -1,4 +1,4 @@
-(** Lists of anything: their permutations, sorting, and cutting one into runs. *)
+(** Lists of any type: permutations, sorting, and cutting a list into runs. *)
 Require Import List Arith Lia Bool Permutation Sorted.
 Import ListNotations.
 
@@ -39,7 +39,7 @@ Proof.
   intros A B f g. induction l as [|x l IH]; simpl; [constructor|]. rewrite IH, <- !app_assoc. apply Permutation_app_head, Permutation_app_swap_app.
 Qed.
 
-(** ** Parts of a list, place by place *)
+(** ** Parts of a list *)
 
 Lemma firstn_add : forall (A : Type) n m (l : list A), firstn (n + m) l = firstn n l ++ firstn m (skipn n l).
 Proof. induction n as [|n IH]; simpl; intros m l; [reflexivity|]. destruct l; simpl; [rewrite firstn_nil; reflexivity|]. rewrite IH. reflexivity. Qed.
@@ -71,7 +71,7 @@ Proof.
   pose proof (H 0) as E. injection E as ->. f_equal. apply IH. intros i. apply (H (S i)).
 Qed.
 
-(** What lies at each place by its number is the numbers from 0 on. *)
+(** If [f] gives each element its position, mapping [f] gives the numbers from 0 on. *)
 Lemma map_numbered : forall (A : Type) (f : A -> nat) l, (forall i x, nth_error l i = Some x -> f x = i) -> map f l = seq 0 (length l).
 Proof.
   intros A f l P. apply nth_error_ext. intros i. rewrite nth_error_map. destruct (nth_error l i) as [x|] eqn:E; simpl.
@@ -121,7 +121,7 @@ Proof.
   exact (Permutation_NoDup (Permutation_flat_map g (Permutation_sym (filter_split A f l))) D).
 Qed.
 
-(** ** Sorted *)
+(** ** Sorting *)
 
 Section Sort.
   Variables (A : Type) (before : A -> A -> bool).
@@ -130,13 +130,13 @@ Section Sort.
     | [] => [x]
     | y :: r => if before x y then x :: l else y :: insert_by x r
     end.
-  (** Stable when [before x x]. *)
+  (** Stable if [before] holds between equals. *)
   Definition sort_by (l : list A) : list A := fold_right insert_by [] l.
 End Sort.
 Arguments insert_by {A}.
 Arguments sort_by {A}.
 
-(** One of two at least is not behind the other, and so on along a line. *)
+(** [before] is total and transitive. *)
 Record orders {A} (before : A -> A -> bool) : Prop := {
   total_order : forall a b, before a b = false -> before b a = true;
   along_order : forall a b c, before a b = true -> before b c = true -> before a c = true }.
@@ -190,7 +190,7 @@ Proof.
   rewrite Forall_forall in F. intros a b Ia [<-|[]]. apply F, in_rev, Ia.
 Qed.
 
-(** ** Cut into runs: the next one joins the run while that is said, and else begins the next run *)
+(** ** Cutting into runs: the next element joins the current run if [joins] allows it, and otherwise begins a new one *)
 
 Section Greedy.
 Variables (A : Type) (joins : list A -> A -> bool).
@@ -210,7 +210,8 @@ Proof.
   destruct (joins (y :: run) x); [rewrite IH; simpl; rewrite <- app_assoc; reflexivity|simpl; rewrite IH; reflexivity].
 Qed.
 
-(** What holds of each one by itself, and of a run that another has joined, holds of each run; [L] is what is cut. *)
+(** A property that holds of each single element, and still holds of a run when an element joins it, holds of every run. [L] is the
+    list that is cut. *)
 Lemma greedy_keeps : forall (P : list A -> Prop) L, (forall x, In x L -> P [x]) ->
   (forall before run x after, L = before ++ run ++ x :: after -> P run -> joins run x = true -> P (run ++ [x])) ->
   forall l run before, L = before ++ run ++ l -> run = [] \/ P run -> Forall P (greedy run l).
@@ -225,12 +226,13 @@ Qed.
 Lemma no_run_is_left_empty : forall l, Forall (fun g => g <> []) (greedy [] l).
 Proof. intros l. apply (greedy_keeps _ l) with (before := []); auto; [discriminate|]. intros before [|y run] x after _ _ _; discriminate. Qed.
 
-(** Where a part of what is good is good, and the next joins a run with which it is good: no cut into good runs has fewer. *)
+(** If every part of a good run is good, and an element joins whenever the run stays good, no cut into good runs has fewer runs. *)
 Variable good : list A -> Prop.
 Hypothesis good_part : forall g h k, good (g ++ h ++ k) -> good h.
 Hypothesis joins_good : forall run x, run <> [] -> good (run ++ [x]) -> joins run x = true.
 
-(** It is never behind: another cut has come as far with as many runs, be it that its last run is good with all of the current one. *)
+(** Greedy cutting is never behind. It makes no more runs of [l] than any other cut that has used as many runs so far, even if that
+    cut's last run contains the whole current one and reaches further. *)
 Lemma greedy_is_never_behind : forall l run, run <> [] ->
   (forall Q, Forall good Q -> concat Q = l -> length (greedy run l) <= S (length Q)) /\
   (forall earlier rest Q, Forall good Q -> l = rest ++ concat Q -> good (earlier ++ run ++ rest) -> length (greedy run l) <= S (length Q)).
@@ -240,7 +242,7 @@ Proof.
   { induction Q as [|q Q IHQ]; intros F E; [discriminate|]. inversion F as [|? ? F1 F2]; subst. destruct q as [|y q].
     - specialize (IHQ F2 E). simpl in *. lia.
     - simpl in E. injection E as -> E. destruct run as [|a run]; [easy|]. cbn [greedy]. destruct (joins (a :: run) x).
-      + (* the current run goes on at least to the end of [q], so [q] needs no run of its own *)
+      + (* the current run extends at least to the end of [q], so [q] needs no run of its own *)
         destruct (IH ((a :: run) ++ [x])) as [Lo _]; [destruct run; discriminate|].
         assert (Fq : good q) by (apply (good_part [x] q []); rewrite app_nil_r; exact F1). specialize (Lo (q :: Q) (Forall_cons _ Fq F2) E). simpl in *. lia.
       + destruct (IH [x]) as [_ T]; [discriminate|]. specialize (T [] q Q F2 (eq_sym E) F1). simpl. lia. }

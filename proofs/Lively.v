@@ -1,4 +1,4 @@
-(** FREE with shared shards, with losses: what the system of System.v can do, a job can do, which is that system with books ([Job.v]). *)
+(** FREE with shared shards, with losses. A job is the system of System.v with books ([Job.v]), and can do whatever that system can do. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Coupled Termination Age Loss Gone Shards Drawing Job.
 Import ListNotations.
@@ -24,7 +24,7 @@ Proof. exact (own_ok W cfg deal ok). Qed.
 
 Definition is_of (r : nat) (l : label) : Prop := match l with LRank i _ | LDrawn i _ _ => i = r | _ => False end.
 
-(** Something happens of which this is so: of a label, that is, of what happens to a rank, the exchange or a trainer. *)
+(** A transition with a label that meets [P] is possible. *)
 Definition goes_on (P : label -> Prop) (s : shared_sys) : Prop := exists l s', P l /\ shared_step s l s'.
 
 (** A rank that has not begun begins. *)
@@ -44,8 +44,8 @@ Proof.
   destruct B as [b B]. eexists. apply SharedBegins with (b := b); assumption.
 Qed.
 
-(** What happens in the system with what each rank has drawn for its input happens in the job; or, for a rank that could do something, a
-    read, or the draw that goes with the sums. *)
+(** If the system whose input is what the ranks have drawn can do something, so can the job: the same, or else a read by the rank in
+    question, or a result with the draw that belongs to it. *)
 Lemma the_job_goes_on : forall (P : label -> Prop) s l b, shared_reachable s -> step s (base s) l b -> P l ->
   match l with LRank r _ | LDrawn r _ _ => is_lost (rank_of (base s) r) = false | _ => True end ->
   match l with LRank r (SamplesRead _ _ _) => failure (rank_of (base s) r) = None | LDrawn r _ _ => at_phase (rank_of (base s) r) = COUNT | _ => True end ->
@@ -58,7 +58,7 @@ Proof.
   { intros r Hr Ir Lr. destruct (begun s r) eqn:Bg; [auto|left]. destruct (a_rank_begins s r R Hr Bg Lr) as [F [la [s' S]]].
     exists (LRank r (SamplesRead [] la false)), s'. split; [apply (Cl r Ir), F|exact S]. }
   assert (Own : is_of_its_own s l -> goes_on P s) by (intros O; exists l; eexists; split; [exact Pl|]; eapply SharedGoesOn; eassumption).
-  (* The sums are there: it draws and goes on from the round. *)
+  (* The sums are there: the rank draws and goes on from the round. *)
   assert (Count : forall r cs u, r < W -> is_of r l -> begun s r = true -> at_phase (rank_of (base s) r) = COUNT -> pending (base s) r = false ->
     nth_error (results (base s)) (got (base s) r) = Some (Counted cs) -> transition (own r) r (depth r) (rank_of (base s) r) (Got (Counted cs)) = Some u -> goes_on P s).
   { intros r cs u Hr Ir Bg Ph Pe Ex E. pose proof (b_rank _ _ _ _ _ _ B r Hr) as Bk. destruct (b_want _ _ _ _ _ _ _ Bk Ph) as [Wz Wa].
@@ -87,7 +87,7 @@ Proof.
   inversion St as [? r e t Hr M E|? x Pa Re|? r Hr Ru Tk|? r n la Hr D]; subst l; [|apply Own; exact Logic.I|apply Own; exact Logic.I|]; simpl in Nl;
     (destruct (Begun r Hr eq_refl Nl) as [G|Bg]; [exact G|]).
   - destruct e as [xs en full| |[a|cs|rs]| | | |]; try (apply Own; exact Bg).
-    + (* a read: of the next sample that is drawn *)
+    + (* a read of the next sample that is drawn *)
       pose proof (b_read _ _ _ _ _ _ _ (b_rank _ _ _ _ _ _ B r Hr) Bg) as Rd. set (u := rank_of (base s) r) in *.
       assert (NG : forall y, SamplesRead xs en full <> Got y) by discriminate. destruct (own_event _ _ _ _ _ _ NG E) as [[[Wa _] _]|[_ X]]; [|discriminate].
       destruct (skipn (read u) (content (places s r))) as [|x rest] eqn:Sk.
@@ -106,8 +106,8 @@ Proof.
     exact (Count r cs t Hr eq_refl Bg Ph Pe Ex E).
 Qed.
 
-(** FREE, whatever processes are gone: something goes on, a driver that tells its rank of a loss included; or the loader of every process
-    that lives is done, or delivers to a trainer inside a step that never ends. *)
+(** FREE, whatever processes are gone: something goes on, possibly a driver that tells its rank of a loss, or the loader of every live
+    process is done or delivers to a trainer inside a step that never ends. *)
 Theorem with_shared_shards_every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends : forall gone s, shared_reachable s ->
   goes_on (fun l => by_itself W (base s) l /\ lives W gone (base s) l /\ match l with LTrained r => ~ never_ends W gone (base s) r | _ => True end) s \/
   (exists r, is_to_be_told W gone (base s) r) \/
@@ -121,7 +121,7 @@ Proof.
   - intros r Ir. destruct l as [i e| |i|i n la]; simpl in Ir; try contradiction; subst i; split; intros; repeat split; auto; try apply Li.
 Qed.
 
-(** Where no rank is lost, the job stands where a run without losses stands. *)
+(** If no rank is lost, the job is in a state that a run without losses reaches. *)
 Lemma nobody_is_lost : forall s, shared_reachable s -> (forall r, r < W -> is_lost (rank_of (base s) r) = false) ->
   exists v, reachable W own depth (fun q => content (places s q)) v /\ follows W (base s) v /\ forall r, r < W -> rank_of (base s) r = rank_of v r.
 Proof.
@@ -141,8 +141,8 @@ Proof.
   apply (the_job_goes_on _ s l b R Sb Pb); [|exact (Sv l Pb)|intros r Ir; exact (Cl r l Ir Pb)]. destruct Sb; auto.
 Qed.
 
-(** FREE with shared shards: while no consumer has left and no rank is lost, the job goes on by itself, unurged, or every loader is done and
-    every trainer has taken all it was given; failures included. *)
+(** FREE with shared shards: while no consumer has left and no rank is lost, the job goes on by itself without urging, or every loader is
+    done and every trainer has taken all its steps. Failures may have happened. *)
 Theorem a_job_of_shared_shards_never_deadlocks : forall s, shared_reachable s -> (forall r, r < W -> is_lost (rank_of (base s) r) = false) ->
   (forall r, r < W -> stopped (rank_of (base s) r) = false) -> goes_on (unaided (base s)) s \/ forall r, r < W -> finished (base s) r.
 Proof.
@@ -155,7 +155,7 @@ Proof.
   - intros r Hr. destruct (Fin r Hr) as [F1 [F2 F3]]. unfold finished. rewrite E by exact Hr. rewrite (f_running _ _ _ _ F r Hr). auto.
 Qed.
 
-(** STOP, FREE with shared shards: after a consumer has left the job goes on, if need be urged, or every loader is done but those that
+(** STOP, FREE with shared shards: after a consumer has left, the job goes on, urged if need be, or every loader is done except those that
     drain to a trainer inside a step which a consumer that left never entered. *)
 Theorem with_shared_shards_after_a_stop_every_loader_ends_or_its_trainer_waits : forall s, shared_reachable s -> (forall r, r < W -> is_lost (rank_of (base s) r) = false) ->
   goes_on (by_itself W (base s)) s \/ forall r, r < W -> at_phase (rank_of (base s) r) = DONE \/ (at_phase (rank_of (base s) r) = DRAIN /\ forsaken W (base s) r).

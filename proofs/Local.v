@@ -1,15 +1,15 @@
 (** One rank against the shared history.
 
-    [hist] is what the results of the exchange say, and nothing else: the number of each round's steps, their counts, which
-    are released, how the epoch ends. [core] says that a rank's state is an image of the results it has received. All
-    ranks receive prefixes of one list of results, so whatever follows from [hist] is equal on all ranks: that is ALIGN. *)
+    [hist] holds what follows from the results of the exchange alone: the number of steps in each round, their counts, how many are
+    released, and how the epoch ends. [core] relates a rank's state to the history of the results that the rank has received. All ranks
+    receive prefixes of one list of results, so what follows from [hist] is equal on all ranks: that is ALIGN. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine.
 Import ListNotations.
 
-(** ** What is asked of a configuration *)
+(** ** What a configuration must meet *)
 
-(** What is true of every agreement that a target rule sees. *)
+(** True of every agreement that a target rule sees. *)
 Record sane (a : offer) : Prop := {
   sane_samples : 1 <= o_samples_max a;
   sane_groups : 1 <= o_groups_max a <= o_samples_max a;
@@ -100,7 +100,7 @@ Definition kind_ok (c c0 : config) (h : hist) (s : state) : Prop :=
   | DRAIN | DONE => exists o lim, h_kind h = NClosed o lim /\ ended_as s = Some o
   end.
 
-(** A window that is not to stay empty, unless the source has ended. *)
+(** The window has or awaits a sample, or the source has ended. *)
 Definition has_more (s : state) : Prop := ended s = true \/ 1 <= length (window s) + wanted s.
 
 Record core (c c0 : config) (rank : nat) (inp : list sample) (h : hist) (s : state) : Prop := {
@@ -125,7 +125,7 @@ Record core (c c0 : config) (rank : nat) (inp : list sample) (h : hist) (s : sta
 Lemma more_unless_counting : forall c c0 rank inp h s, core c c0 rank inp h s -> at_phase s <> COUNT -> has_more s.
 Proof. intros c c0 rank inp h s K P. destruct (k_window _ _ _ _ _ _ K) as [X|[X _]]; [exact X|contradiction]. Qed.
 
-(** The part that says what a rank waits for. *)
+(** The part of the invariant that tells what a rank waits for. *)
 Record tight (depth : nat) (s : state) : Prop := {
   t_queue : length (queue s) <= depth;
   t_released : released s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s);
@@ -172,7 +172,7 @@ Proof. intros. unfold history. apply fold_ind; [|intros; apply h_step_numbered; 
 Lemma history_snoc : forall c rs x, history c (rs ++ [x]) = h_step c (history c rs) x.
 Proof. intros. unfold history. rewrite fold_left_app. reflexivity. Qed.
 
-(** The step at place [i] of a rank has number [i]. *)
+(** The step at position [i] of a rank has number [i]. *)
 Lemma step_number : forall c c0 rank inp h s i x, core c c0 rank inp h s -> numbered_from 0 (h_steps h) ->
   nth_error (steps_of s) i = Some x -> s_number x = i.
 Proof.
@@ -293,7 +293,7 @@ Qed.
 Lemma answer_or_own : forall e, (exists x, e = Got x) \/ (forall x, e <> Got x).
 Proof. intros []; eauto; right; discriminate. Qed.
 
-(** What an event that is not an answer changes, before the rank may post. *)
+(** What an event other than a result changes, before the rank may post. *)
 Definition moved (depth : nat) (s : state) (e : event) : state :=
   match e with
   | SamplesRead xs en full => set_read (read s + length xs) (set_ended (ended s || en) (set_wanted (if en || full then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))
@@ -305,7 +305,7 @@ Definition moved (depth : nat) (s : state) (e : event) : state :=
   | Got _ => s
   end.
 
-(** When it does. *)
+(** When the event has this effect. *)
 Definition granted (s : state) (e : event) : Prop :=
   match e with
   | SamplesRead xs en full => wanted s <> 0 /\ length xs <= wanted s /\ (full = true -> may_be_full xs en s = true) /\ (xs <> [] \/ en = true \/ full = true)
@@ -317,7 +317,7 @@ Definition granted (s : state) (e : event) : Prop :=
   | Got _ => False
   end.
 
-(** When it does nothing. *)
+(** When the event has no effect. *)
 Definition deaf (s : state) (e : event) : bool :=
   match e with
   | ConsumerStopped => match at_phase s with DONE => true | _ => stopped s end

@@ -1,16 +1,16 @@
-(** ABORT, where the exchange breaks (R5.10, R7.5): the same system, in which every rank that is not ending may at any moment
-    learn that a peer is lost. A process that is gone is a rank to which nothing happens any more.
+(** ABORT if the exchange breaks (R5.10, R7.5): the same system, except that every rank that is not ending may learn at any moment that
+    a peer is lost. A process that is gone is a rank to which nothing more happens.
 
-    A run with losses is followed by one without: what a lost rank would be if it had not been told, its shadow, goes on
-    reading and collating and never learns another result. So what is proved of every run without a loss holds of what the
-    ranks hold and have done, with losses too. *)
+    A run with losses is followed by one without. In it, a lost rank is replaced by its shadow: the rank as it would be had it not been
+    told. The shadow continues to read and collate, and never learns another result. So what is proved of runs without losses, about the
+    samples that ranks hold and the steps they have made, also holds of runs with losses. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age.
 Import ListNotations.
 
 (** ** One rank *)
 
-(** ABORT: told of a lost peer, a rank that is not ending ends at once as LOST; nothing is delivered, nothing is posted. *)
+(** ABORT: if a rank that is not ending is told of a lost peer, it ends at once as LOST. It delivers nothing and posts nothing. *)
 Theorem a_rank_that_is_told_of_a_lost_peer_ends_at_once_as_lost : forall c r d s peer cause, is_ending s = false ->
   exists t, handle c r d s (PeerLost peer cause) = Some t /\ at_phase t = DONE /\ ended_as t = Some (Lost peer cause) /\
     queue t = queue s /\ taken t = taken s /\ has_posted s t = false /\ exists l, limit t = Some l /\ l <= length (taken t).
@@ -19,7 +19,7 @@ Proof.
   repeat split. eexists. split; [reflexivity|]. destruct (limit s); lia.
 Qed.
 
-(** A rank that is draining, or done, needs no exchange any more. *)
+(** A rank that is draining or done no longer needs the exchange. *)
 Theorem a_rank_that_is_ending_ignores_a_lost_peer : forall c r d s peer cause, is_ending s = true -> handle c r d s (PeerLost peer cause) = Some s.
 Proof. intros c r d s peer cause E. simpl. unfold lose. rewrite E. reflexivity. Qed.
 
@@ -28,7 +28,7 @@ Definition is_lost (s : state) : bool := is_ending s && match ended_as s with So
 Lemma complete_is_not_lost : forall s, ended_as s = Some Complete -> is_lost s = false.
 Proof. intros s O. unfold is_lost. rewrite O. apply andb_false_r. Qed.
 
-(** A rank that has learnt of a loss, against what it would be without. *)
+(** A rank that has been told of a loss, compared with the rank as it would be otherwise. *)
 Record lost_from (u v : state) : Prop := {
   l_phase : at_phase u = DONE;
   l_lost : is_lost u = true;
@@ -58,7 +58,7 @@ Qed.
 Lemma lost_steps : forall u v, lost_from u v -> steps_of u = steps_of v /\ released_of u = released_of v.
 Proof. intros u v L. destruct L. unfold steps_of, released_of. rewrite l_plan0, l_released0, l_queue0, l_taken0. auto. Qed.
 
-(** Nothing that a rank does by itself loses it, or finds it again. *)
+(** No event other than a result changes whether a rank is lost. *)
 Lemma own_event_leaves_lost : forall c r d u e t, (forall x, e <> Got x) -> transition c r d u e = Some t -> is_lost t = is_lost u.
 Proof.
   intros c r d u e t NG E. pose proof (sa_outcome _ _ (transition_same _ _ _ _ _ _ NG E)) as O. unfold is_lost. rewrite O. f_equal. unfold is_ending.
@@ -69,10 +69,10 @@ Qed.
 Lemma post_going : forall c r s, is_ending s = false -> is_ending (post c r s) = false.
 Proof. intros c r s E. unfold is_ending in *. destruct (post_phase c r s) as [-> |[_ ->]]; auto. Qed.
 
-(** What a lost rank still does: it reads, and collates, to the end of what is under way. *)
+(** What a lost rank still does: it reads and collates until what is under way is done. *)
 Definition of_its_source (e : event) : Prop := (exists xs en, e = SamplesRead xs en false) \/ e = Collated.
 
-(** That leaves the rest of it as it was. *)
+(** These events leave the rest of the rank unchanged. *)
 Lemma lost_keeps : forall c r d u e t, at_phase u = DONE -> of_its_source e -> transition c r d u e = Some t ->
   granted u e /\ t = moved d u e /\ (forall x, e <> Got x) /\ e <> StepTaken /\
   at_phase t = DONE /\ ended_as t = ended_as u /\ limit t = limit u /\ steps_of t = steps_of u /\ queue t = queue u /\ taken t = taken u /\ posted t = posted u.
@@ -83,7 +83,7 @@ Proof.
   rewrite post_ending by auto. split; [exact G|]. destruct Ev as [[xs [en ->]]| ->]; repeat split; try discriminate; exact P.
 Qed.
 
-(** And its shadow does it too. *)
+(** The shadow can do the same. *)
 Lemma shadow_follows : forall c r d u v e t, lost_from u v -> of_its_source e -> transition c r d u e = Some t ->
   exists w, transition c r d v e = Some w /\ lost_from t w.
 Proof.
@@ -106,13 +106,13 @@ Notation reachable := (System.reachable W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
 Notation step := (System.step W cfg depth input).
 
-(** Everything that can happen without a loss, and that a rank's driver says that a peer is lost. *)
+(** A transition without losses, or a rank that is told by its driver of a lost peer. *)
 Inductive lossy_step : sys -> sys -> Prop :=
 | LossyStep : forall s l t, step s l t -> is_draw l = false -> lossy_step s t
 | LossyLoss : forall s r peer cause, r < W -> is_ending (rank_of s r) = false ->
     lossy_step s (mkSys (update (rank_of s) r (lose peer cause (rank_of s r))) (got s) (pending s) (log s) (running s)).
 
-(** [n] things happen between two states, beside what is drawn. *)
+(** [n] transitions lead from one state to another, not counting draws. *)
 Inductive lossy_path : sys -> nat -> sys -> Prop :=
 | lossy_here : forall s, lossy_path s 0 s
 | lossy_on : forall s t n u, lossy_path s n t -> lossy_step t u -> lossy_path s (S n) u
@@ -123,7 +123,7 @@ Definition lossy_reachable (s : sys) : Prop := exists n, lossy_path (start cfg) 
 Lemma lossy_reachable_on : forall s n t, lossy_path s n t -> lossy_reachable s -> lossy_reachable t.
 Proof. induction 1 as [s|s t n u P IH St|s t n u l P IH St Dr]; intros R; [exact R|..]; destruct (IH R) as [m Q]; eexists; [eapply lossy_on|eapply lossy_draw]; eauto. Qed.
 
-(** Following without the losses: [like] is what a lost rank and its shadow have in common. *)
+(** Following without the losses: [like] relates a lost rank to its shadow. *)
 Section Following.
 Variable like : state -> state -> Prop.
 Hypothesis like_lose : forall peer cause s, is_ending s = false -> like (lose peer cause s) s.
@@ -150,7 +150,7 @@ Proof.
   - intros r H. destruct (f_rank _ _ F r H) as [[_ [_ <-]]|[_ L]]; [apply P, H|apply L, P, H].
 Qed.
 
-(** Nothing but a loss makes a rank lost. *)
+(** Only a loss makes a rank lost. *)
 Lemma reachable_live : forall s r, reachable s -> r < W -> is_lost (rank_of s r) = false.
 Proof.
   intros s r R H. destruct (is_ending (rank_of s r)) eqn:E.
@@ -163,7 +163,7 @@ Definition lost_ranks (s : sys) : nat := sum_over W (fun r => b2n (is_lost (rank
 Lemma lost_stay : forall u u', (forall r, r < W -> is_lost (rank_of u r) = true -> is_lost (rank_of u' r) = true) -> lost_ranks u <= lost_ranks u'.
 Proof. intros u u' H. apply sum_over_le. intros r Hr. specialize (H r Hr). destruct (is_lost (rank_of u r)); simpl; [rewrite H by reflexivity; simpl; lia|lia]. Qed.
 
-(** The same happens without the losses. *)
+(** The run without losses takes the same transition, or stays where it is when a rank is lost. *)
 Definition follows_by (l : label) (u v u' : sys) : Prop := exists v', step v l v' /\ follows_as u' v' /\ lost_ranks u <= lost_ranks u'.
 
 Definition follows_on (u v u' : sys) : Prop := (exists l, follows_by l u v u' /\ is_draw l = false) \/ (follows_as u' v /\ lost_ranks u + 1 <= lost_ranks u').
@@ -314,8 +314,8 @@ Proof.
   intros n u P. apply (X (start cfg) n u P eq_refl).
 Qed.
 
-(** The root of all that follows: whatever is reached with losses, a run without a loss has reached too, but for what a lost rank
-    no longer takes part in. *)
+(** The root of all that follows: for every state reached with losses there is one reached without, in which each rank is the same or is
+    the shadow of a lost rank. *)
 Theorem a_run_with_losses_follows_a_run_without : forall u, lossy_reachable u -> exists v, reachable v /\ follows u v.
 Proof. intros u [n P]. destruct (lossy_path_followed n u P) as [v [R [F _]]]. eauto. Qed.
 
@@ -331,7 +331,7 @@ Qed.
 Lemma live_is_followed : forall u v r, follows u v -> r < W -> is_lost (rank_of u r) = false -> rank_of u r = rank_of v r.
 Proof. intros u v r F H L. destruct (f_rank _ _ _ F r H) as [[_ [E _]]|[X _]]; [exact E|]. rewrite (l_lost _ _ X) in L. discriminate. Qed.
 
-(** What a rank that is not lost knows is what it knows there. *)
+(** A rank that is not lost is the same in the run without losses. *)
 Lemma a_live_rank_is_followed : forall u r, lossy_reachable u -> r < W -> is_lost (rank_of u r) = false ->
   exists v, reachable v /\ follows u v /\ rank_of u r = rank_of v r /\ pending u r = pending v r.
 Proof.
@@ -366,7 +366,7 @@ Proof.
   rewrite Er in *. destruct (k_offer _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Ph) as [o [Po O]]. apply (of_ready _ _ _ _ O (Ad Ra o Po)).
 Qed.
 
-(** TERM, with losses: each rank is lost once at most. *)
+(** TERM, with losses: each rank is lost at most once. *)
 Theorem every_schedule_with_losses_ends_within_the_bound : forall n u, lossy_path (start cfg) n u -> n <= bound W cfg input + W.
 Proof.
   intros n u P. destruct (lossy_path_followed n u P) as [v [_ [_ B]]]. pose proof (start_measure W cfg input) as S.
@@ -417,7 +417,8 @@ Proof.
   destruct (follows_frame u v r F Hr) as [_ [-> _]], (follows_frame u v q F Hq) as [-> [-> [_ [_ [-> _]]]]]. exact (release_needs_every_rank_ready W cfg depth input ok v r q j R Hr Hq).
 Qed.
 
-(** COVER, with losses: who closes COMPLETE has been given all of its samples, whatever others have learnt since. *)
+(** COVER, with losses: a rank that closes COMPLETE has planned its whole input, and has handed all of it out if it is done and its
+    consumer is still there. *)
 Theorem with_losses_join_mode_covers : forall u r, lossy_reachable u -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   at_phase (rank_of u r) = DONE -> ended_as (rank_of u r) = Some Complete -> stopped (rank_of u r) = false ->
   Permutation (samples_of (taken (rank_of u r) ++ queue (rank_of u r))) (input r).
@@ -433,7 +434,7 @@ Proof.
   pose proof (live_is_followed u v r F H (complete_is_not_lost _ O)) as X. rewrite X in *. exact (a_complete_rank_has_planned_its_whole_input W cfg depth input ok v r R H Jm Nq E O).
 Qed.
 
-(** QUOTA, with losses: who closes COMPLETE. *)
+(** QUOTA, with losses: for ranks that are not LOST. *)
 Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q, lossy_reachable u -> r < W -> q < W ->
   is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u q) = false -> ended_as (rank_of u r) = Some Complete ->
   ended_as (rank_of u q) = Some Complete /\ length (steps_of (rank_of u q)) = length (steps_of (rank_of u r)) /\ closes_in_time W cfg input u r.
@@ -497,7 +498,7 @@ Proof.
   apply (no_consumer_takes_more_than_one_step_beyond_one_that_stopped W cfg depth input ok v v' r q R Ld Hr Hq Sv).
 Qed.
 
-(** ABORT, STOP, with losses: two ranks that have ended, neither as LOST, have ended in the same round, by the same outcome. *)
+(** ABORT, STOP, with losses: two ranks that have ended, neither as LOST, ended in the same round with the same outcome. *)
 Theorem ranks_that_have_ended_are_lost_or_agree : forall u r q, lossy_reachable u -> r < W -> q < W ->
   is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u r) = false -> is_lost (rank_of u q) = false ->
   ended_as (rank_of u r) = ended_as (rank_of u q) /\ round (rank_of u r) = round (rank_of u q) /\ length (released_of (rank_of u r)) = length (released_of (rank_of u q)).
@@ -516,7 +517,7 @@ Proof.
   destruct o as [|q n|q c|q|p c]; simpl in *; auto; destruct T as [T1 T2]; split; auto; destruct (X q T1) as [X1 X2]; congruence.
 Qed.
 
-(** ABORT: after a loss the rank stays as it ended, and nothing is delivered or taken any more. *)
+(** ABORT: a lost rank stays as it ended, and no step is delivered to its consumer or taken any more. *)
 Theorem after_a_loss_no_step_is_delivered_or_taken : forall s n u r, lossy_reachable s -> lossy_path s n u -> r < W -> is_lost (rank_of s r) = true ->
   at_phase (rank_of u r) = DONE /\ ended_as (rank_of u r) = ended_as (rank_of s r) /\ queue (rank_of u r) = queue (rank_of s r) /\ taken (rank_of u r) = taken (rank_of s r).
 Proof.

@@ -1,14 +1,14 @@
-(** The machine of odb_ref/core/machine.py, one rank: [transition], field by field. Spec: R3 to R7.
+(** The machine of odb_ref/core/machine.py for one rank: [transition], field by field. Spec: R3 to R7.
 
-    [None] stands for the Python's UsageError and PeerError. [taken] and [posted] are ghosts: the steps the consumer has
-    taken (the Python keeps their number) and the last message this rank put into the exchange. *)
+    [None] stands for the Python's UsageError and PeerError. [taken] and [posted] are ghost fields: the steps that the consumer has
+    taken (the Python keeps only their number) and the last message that this rank put into the exchange. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment.
 Import ListNotations.
 
 (** ** Messages *)
 
-(** [n_costs] is what is used of each further resource; an amount that is missing is 0, as all are of an idle step. *)
+(** [n_costs] lists the use of each further resource. A missing entry is 0; an idle step has none. *)
 Record counts := mkCounts { n_samples : nat; n_tokens : nat; n_supervised : nat; n_costs : list nat }.
 Definition zero_counts := mkCounts 0 0 0 [].
 Fixpoint add_costs (a b : list nat) : list nat :=
@@ -20,7 +20,7 @@ Definition sum_nat (l : list nat) : nat := fold_right Nat.add 0 l.
 Definition count_group (g : group) : counts :=
   mkCounts (length g) (sum_nat (map len g)) (sum_nat (map sup g)) (fold_right add_costs [] (map costs g)).
 
-(** [None] is the neutral element of a MIN field: nobody. *)
+(** In a field that is reduced by MIN, [None] is the neutral element: it stands for no rank. *)
 Record offer := mkOffer {
   o_round_min : nat; o_round_max : nat;
   o_print_min : nat; o_print_max : nat;
@@ -54,12 +54,13 @@ Record report := mkReport { r_rank : nat; r_cause : option nat; r_round : nat; r
 Inductive msg := MOffer (o : offer) | MCounts (cs : list counts) | MReport (r : report).
 Inductive result := Agreed (a : offer) | Counted (cs : list counts) | Reported (rs : list report).
 
-(** ** Configuration: the functions are parameters, so that what is proved holds for every choice within [config_ok] *)
+(** ** Configuration: the functions are parameters, so the theorems hold for every choice that meets [config_ok] *)
 
-(** [c_group] forms groups under the budget that the round before has agreed on; [None] is the largest there is. [c_first] is the budget
-    under which a rank begins, [c_accepts] what it accepts when it makes the offer of a round: any (R15). [c_in_bytes] is true of ranks
-    whose windows are bounded in bytes too (R2.3), [c_shares] where ranks share one order and draw of it (R14). [c_keeps] says of the groups of a window, under the budget in force, whether a rank
-    that reads on would keep one of them back (R3.1). *)
+(** [c_group] forms groups under the budget agreed in the round before; [None] is the largest budget. [c_first] is the budget under
+    which a rank begins, and [c_accepts] the budget it accepts when it makes the offer of a round; both are arbitrary (R15).
+    [c_in_bytes] is true of ranks whose windows are also bounded in bytes (R2.3), [c_shares] if ranks share one order and draw from it
+    (R14). [c_keeps] decides, from the groups of a window and the budget in force, whether a rank that reads on would keep one group
+    back (R3.1). *)
 Record config := mkConfig {
   c_group : option nat -> list sample -> list group;
   c_align : nat -> list group -> nat -> nat -> list group * list sample;
@@ -75,7 +76,7 @@ Record config := mkConfig {
   c_shares : bool;
   c_keeps : option nat -> list group -> bool }.
 
-(** How a rank reads is a part of its configuration: its windows, and whether it shares an order. *)
+(** How a rank reads is part of its configuration: its windows, and whether it shares an order. *)
 Definition with_reading (shares : bool) (windows : nat -> nat -> nat) (c : config) : config :=
   mkConfig (c_group c) (c_align c) windows (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_in_bytes c) shares (c_keeps c).
 Definition c_bounded (c : config) (r : nat) : bool := c_in_bytes c r && negb (c_shares c).
@@ -153,7 +154,7 @@ Definition is_quota_met (c : config) (g : nat) : bool := match c_quota c with So
 Definition is_ready (s : state) : bool := collated s && (wanted s =? 0).
 Definition must_end (s : state) : bool := is_some (failure s) || stopped s.
 
-(** R3.1: all groups, or one fewer, but never none. *)
+(** R3.1: all groups, or all but one, but at least one if there are any. *)
 Definition groups_to_emit (c : config) (b : option nat) (gs : list group) : nat :=
   length gs - (if (1 <? length gs) && c_keeps c b gs then 1 else 0).
 
@@ -171,7 +172,7 @@ Definition compute_offer (c : config) (rank : nat) (s : state) (gs : list group)
      o_due_max := count_due (due_before c s) gs;
      o_budget := c_accepts c rank (round s) |}.
 
-(** The number of steps of the round; 0 closes the epoch. *)
+(** The number of steps in the round; 0 closes the epoch. *)
 Definition target (c : config) (a : offer) : nat :=
   if (o_samples_max a =? 0) || (c_is_quota c && (o_samples_min a =? 0)) then 0
   else if c_is_quota c then Nat.min (c_rule c a) (o_samples_min a) else c_rule c a.
@@ -181,16 +182,16 @@ Definition is_bad (a : offer) : bool :=
 
 (** ** Transitions *)
 
-(** What a rank that shares an order knows once it has drawn: how much it is to read, and whether the order has ended. What it knows of the
-    end it knows before it has read all: a read says nothing of it then. *)
+(** What a rank that shares an order learns when it draws: how much it has to read, and whether the order has ended. So it may know of
+    the end before it has read everything, and its reads then do not report the end. *)
 Definition draws (share : nat) (is_last : bool) (s : state) : state := set_ended is_last (set_wanted share s).
 
 Definition is_nil {A} (l : list A) : bool := match l with [] => true | _ => false end.
 
-(** What a transition is made of is written as a state whose fields hold the cases: what it leaves alone is then left alone by
-    computation, and no proof has to say so. *)
+(** Each part of a transition is written as a state whose fields contain the case distinctions. A field that the part leaves alone is
+    then unchanged by computation, without a proof. *)
 
-(** Whether the offer is to be posted: when it is ready, or at once when the epoch is to end. An urged rank does not wait for its consumer. *)
+(** Whether to post the offer: when it is ready, or at once if the epoch has to end. An urged rank does not wait for its consumer. *)
 Definition posts (s : state) : bool :=
   match at_phase s with FILL => must_end s || (is_ready s && (is_nil (released s) || urged s)) | _ => false end.
 
@@ -201,7 +202,7 @@ Definition post (c : config) (rank : nat) (s : state) : state :=
 
 Definition below (lim : option nat) (n : nat) : bool := match lim with Some l => n <? l | None => true end.
 
-(** The released steps that fit into the queue, and the rest. *)
+(** The released steps for which the queue has room, and the rest. *)
 Fixpoint take_room (room : nat) (lim : option nat) (ob : list step) : list step * list step :=
   match room, ob with
   | S r, x :: ob' => if below lim (s_number x) then let (d, e) := take_room r lim ob' in (x :: d, e) else ([], ob)
@@ -245,7 +246,7 @@ Definition agree (c : config) (rank depth : nat) (a : offer) (s : state) : optio
         end
   end.
 
-(** How many steps of a round are made: quota mode stops at the first that reaches the quota. *)
+(** How many steps of a round are made: quota mode stops with the first step that reaches the quota. *)
 Fixpoint cut_at (q g : nat) (cs : list counts) : nat :=
   match cs with
   | [] => 0
@@ -274,7 +275,7 @@ Definition count (c : config) (rank : nat) (cs : list counts) (s : state) : opti
       (set_plan (make_steps (planned s) (round s) (firstn n (aligned s)) cs) (set_collated false
       (set_planned (planned s + n) (set_gsum (gsum s + total_samples (firstn n cs)) s))))))))).
 
-(** What the reports of all ranks say went wrong; [None] where they say nothing, which the Python calls a PeerError. *)
+(** What went wrong according to the reports of all ranks. [None] if they report nothing, which is a PeerError in Python. *)
 Fixpoint first_failed (rs : list report) : option outcome_kind :=
   match rs with
   | [] => None
@@ -303,7 +304,8 @@ Inductive event :=
 | LocalFailed (cause : nat)
 | Urged.
 
-(** A window may be said to be full (R2.3, R5.1) where it holds a sample and less than is wanted. *)
+(** A read may report a full window (R2.3, R5.1) if the window holds a sample, less was read than was wanted, and the source has not
+    ended. *)
 Definition may_be_full (xs : list sample) (en : bool) (s : state) : bool :=
   negb en && negb (ended s) && (length xs <? wanted s) && negb (is_nil (window s ++ xs)).
 
@@ -342,7 +344,7 @@ Definition transition (c : config) (rank depth : nat) (s : state) (e : event) : 
   | Urged => if is_ending s then Some s else Some (post c rank (set_urged true s))
   end.
 
-(** The exchange broke (R5.10, R7.5): the rank can only end, and hands out no step that is not yet taken. *)
+(** The exchange broke (R5.10, R7.5): the rank can only end, and hands out no further step. *)
 Definition lose (peer : option nat) (cause : nat) (s : state) : state :=
   if is_ending s then s
   else
@@ -356,7 +358,7 @@ Inductive occurrence := Event (e : event) | PeerLost (peer : option nat) (cause 
 Definition handle (c : config) (rank depth : nat) (s : state) (x : occurrence) : option state :=
   match x with Event e => transition c rank depth s e | PeerLost peer cause => Some (lose peer cause s) end.
 
-(** True when the transition from [s] to [t] put a message into the exchange. *)
+(** True if the transition from [s] to [t] put a message into the exchange. *)
 Definition is_waiting (s : state) : bool := match at_phase s with OFFER | COUNT | REPORT => true | _ => false end.
 
 Definition has_posted (s t : state) : bool :=

@@ -1,8 +1,8 @@
-(** What is proved, on one page: the properties of spec/properties.md, by their names and in their order, for every number of ranks.
+(** The proved theorems on one page: the properties of spec/properties.md, by name and in the same order, for every number of ranks.
 
-    A state is one that any schedule leads to ([reached]): ranks read, collate, post, are answered and deliver in any order, fail,
-    are urged and learn of lost peers at any moment; consumers take steps and leave. Each theorem restates one or two of the
-    files behind it, of which README.md has the rest. *)
+    A state is one that some schedule leads to ([reached]). Ranks read, collate, post, receive results and deliver in any order.
+    At any moment they may fail, be urged or learn of lost peers, and consumers may take steps and leave. Each theorem restates
+    theorems of the other files; README.md lists all of them. *)
 Require Import List Arith Bool Permutation Sorted QArith.
 From ODB Require Import PlanSettling PlanDivision PlanPadding Plan.
 From ODB Require Import Types Packing Grouping Alignment Layouts Runs Machine Local System Facts Protocol Ending Coupled Termination Instance Loss
@@ -11,9 +11,9 @@ Import ListNotations.
 Open Scope nat_scope.
 
 Section Ranks.
-(** [W] ranks, each with its configuration, the depth of its queue, and its samples. *)
+(** [W] ranks, each with its configuration, the depth of its queue and its samples. *)
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
-(** There is a rank, configurations meet what [config_ok] lists, and those with equal fingerprints are equal. *)
+(** There is at least one rank, every configuration meets [config_ok], and configurations with equal fingerprints are equal. *)
 Hypothesis ok : setting_ok W cfg.
 
 Notation reached := (lossy_reachable W cfg depth input).
@@ -24,7 +24,7 @@ Notation has_ended s r := (is_ending (rank_of s r) = true).
 Notation is_alive s r := (is_lost (rank_of s r) = false).
 Notation outcome s r := (ended_as (rank_of s r)).
 
-(** Step j is the same step on all ranks, and in a round that both have finished two ranks have made equally many. *)
+(** Step j is the same step on all ranks. In a round that two ranks have finished, both have made equally many steps. *)
 Theorem ALIGN : forall s r q, reached s -> r < W -> q < W ->
   (forall j x y, nth_error (steps s r) j = Some x -> nth_error (steps s q) j = Some y ->
     s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y) /\
@@ -36,12 +36,13 @@ Proof.
   - intros k. exact (with_losses_every_rank_makes_the_same_number_of_steps_in_a_round W cfg depth input ok s r q k R Hr Hq).
 Qed.
 
-(** At every moment what is in steps, in alignment, in the window and unread is the rank's input. *)
+(** At every moment the samples in steps, in alignment, in the window and unread are the rank's input. *)
 Theorem CONSERVE : forall s r, reached s -> r < W ->
   Permutation (samples_of (steps s r) ++ concat (aligned (rank_of s r)) ++ window (rank_of s r) ++ skipn (read (rank_of s r)) (input r)) (input r).
 Proof. exact (with_losses_no_sample_goes_missing W cfg depth input ok). Qed.
 
-(** In join mode a rank whose outcome is COMPLETE has planned its whole input; done, and its consumer still there, that was given it. *)
+(** In join mode a rank whose outcome is COMPLETE has planned its whole input. If it is done and its consumer has not left, the
+    consumer has been given the whole input. *)
 Theorem COVER : forall s r, reached s -> r < W -> is_join_mode -> has_ended s r -> outcome s r = Some Complete ->
   Permutation (samples_of (steps s r)) (input r) /\
   (at_phase (rank_of s r) = DONE -> stopped (rank_of s r) = false ->
@@ -52,24 +53,26 @@ Proof.
   - intros D S. exact (with_losses_join_mode_covers W cfg depth input ok s r R H J Nq D O S).
 Qed.
 
-(** In any mode no position is in two steps. *)
+(** In any mode no position is in two steps of a rank. *)
 Theorem ONCE : forall s r, reached s -> r < W -> NoDup (map pos (input r)) -> NoDup (map pos (samples_of (steps s r))).
 Proof. intros s r R H Nd. apply (with_losses_no_sample_is_emitted_twice W cfg depth input ok s r R H Nd). Qed.
 
-(** Ranks that close COMPLETE have made the same steps: the fewest that reach the quota, unless a rank has planned its whole input. *)
+(** If a rank closes COMPLETE, so does every rank that ends without being lost, with the same number of steps. They are the fewest
+    that reach the quota, unless some rank has planned its whole input. *)
 Theorem QUOTA : forall s r q, reached s -> r < W -> q < W -> has_ended s r -> has_ended s q -> is_alive s q -> outcome s r = Some Complete ->
   outcome s q = Some Complete /\ length (steps s q) = length (steps s r) /\ closes_in_time W cfg input s r.
 Proof. exact (with_losses_quota_ranks_close_at_the_same_first_step W cfg depth input ok). Qed.
 
-(** Whatever processes are gone: something goes on by itself, or the loader of every process that lives is done, or it delivers to a
-    trainer inside a step that never ends. *)
+(** Whatever processes are gone, either something can go on by itself, or the loader of every process that lives is done or delivers
+    to a trainer inside a step that never ends. *)
 Theorem FREE : (forall r, r < W -> 1 <= depth r) -> forall gone s, reached s ->
   goes_on W cfg depth input gone s \/
   forall r, r < W -> gone r = false ->
     at_phase (rank_of s r) = DONE \/ at_phase (rank_of s r) = DRAIN /\ running s r = true /\ never_ends W gone s r.
 Proof. intros D gone. exact (every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends W cfg depth input ok D gone). Qed.
 
-(** No schedule has more than so many transitions; and without losses there are at most as many steps and rounds as samples of all ranks. *)
+(** No schedule is longer than [bound] + W transitions. Without losses there are at most as many steps, and at most as many rounds, as
+    all ranks have samples. *)
 Theorem TERM : (forall n s, leads_on (start cfg) n s -> n <= bound W cfg input + W) /\
   forall s r, reachable W cfg depth input s -> r < W ->
     length (steps s r) <= total W input /\ round (rank_of s r) <= total W input /\ length (log s) <= 2 * total W input + 2.
@@ -77,8 +80,9 @@ Proof.
   split; [exact (every_schedule_with_losses_ends_within_the_bound W cfg depth input ok)|exact (steps_rounds_and_exchanges_are_bounded W cfg depth input ok)].
 Qed.
 
-(** When a rank fails in a round, every rank that is not lost ends in that round or the next, and alike; by an outcome that names a rank
-    that did fail and its cause. Another outcome may only come of a round for which the rank had offered before. *)
+(** After a rank has failed in a round, every rank that ends without being lost does so in that round or the next, and all alike. The
+    outcome names a rank that did fail and its cause, or is a mismatch of configurations that do differ. Another outcome is possible
+    only in a round for which the failed rank had posted its offer before it failed. *)
 Theorem ABORT : forall s n t r q, reached s -> leads_on s n t -> r < W -> q < W ->
   failure (rank_of s r) <> None -> is_ending (rank_of s r) = false -> has_ended t q -> is_alive t q ->
   (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
@@ -93,13 +97,13 @@ Proof.
   exact (ranks_that_have_ended_are_lost_or_agree W cfg depth input ok t i q (lossy_reachable_on W cfg depth input s n t L R) Hi Hq Ei Et Ai A).
 Qed.
 
-(** A step released on one rank is on every rank released, or planned, collated and ready. *)
+(** A step released on one rank is released, or planned and collated, on every rank. *)
 Theorem RELEASE : forall s r q j, reached s -> r < W -> q < W -> j < length (released_of (rank_of s r)) ->
   j < length (released_of (rank_of s q)) \/ j < length (steps s q) /\ collated (rank_of s q) = true.
 Proof. exact (with_losses_release_needs_every_rank_ready W cfg depth input ok). Qed.
 
-(** Once a consumer has stopped, none takes more than one step beyond what that one has taken; and its stop ends every rank as a failure
-    does: in its round or the next. *)
+(** Once a consumer has stopped, no consumer takes more than one step beyond those it has taken. As after a failure, every rank that ends
+    without being lost does so in the stop's round or the next. *)
 Theorem STOP : forall s n t r q, reached s -> leads_on s n t -> r < W -> q < W -> stopped (rank_of s q) = true ->
   length (taken (rank_of t r)) <= length (taken (rank_of s q)) + 1 /\
   (is_ending (rank_of s q) = false -> has_ended t r -> is_alive t r ->
@@ -113,7 +117,7 @@ Qed.
 End Ranks.
 
 Section Shipped.
-(** The shipped configuration, in either layout and every order, by any cost, with any rule within the bounds of R3.3. *)
+(** The shipped configuration, in either layout, every order, with any cost and any rule within the bounds of R3.3. *)
 Variables (shape : layout) (C : nat -> nat) (W size ramp max_age print whole padding_share : nat).
 Variables (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat) (is_quota : bool).
 Variables (quota : option nat) (rule : offer -> nat) (windowed : nat -> bool) (depth : nat -> nat).
@@ -124,14 +128,14 @@ Hypothesis old : 1 <= max_age.
 Hypothesis bounded : within_bounds rule.
 Notation configured o := (fun _ : nat => shipped shape C whole padding_share limits first accepts size ramp max_age is_quota quota rule print o windowed).
 
-(** It meets what all of the above asks. *)
+(** It meets all the assumptions above. *)
 Theorem ASSUMPTIONS : forall o, setting_ok W (configured o).
 Proof.
   intros o. exact (ranks_with_the_shipped_configuration_meet_every_assumption shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule o windowed
     some costs_grow old bounded).
 Qed.
 
-(** Its windows, or those of updates of n samples, W or more. *)
+(** The windows of the configuration itself, or those of updates of n samples, with n at least W. *)
 Notation in_updates_or_not one cfg := (cfg = (fun _ : nat => one) \/ exists n, W <= n /\ cfg = (fun _ => in_updates W n one)).
 
 Lemma windows_of : forall one cfg, in_updates_or_not one cfg -> c_shares one = false -> setting_ok W (fun _ => one) ->
@@ -141,8 +145,8 @@ Proof.
   apply ranks_in_updates_meet_every_assumption; [exact some|exact L|exact (configs_ok W _ ok 0 some)].
 Qed.
 
-(** Every group of two or more samples fits the budget in force in its round, of which no more than its share is padding but in the
-    sampler's order, and the limits that shrink with it; in updates too. *)
+(** Every group of two or more samples fits the budget in force in its round and the limits that shrink with that budget. Except in
+    sampler order, at most a fixed share of the budget is padding. This holds in updates too. *)
 Theorem BUDGET : forall o cfg s r, in_updates_or_not (configured o 0) cfg -> lossy_reachable W cfg depth input s -> r < W ->
   Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in
     fits_in shape b (most_padding o padding_share b) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x)) (steps_of (rank_of s r)).
@@ -152,7 +156,7 @@ Proof.
     some costs_grow old false windows ok s r).
 Qed.
 
-(** With friendly sizes, every group has a friendly number of samples, or none; in updates too. *)
+(** With friendly sizes every group has a friendly number of samples, or none. This holds in updates too. *)
 Theorem SIZES : forall friendly before cfg s r, sizes_ok friendly ->
   in_updates_or_not (sized friendly C whole padding_share limits first accepts size ramp max_age is_quota quota rule print before windowed) cfg ->
   lossy_reachable W cfg depth input s -> r < W -> Forall (fun x => is_friendly friendly (s_group x)) (steps_of (rank_of s r)).
@@ -162,7 +166,7 @@ Proof.
   pose proof (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule before windowed
     depth input some F old false windows ok s r R H) as X. apply Forall_forall. intros x I. rewrite Forall_forall in X. apply (X x I).
 Qed.
-(** Both hold where ranks share the order too, whatever is dealt: in turn, or an update by load. *)
+(** Both also hold if ranks share the order, however it is dealt: in turn, or an update at a time by load. *)
 Theorem BUDGET_SHARED : forall o friendly before, sizes_ok friendly -> forall total order deal wish,
   (forall ws d, exists n, n <= total - d /\ Permutation (dealt_out W deal ws d) (seq d n)) ->
   (forall ws d r, r < W -> 1 <= ws r -> 1 <= length (deal ws d r) \/ total <= d + length (dealt_out W deal ws d)) ->
@@ -182,11 +186,12 @@ Proof.
 Qed.
 End Shipped.
 
-(** No partition of a window under a padded budget has fewer groups, where tokens are the only resource, and all may be padding. *)
+(** No partition of a window under a padded budget has fewer groups, if tokens are the only resource and all of them may be padding. *)
 Theorem FEWEST : forall budget w P, Permutation (concat P) w -> Forall (Types.fits budget budget []) P -> length (compute_groups budget budget [] w) <= length P.
 Proof. exact no_partition_under_the_budget_has_fewer_groups. Qed.
 
-(** In join mode a sample in the window of round k is in a step of round k + A or earlier, once its rank is past that round. *)
+(** In join mode a sample in the window of round k, on a rank that is not lost, is in a step of round k + A or earlier once the rank is
+    past round k + A. *)
 Theorem AGE : forall W cfg depth input, setting_ok W cfg -> (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall s n t r x, lossy_reachable W cfg depth input s -> lossy_path W cfg depth input s n t -> r < W -> at_phase (rank_of s r) <> COUNT ->
@@ -194,7 +199,8 @@ Theorem AGE : forall W cfg depth input, setting_ok W cfg -> (forall r, r < W -> 
   exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r).
 Proof. exact with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest. Qed.
 
-(** An alignment is lined up by falling cost, idle steps last; in the order sampler a rank plans its input in order. *)
+(** With the fullest first, an alignment lists its steps by falling cost (an idle step costs 0). In the order sampler a rank plans its
+    input in order. *)
 Theorem ORDER : (forall M gs target due, gauge_ok M -> StronglySorted (fun g h => cost_of M h <= cost_of M g) (fst (align M (fullest_first M) gs target due))) /\
   forall shape C W size ramp max_age print whole padding_share limits first accepts is_quota quota rule windowed depth input,
   1 <= W -> cost_ok C -> 1 <= max_age -> within_bounds rule -> (forall r, r < W -> rising (input r)) -> forall s r,
@@ -219,16 +225,17 @@ Proof. exact the_steps_of_the_system_train_on_the_global_mean. Qed.
 
 Notation one_begins_the_other a b := (is_prefix a b \/ is_prefix b a).
 
-(** For two runs with one configuration and one input, whose sources answer alike ([reader]: when they end, and for how much a window has
-    room), whatever the schedules, the depths and what fails: the steps that a rank plans in one are the first of those that it plans in the other. *)
+(** Take two runs with one configuration and one input, whose sources answer alike ([reader] says when they end and how much a window has
+    room for). Whatever the schedules, depths and failures, the steps that a rank plans in one run begin those it plans in the other. *)
 Theorem REPLAY : forall W c src input, setting_ok W (fun _ => c) ->
   forall d d' s s' r, lossy_replays W c src input d s -> lossy_replays W c src input d' s' -> r < W ->
   one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r)).
 Proof. exact with_losses_the_steps_planned_do_not_depend_on_the_schedule. Qed.
 
-(** The shipped machine, in either layout and any order, by any cost, under budgets that change as they may ([ships_updates]), with n samples in
-    an update, W or more, and each rank reading every W-th place of the common order: update u holds only samples at the
-    places from u n up to (u + 1) n; once a rank is past it, all that it has there; and once all are, each of its places once. *)
+(** The shipped machine, in either layout, any order, with any cost, under budgets that may change ([ships_updates]). An update has n
+    samples, n at least W, and each rank reads every W-th place of the common order. Update u holds only samples at the places from u n up
+    to (u + 1) n. Once a rank is past update u, it has planned all its samples at these places. Once all ranks are, they have planned each
+    place once. *)
 Theorem UPDATE : forall W n cfg depth input, 1 <= W -> W <= n -> ships_updates W n cfg ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall s, lossy_reachable W cfg depth input s ->
@@ -244,8 +251,9 @@ Proof.
   - intros total u T. exact (an_update_holds_exactly_what_lies_at_its_places W cfg depth input Ok Jm Su Em Nf Nu n Sh total T s u R).
 Qed.
 
-(** The same where ranks share the order and each update is dealt by load, in portions: of update u a rank holds only what it draws of it;
-    once it is past it, all of that; and once all ranks are, they hold each of its places once. Step j is the same step on all of them. *)
+(** The same if ranks share the order and each update is dealt by load, in portions. In update u a rank plans only what it draws of update
+    u. Once it is past the update, it has planned all of that. Once all ranks are, they have planned each place of the update once. Step j
+    is the same step on all ranks. *)
 Theorem UPDATE_DEALT : forall W n total cfg depth order told wish, 1 <= W -> W <= n -> ships_updates W n cfg ->
   (forall d, Forall (fun loads => length loads = W) (told d) /\ (length (told d) = 1 \/ 1 <= length (told d) /\ 3 * W <= n)) ->
   (forall r k d w, r < W -> 1 <= wish r k d w []) ->
@@ -266,8 +274,8 @@ Proof.
   - intros r q j x y. apply (with_shared_shards_rounds_are_aligned W total cfg depth order _ wish Ok (deal_next W total n part Nx) (deal_feeds W total n part Nx So) s r q j x y R).
 Qed.
 
-(** So they are where a job is loaded from what its ranks saved, any number of times. And where the number of ranks changes, what was
-    trained on before and what a COMPLETE job of the last ranks plans are together the epoch, each item once. *)
+(** REPLAY also holds if a job is loaded from what its ranks saved, any number of times. If the number of ranks changes, what was trained
+    on before and what a COMPLETE job of the last ranks plans are together the epoch, each item once. *)
 Theorem RESUME : forall W c src input, setting_ok W (fun _ => c) -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   (forall d d' s s' r, job W c src input d s -> job W c src input d' s' -> r < W ->
     one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r))) /\
@@ -280,7 +288,7 @@ Proof.
   intros A order trained left d s. exact (over_any_number_of_ranks_each_item_is_planned_exactly_once A order trained left W c src input d s).
 Qed.
 
-(** With shared shards no place of the common order is in two steps of the job; and when all ranks are COMPLETE in join mode, each is in one. *)
+(** With shared shards no place of the common order is in two steps of the job. Once all ranks are COMPLETE in join mode, each is in one. *)
 Theorem DEAL : forall W total cfg depth order is_packed s, setting_ok W cfg ->
   shared_reachable W total cfg depth order (deal_in_turn W total) (wish_by_tokens W total is_packed cfg) s ->
   NoDup (concat (map (planned_places s) (seq 0 W))) /\
@@ -296,11 +304,12 @@ Qed.
 
 Notation is_unit T key p g := (exists k, In k (units_in_plan T key p) /\ Permutation g k).
 
-(** Known lengths, packed or padded, on whatever terms, of samples that stay on their ranks, are dealt out, or have keys that are. Each sample is in one
-    micro-batch, once, and of its own rank where samples stay; each micro-batch keeps the budget and the limits, but, where that is allowed,
-    a unit by itself; every rank has as many, as the terms say; one is empty only on a rank none of whose micro-batches has two
-    units; samples of one key are together. There is a plan but for one of three reasons that the terms allow. Settling ends: none may give
-    anything any more, or, where so much is enough for all, that is so or cannot be; and so do both bisections of a padded division. *)
+(** Known lengths, packed or padded, on any terms. Samples stay on their ranks, are dealt out, or have keys that are dealt out. Each
+    sample is in exactly one micro-batch, on its own rank if samples stay. Each micro-batch keeps the budget and the limits, except for a
+    unit by itself if the terms allow one. Every rank has the same number of micro-batches, which meets the terms. An empty one exists
+    only on a rank none of whose micro-batches has two units. Samples of one key are together. A plan is refused only under terms that
+    allow one of the three reasons. Settling ends: no micro-batch may give anything any more or, given a cost that is enough for all, none
+    exceeds it or the next finds no exchange. Both bisections of a padded division end too. *)
 Theorem PLAN : (forall T key p rows, terms_ok T -> problem_ok p -> plan_of T key p = Some rows ->
   (Permutation (concat (concat rows)) (asked_of p) /\
     forall own, p = Stay own -> Forall2 (fun mine row => Permutation (concat row) mine) own rows) /\

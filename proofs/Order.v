@@ -1,8 +1,8 @@
-(** The order of a round's steps, odb_ref/core/batching/order.py: shuffled, by a permutation that all ranks compute alike.
+(** The order of a round's steps, odb_ref/core/batching/order.py: shuffled by a permutation that all ranks compute alike.
     Spec: R4.8, R4.9.
 
-    [before k i j] says whether, in round [k], place [i] comes before place [j]. Shipped is the comparison of their hashes; what is
-    proved holds for any comparison. Fullest first is that of the numbers themselves. *)
+    [before k i j] tells whether place [i] comes before place [j] in round [k]. The shipped code compares hashes of the places. The
+    theorems hold for any comparison; to compare the numbers themselves gives "fullest first". *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment.
 Import ListNotations.
@@ -11,7 +11,7 @@ Definition permutation (before : nat -> nat -> nat -> bool) (k t : nat) : list n
 
 Definition is_filled (g : group) : bool := match g with [] => false | _ => true end.
 
-(** The steps at the places that [p] lists, idle ones last. *)
+(** The steps at the places listed in [p]; idle steps last. *)
 Definition arrange (p : list nat) (steps : list group) : list group :=
   let filled := filter is_filled (map (fun i => nth i steps []) p) in
   filled ++ repeat [] (length steps - length filled).
@@ -56,7 +56,7 @@ Proof.
   - apply Forall_repeat, E.
 Qed.
 
-(** Where no step is idle, the steps are those of the alignment at the places that the permutation lists. *)
+(** If no step is idle, the result is the aligned steps at the places listed in the permutation. *)
 Lemma arrange_all : forall p (steps : list group), Permutation p (seq 0 (length steps)) -> Forall (fun g => g <> []) steps ->
   arrange p steps = map (fun i => nth i steps []) p.
 Proof.
@@ -86,7 +86,7 @@ Proof.
   intros. rewrite an_alignment_has_exactly_the_target_number_of_steps. apply a_permutation_has_each_place_once.
 Qed.
 
-(** ** What an alignment keeps, shuffled *)
+(** ** What an alignment keeps when it is shuffled *)
 
 Theorem shuffling_keeps_the_number_of_steps : forall before k gs t d, length (fst (shuffle before k gs t d)) = t.
 Proof.
@@ -115,7 +115,7 @@ Proof.
   apply an_alignment_keeps_what_passes_to_parts; assumption.
 Qed.
 
-(** ORDER: one permutation, in which no rank is named, says which of its aligned groups each rank has in which step. *)
+(** ORDER: one permutation, the same for every rank, assigns the aligned groups to steps. *)
 Theorem shuffled_steps_are_the_aligned_ones_by_one_permutation : forall before k gs t d,
   Forall (fun g => g <> []) (fst (align gs t d)) ->
   fst (shuffle before k gs t d) = map (fun i => nth i (fst (align gs t d)) []) (permutation before k t).

@@ -1,5 +1,5 @@
-(** The executable [compute_rows] of odb_ref/core/batching/grouping.py, packed grouping: BUDGET for it, and that no two of its groups fit
-    together (ANY-FIT), so that there are at most twice as many as needed. Spec: R2.5. *)
+(** The executable [compute_rows] of odb_ref/core/batching/grouping.py, packed grouping. It keeps BUDGET, and no two of its groups fit
+    together (ANY-FIT). So for tokens alone there are at most twice as many groups as needed. Spec: R2.5. *)
 Require Import List Arith Lia Permutation Bool.
 From ODB Require Import Lists Types Alignment.
 Import ListNotations.
@@ -10,13 +10,13 @@ Arguments Nat.leb : simpl never.
 
 Definition is_roomy (budget : nat) (limits : list nat) (g : group) : bool := (total g <=? budget) && is_within limits g.
 
-(** BUDGET: a row of more than one sample fits the budget and keeps every limit; a single sample may exceed them. *)
+(** BUDGET: a row of two or more samples fits the budget and keeps every limit; a single sample may exceed them. *)
 Definition fits_packed (budget : nat) (limits : list nat) (g : group) : Prop :=
   length g <= 1 \/ is_roomy budget limits g = true.
 
 Definition longer (x y : sample) : bool := (len y <? len x) || ((len x =? len y) && (pos x <=? pos y)).
 
-(** By falling length, ties by position. *)
+(** By falling length; ties by position. *)
 Definition sort_longest : list sample -> list sample := sort_by longer.
 
 Section Packing.
@@ -25,11 +25,11 @@ Variables (budget : nat) (limits : list nat).
 (** [x] fits into the row [g]. *)
 Definition is_open (x : sample) (g : group) : bool := is_roomy budget limits (g ++ [x]).
 
-(** One more than the most tokens of a row into which [x] fits; 0 when there is none. *)
+(** One more than the tokens of the fullest row into which [x] fits, or 0 if there is no such row. *)
 Definition fullest (x : sample) (gs : list group) : nat :=
   fold_right (fun g most => if is_open x g then Nat.max (S (total g)) most else most) 0 gs.
 
-(** [x] joins the first row with so many tokens less one into which it fits, or begins a row. *)
+(** [x] joins the first row into which it fits and that has [most] - 1 tokens, or begins a row of its own. *)
 Fixpoint put (x : sample) (most : nat) (gs : list group) : list group :=
   match gs with
   | [] => [[x]]
@@ -38,14 +38,14 @@ Fixpoint put (x : sample) (most : nat) (gs : list group) : list group :=
 
 Definition place (gs : list group) (x : sample) : list group := put x (fullest x gs) gs.
 
-(** The oldest: those of [l], which is by position, that fit together with [acc], up to the first that does not. *)
+(** Adds to [acc] the oldest samples: those of [l], which is sorted by position, up to the first that does not fit. *)
 Fixpoint oldest (acc : group) (l : list sample) : group :=
   match l with
   | [] => acc
   | x :: r => if (length acc =? 0) || is_open x acc then oldest (acc ++ [x]) r else acc
   end.
 
-(** The oldest first, then the longest. *)
+(** The oldest samples first, then the others by falling length. *)
 Definition line_up (window : list sample) : list sample :=
   let l := by_position window in
   let g := oldest [] l in
@@ -55,7 +55,7 @@ Definition fill_rows (window : list sample) : list group := fold_left place (lin
 
 Definition compute_rows (window : list sample) : list group := map sort_longest (fill_rows window).
 
-(** What is said of a row does not depend on the order of its samples. *)
+(** Whether a row fits does not depend on the order of its samples. *)
 Lemma roomy_perm : forall g h, Permutation g h -> is_roomy budget limits g = is_roomy budget limits h.
 Proof.
   intros g h P. unfold is_roomy. rewrite (total_perm _ _ P). f_equal. apply eq_true_iff_eq.
@@ -80,7 +80,7 @@ Proof.
   rewrite IH. unfold place. rewrite put_perm. simpl. apply Permutation_middle.
 Qed.
 
-(** The oldest are the first by position. *)
+(** The oldest samples are the first by position. *)
 Lemma oldest_prefix : forall l acc, exists r, oldest acc l = acc ++ r /\ exists s, l = r ++ s.
 Proof.
   induction l as [|x l IH]; intros acc; simpl.
@@ -115,9 +115,9 @@ Proof.
   rewrite <- E. apply sort_longest_perm.
 Qed.
 
-(** ** The oldest share the first row *)
+(** ** The oldest samples share the first row *)
 
-(** They fill it one by one: each fits together with those before it. *)
+(** The oldest samples fill the first row one by one. *)
 Lemma oldest_fill : forall l acc, acc <> [] -> exists r, oldest acc l = acc ++ r /\ fold_left place r [acc] = [acc ++ r].
 Proof.
   induction l as [|x l IH]; intros acc Ne; simpl.
@@ -171,7 +171,7 @@ Qed.
 
 (** ** ANY-FIT *)
 
-(** What does not fit does not fit with more. *)
+(** A row that does not fit does not fit with more in it. *)
 Lemma roomy_le : forall g h, total g <= total h -> (forall r, used r g <= used r h) ->
   is_roomy budget limits g = false -> is_roomy budget limits h = false.
 Proof.
@@ -183,7 +183,7 @@ Qed.
 Fixpoint apart (gs : list group) : Prop :=
   match gs with [] => True | g :: r => Forall (fun h => is_roomy budget limits (g ++ h) = false) r /\ apart r end.
 
-(** What [put] needs of [most]: a row it names, or no row that [x] fits into. *)
+(** What [put] needs of [most]: either it identifies a row into which [x] fits, or there is no such row. *)
 Definition names (x : sample) (most : nat) (gs : list group) : Prop :=
   (exists g, In g gs /\ is_open x g = true /\ S (total g) = most) \/ (forall g, In g gs -> is_open x g = false).
 
@@ -271,7 +271,7 @@ Qed.
 
 End Packing.
 
-(** ** Near the fewest: tokens alone, and no sample longer than the budget (such a one is alone in any partition) *)
+(** ** Near the fewest: for tokens alone, and no sample longer than the budget (which would be alone in any partition) *)
 
 Lemma apart_total : forall b gs, apart b [] gs -> (length gs - 1) * S b <= 2 * total (concat gs).
 Proof.
@@ -314,7 +314,8 @@ Proof.
     cbn [length] in *. nia.
 Qed.
 
-(** Best fit may use more rows than needed: 4, 3 and 3, 2, 2 and 2, where 4, 2, 2 and 3, 3, 2 would do. *)
+(** Best fit may use more rows than needed: under a budget of 8 it packs 4 with 3, then 3 with 2 and 2, and 2 alone. But 4, 2, 2 and
+    3, 3, 2 are enough. *)
 Definition six : list sample :=
   map (fun '(p, l) => mkSample p p l l []) [(0, 4); (1, 3); (2, 3); (3, 2); (4, 2); (5, 2)].
 

@@ -6,13 +6,13 @@ Import ListNotations.
 
 (** ** The model *)
 
-(** What all ranks plan by; [t_of] is what a sample of so many tokens costs. *)
+(** The terms that all ranks plan by; [t_of] is the cost of a sample by its number of tokens. *)
 Record terms := mkTerms {
   t_is_padded : bool; t_budget : nat; t_limits : list nat; t_of : nat -> nat; t_multiple : nat; t_at_least : nat; t_at_most : option nat;
   t_is_alone : bool; t_is_idle : bool; t_is_at_ends : bool;
   t_near : nat; t_far : nat; t_exchanged : nat; t_tried : nat }.
 
-(** Samples of one key, in the order of their first. *)
+(** Samples of one key, in the order of their first sample. *)
 Fixpoint join_one (key : sample -> nat) (gs : list group) (x : sample) : list group :=
   match gs with
   | [] => [[x]]
@@ -26,7 +26,8 @@ Variable T : terms.
 
 Notation limits := (t_limits T).
 
-(** Samples as one unit of number [n]: what it costs, row by row, and how many samples it has stand behind what it uses of each limit. *)
+(** Samples as one unit with number [n]. In [costs], its use of each limit is followed by its cost, row by row, and its number of samples.
+    *)
 Definition unit_of (n : nat) (g : group) : sample :=
   mkSample n n (if t_is_padded T then longest g else total g) 0
     (map (fun r => used r g) (seq 0 (length limits)) ++ [row_cost (t_of T) g; length g]).
@@ -34,7 +35,7 @@ Definition unit_of (n : nat) (g : group) : sample :=
 Definition unit_cost (u : sample) : nat := nth (length limits) (costs u) 0.
 Definition unit_rows (u : sample) : nat := nth (S (length limits)) (costs u) 0.
 
-(** What a micro-batch takes of its budget, of samples or of units that have so many [rows]; whether that and the limits are kept. *)
+(** How much of the budget a micro-batch takes, for samples or for units with [rows]; and whether it keeps the budget and the limits. *)
 Definition taken (rows : sample -> nat) (g : group) : nat := if t_is_padded T then sum_over rows g * longest g else total g.
 
 Definition is_kept (rows : sample -> nat) (g : group) : bool := (taken rows g <=? t_budget T) && is_within limits g.
@@ -60,19 +61,19 @@ Definition divide_into (units : list sample) (count ranks : nat) : list group :=
 
 Definition round_up (n : nat) : nat := ceil (Nat.max n (t_at_least T)) (t_multiple T) * t_multiple T.
 
-(** A micro-batch that is too large, too many of them, or, for ranks that may not be idle, too few units. *)
+(** Reasons for refusal: a micro-batch is too large, there are too many, or, if ranks may not be idle, there are too few units. *)
 Definition is_refused (units : list sample) : bool := negb (t_is_alone T) && existsb (fun x => negb (is_kept unit_rows [x])) units.
 
 Definition is_count_refused (count : nat) (rows : list (list group)) : bool :=
   match t_at_most T with Some most => most <? count | None => false end ||
   negb (t_is_idle T) && existsb (fun row => length (concat row) <? count) rows.
 
-(** By falling cost: as they are, or the costliest in the middle. *)
+(** By falling cost as they are, or with the costliest in the middle. *)
 Fixpoint odds {A : Type} (l : list A) : list A := match l with [] => [] | x :: r => x :: match r with [] => [] | _ :: s => odds s end end.
 
 Definition arrange {A : Type} (l : list A) : list A := if t_is_at_ends T then rev (odds l) ++ odds (tl l) else l.
 
-(** The costliest micro-batch of a step goes to the rank that has had least. *)
+(** The costliest micro-batch of a step goes to the rank that has the least so far. *)
 Definition has_less (x y : nat * list group) : bool :=
   let a := sum_over batch_cost (snd x) in let b := sum_over batch_cost (snd y) in
   (a <? b) || ((a =? b) && (fst x <=? fst y)).
@@ -88,14 +89,14 @@ Definition deal_out (ranks count : nat) (bs : list group) : list (list group) :=
 
 Definition row_of (gs : list group) (row : list group) : list group := map (members gs) (arrange row).
 
-(** Units, given by their samples, that so many ranks have to share: of each rank by itself, or of all. *)
+(** Pools of units, given by their samples, each shared by a number of ranks: a pool for each rank, or one for all. *)
 Definition plan_pools (pools : list (list group * nat)) : option (list (list (list group))) :=
   let count := round_up (list_max (map (fun '(gs, ranks) => ceil (need_of (units_of gs) ranks) ranks) pools)) in
   let dealt := map (fun '(gs, ranks) => deal_out ranks count (divide_into (units_of gs) (count * ranks) ranks)) pools in
   if existsb (fun '(gs, _) => is_refused (units_of gs)) pools || is_count_refused count (concat dealt) then None
   else Some (map (fun '((gs, _), rows) => map (row_of gs) rows) (combine pools dealt)).
 
-(** Keys dealt out to ranks whole, the costliest first, to the rank that has least. *)
+(** Whole keys dealt out to ranks, the costliest first, each to the rank that has the least. *)
 Definition homes (keys : list group) (ranks : nat) : list group :=
   let order := sort_by (fun x y => (unit_cost y <? unit_cost x) || ((unit_cost x =? unit_cost y) && (pos x <=? pos y))) (units_of keys) in
   match spread unit_cost (fun _ => true) order (empty_batches (repeat 0 ranks)) with
@@ -104,7 +105,7 @@ Definition homes (keys : list group) (ranks : nat) : list group :=
   end.
 End Plan.
 
-(** What is planned: samples of ranks, samples dealt out, or keys dealt out. *)
+(** What is planned: samples that stay on their ranks, samples dealt out, or keys dealt out. *)
 Inductive problem := Stay (own : list (list sample)) | Dealt (all : list sample) (ranks : nat) | Homes (all : list sample) (ranks : nat).
 
 Definition pools_of (T : terms) (key : sample -> nat) (p : problem) : list (list group * nat) :=
@@ -119,12 +120,13 @@ Definition plan_of (T : terms) (key : sample -> nat) (p : problem) : option (lis
 
 (** ** What every plan keeps *)
 
-(** Something must be cheap; a sample has a token, and what has a token costs something. *)
+(** At least one cheapest micro-batch is considered, the multiple is at least 1, and a sample with a token costs something. Each sample
+    has a token. *)
 Definition terms_ok (T : terms) : Prop := 1 <= t_near T /\ 1 <= t_multiple T /\ forall n, 1 <= n -> 1 <= t_of T n.
 
 Definition samples_ok (l : list sample) : Prop := Forall (fun x => 1 <= len x) l.
 
-(** Samples that share a micro-batch: some, each of which has a token. *)
+(** Samples that share a micro-batch: at least one, each with a token. *)
 Definition groups_ok (gs : list group) : Prop := Forall (fun g => g <> [] /\ samples_ok g) gs.
 
 Lemma arrange_perm : forall T (A : Type) (l : list A), Permutation (arrange T l) l.
@@ -187,7 +189,7 @@ Proof.
   rewrite (total_perm _ _ P), (sum_over_perm _ rows _ _ P), (longest_perm _ _ P). reflexivity.
 Qed.
 
-(** A micro-batch takes what its units do. *)
+(** A micro-batch of samples takes what its units take. *)
 Lemma room_of_members : forall gs b, Forall (fun u => In u (units_of T gs)) b -> room (members gs b) = unit_room b.
 Proof.
   intros gs b F. rewrite (kept_perm _ _ _ (members_perm gs b)). unfold is_kept, taken, expand.
@@ -233,13 +235,14 @@ Proof.
   simpl. split; [lia|]. destruct (t_is_padded T); lia.
 Qed.
 
-(** A micro-batch of a plan of units [gs]: within the budget and the limits, or, where that is said, a unit too large for them by itself. *)
+(** A micro-batch of a plan of the units [gs]: within the budget and the limits or, if the terms allow, a unit too large for them by
+    itself. *)
 Definition batch_ok (gs : list group) (g : group) : Prop :=
   room g = true \/ t_is_alone T = true /\ room g = false /\ exists k, In k gs /\ Permutation g k.
 
 Definition is_single (gs : list group) (g : group) : Prop := g = [] \/ exists k, In k gs /\ Permutation g k.
 
-(** What a rank is given of units [gs]: so many micro-batches, each right, and an empty one only where none has two units. *)
+(** A rank's row for the units [gs]: [count] micro-batches, each of them right, and an empty one only if none has two units. *)
 Definition row_ok (count : nat) (gs : list group) (row : list group) : Prop :=
   length row = count /\ Forall (batch_ok gs) row /\ (In [] row -> Forall (is_single gs) row).
 
@@ -290,7 +293,7 @@ Proof.
   rewrite E in R. apply orb_false_iff in R. destruct R as [R _]. apply Nat.ltb_ge in R. exact R.
 Qed.
 
-(** The units of a division, in whatever number of micro-batches there is need of. *)
+(** The units of a division, into any sufficient number of micro-batches. *)
 Lemma divided : forall gs steps ranks, groups_ok gs -> 1 <= ranks -> need_of T (units_of T gs) ranks <= steps * ranks ->
   let bs := divide_into T (units_of T gs) (steps * ranks) ranks in
   Permutation (concat bs) (units_of T gs) /\ Forall (fun b => unit_room b = true \/ exists x, b = [x] /\ unit_room [x] = false) bs /\
@@ -312,7 +315,7 @@ Proof.
   intros row bs S [F|F] I; rewrite Forall_forall in *; [exfalso; apply (F []); auto|]. intros b Ib. apply F, S, Ib.
 Qed.
 
-(** Each unit is in one micro-batch. *)
+(** Each unit is within one micro-batch. *)
 Definition shares_batches (gs : list group) (gs' : list group) : Prop := forall k, In k gs -> exists g, In g gs' /\ incl k g.
 
 (** ** Dealing out *)
@@ -359,7 +362,7 @@ Proof.
     generalize 0. clear. induction ranks as [|n IH]; intros k; simpl; [reflexivity|apply IH].
 Qed.
 
-(** What ranks that share units are given. *)
+(** The rows of the ranks that share a pool. *)
 Definition pool_ok (count : nat) (pool : list group * nat) (rows : list (list group)) : Prop :=
   Permutation (concat (concat rows)) (concat (fst pool)) /\ length rows = snd pool /\ Forall (row_ok count (fst pool)) rows /\
   shares_batches (fst pool) (concat rows).
@@ -443,7 +446,7 @@ Proof.
   apply Forall_forall. intros x Ix. apply S. eapply Permutation_in; [exact P|]. apply in_concat. eauto.
 Qed.
 
-(** Groups of one key each, no two of the same. *)
+(** Groups of one key each, with no two of the same key. *)
 Definition keyed (key : sample -> nat) (ks : list nat) (gs : list group) : Prop :=
   NoDup ks /\ Forall2 (fun k g => g <> [] /\ forall x, In x g -> key x = k) ks gs.
 
@@ -491,7 +494,7 @@ Definition ranks_of (p : problem) : nat := match p with Stay own => length own |
 
 Definition problem_ok (p : problem) : Prop := 1 <= ranks_of p /\ samples_ok (asked_of p).
 
-(** What shares a micro-batch. *)
+(** The units of a problem: the samples that share a micro-batch. *)
 Definition units_in_plan (T : terms) (key : sample -> nat) (p : problem) : list group := concat (map fst (pools_of T key p)).
 
 Lemma pools_are : forall T key p, problem_ok p -> let pools := pools_of T key p in
@@ -518,8 +521,8 @@ Proof.
   - intros I. eapply Forall_impl; [|exact (E I)]. intros g [Z|[k [Ik P]]]; [left; exact Z|right]. eauto.
 Qed.
 
-(** A plan has each sample once, and if they stay each rank its own; the same number of micro-batches on each rank, as the terms say; none
-    exceeds the budget or a limit but a unit by itself; one is empty only where its rank has none of two units. *)
+(** A plan has each sample once, on its own rank if samples stay. Each rank has the same number of micro-batches, which meets the terms.
+    None exceeds the budget or a limit, except a unit by itself. One is empty only if its rank has none with two units. *)
 Theorem a_plan_is_right : forall T key p rows, terms_ok T -> problem_ok p -> plan_of T key p = Some rows ->
   Permutation (concat (concat rows)) (asked_of p) /\ length rows = ranks_of p /\
   (exists count, count_ok T count /\ Forall (row_ok T count (units_in_plan T key p)) rows) /\
@@ -537,7 +540,7 @@ Proof.
     destruct rows as [|row [|]]; try discriminate. simpl in *. rewrite app_nil_r, (proj1 (join_is key mine)) in Q. constructor; auto.
 Qed.
 
-(** Two samples of one key share a micro-batch, or a rank where keys are dealt out. *)
+(** Two samples of one key share a micro-batch or, if keys are dealt out, a rank. *)
 Theorem a_plan_keeps_keys_together : forall T key p rows x y, terms_ok T -> problem_ok p -> plan_of T key p = Some rows -> key x = key y ->
   match p with
   | Stay own => forall mine, In mine own -> In x mine -> In y mine -> exists row g, In row rows /\ In g row /\ In x g /\ In y g
@@ -565,7 +568,8 @@ Proof.
     split; (eapply Permutation_in; [symmetry; exact Q|]); auto.
 Qed.
 
-(** There is a plan but where a unit is too large and may not be alone, there would be too many micro-batches, or a rank may not be idle. *)
+(** A plan is refused only under terms that allow a refusal: large units may not be alone, the number of micro-batches is limited, or ranks
+    may not be idle. *)
 Theorem a_plan_is_refused_for_a_reason : forall T key p, plan_of T key p = None ->
   t_is_alone T = false \/ t_at_most T <> None \/ t_is_idle T = false.
 Proof.

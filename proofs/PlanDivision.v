@@ -1,10 +1,10 @@
-(** Dividing units into micro-batches, of odb_ref/plan/division.py and packing.py, in the packed layout: as few as are found, or so many,
-    settled. Spec: R13.3, R13.4, R13.5. *)
+(** Dividing units into micro-batches in the packed layout, of odb_ref/plan/division.py and packing.py: into the fewest that are found, or
+    into a given number, settled. Spec: R13.3, R13.4, R13.5. *)
 Require Import List Arith Lia Permutation Bool.
 From ODB Require Import Lists Types Alignment Packing PlanSettling.
 Import ListNotations.
 
-(** Micro-batches of the units that fit by themselves, and each other unit alone, in any order. *)
+(** Micro-batches of the units that fit by themselves, together with each other unit alone, in any order. *)
 Lemma beside_loners : forall (room : group -> bool) units found gs, let alone := filter (fun x => negb (room [x])) units in
   Permutation (concat found) (filter (fun x => room [x]) units) -> Forall (fun g => room g = true) found ->
   Permutation gs (found ++ map (fun x => [x]) alone) ->
@@ -27,10 +27,10 @@ Qed.
 Definition ceil (n d : nat) : nat := (n + d - 1) / d.
 
 Section Division.
-(** Units take tokens, [len], and of each limit what [costs] say; what they cost is what is balanced. *)
+(** A unit takes [len] tokens, and of each limit the amount in [costs]. [cost] is what is balanced. *)
 Variables (cost : sample -> nat) (budget : nat) (limits : list nat).
-(** Among how many of the cheapest a unit finds another, and the same where that decides how many micro-batches are needed; up to how many units
-    are exchanged, and for how many a second order is tried. *)
+(** How many of the cheapest micro-batches are considered for an exchange: [near] in general, [far] when this decides how many micro-batches
+    are needed. Units are exchanged for each other up to [exchanged] units, and a second order is tried up to [tried] units. *)
 Variables near far exchanged tried : nat.
 
 Notation room := (is_roomy budget limits).
@@ -39,7 +39,7 @@ Notation room := (is_roomy budget limits).
 Definition goes_before (x y : sample) : bool :=
   (len y <? len x) || ((len x =? len y) && ((cost y <? cost x) || ((cost x =? cost y) && (pos x <=? pos y)))).
 
-(** What a unit takes of each thing that is bounded, with the bound. *)
+(** What a unit takes of each bounded resource, with the bound. *)
 Definition takes (x : sample) : list (nat * nat) :=
   (len x, budget) :: map (fun '(r, limit) => (nth r (costs x) 0, limit)) (combine (seq 0 (length limits)) limits).
 
@@ -47,11 +47,12 @@ Definition larger (x y : nat * nat) : nat * nat := if fst y * snd x <=? fst x * 
 
 Definition need (x : sample) : nat * nat := fold_left larger (takes x) (0, 1).
 
-(** By the largest share that a unit takes of anything bounded, falling. *)
+(** By the largest share that a unit takes of any bounded resource, falling. *)
 Definition needier (x y : sample) : bool :=
   let (a, b) := need x in let (c, d) := need y in (c * b <? a * d) || ((c * b =? a * d) && (pos x <=? pos y)).
 
-(** Best fit: [x] joins the first with so many tokens less one into which it fits, and comes to the front, or begins one there. *)
+(** Best fit: [x] joins the first micro-batch into which it fits and that has [most] - 1 tokens, which then moves to the front. If there is
+    none, [x] begins a new one at the front. *)
 Fixpoint take_fullest (x : sample) (most : nat) (gs : list group) : option (group * list group) :=
   match gs with
   | [] => None
@@ -84,7 +85,7 @@ Definition pack_either_way (units : list sample) : list group :=
       else found
   end.
 
-(** Each unit goes to the one that costs least, by [c], of those with room. *)
+(** Each unit goes to the micro-batch with room that costs least by [c]. *)
 Fixpoint spread (c : sample -> nat) (ok : group -> bool) (order : list sample) (bs : list batch) : option (list batch) :=
   match order with
   | [] => Some bs
@@ -102,7 +103,7 @@ Definition spread_in (units : list sample) (starts : list nat) : option (list ba
 
 Definition are_swapped (units : list sample) : bool := length units <=? exchanged.
 
-(** By tokens, without a budget, and settled until the costliest keeps it. *)
+(** Spread by tokens, without a budget, and settled until the costliest keeps it. *)
 Definition even_out (units : list sample) (count : nat) : option (list batch) :=
   match limits with
   | [] =>
@@ -120,13 +121,13 @@ Definition even_out (units : list sample) (count : nat) : option (list batch) :=
 Definition find (units : list sample) (count : nat) : option (list batch) :=
   match spread_in units (repeat 0 count) with Some bs => Some bs | None => even_out units count end.
 
-(** R13.10: how many micro-batches there must be. *)
+(** R13.10: a lower bound on the number of micro-batches. *)
 Definition least (units : list sample) : nat :=
   let of_bound r bound := let column := map (fun x => fst (nth r (takes x) (0, 0))) units in
     Nat.max (ceil (sum_over id column) bound) (length (filter (fun n => bound <? 2 * n) column)) in
   fold_left Nat.max (map (fun '(r, bound) => of_bound r bound) (combine (seq 0 (S (length limits))) (budget :: limits))) 0.
 
-(** The fewest that are found, [count] saying of how many micro-batches so many steps are. *)
+(** The fewest micro-batches that are found; [count] gives their number from the number of steps. *)
 Fixpoint bisect (units : list sample) (count : nat -> nat) (fuel low middle high : nat) (found : list group) : list group :=
   match fuel with
   | 0 => found
@@ -141,7 +142,7 @@ Fixpoint bisect (units : list sample) (count : nat -> nat) (fuel low middle high
 
 Definition is_filled (g : group) : bool := negb (length g =? 0).
 
-(** For units none of which is alone; [whole] is what the micro-batches of all ranks are a multiple of. *)
+(** For units that all fit, beside [alone] others; the number of micro-batches of all ranks is a multiple of [whole]. *)
 Definition find_fewest (units : list sample) (alone whole at_least : nat) : list group :=
   let packed := pack_either_way units in
   let low := ceil (Nat.max (least units + alone) at_least) whole in
@@ -151,7 +152,7 @@ Definition find_fewest (units : list sample) (alone whole at_least : nat) : list
 Definition others (units : list sample) : list sample := filter (fun x => room [x]) units.
 Definition loners (units : list sample) : list sample := filter (fun x => negb (room [x])) units.
 
-(** The first of every [ranks] of costs that fall. *)
+(** Every [ranks]-th of falling costs, from the first on. *)
 Fixpoint every (ranks skip : nat) (l : list nat) : list nat :=
   match l with
   | [] => []
@@ -165,7 +166,7 @@ Fixpoint levels (ranks : nat) (falling : list nat) (steps left : nat) : list nat
   | _, _ => repeat (ceil left (ranks * Nat.max 1 steps)) steps
   end.
 
-(** What micro-batches cost before they hold anything, so that those of a step come out alike. *)
+(** The costs with which micro-batches begin, so that those of one step come out alike. *)
 Definition starts_of (units : list sample) (count ranks : nat) : list nat :=
   let all := map cost units in
   let found := levels ranks (every ranks 0 (sort_by (fun a b => b <=? a) all)) (count / ranks) (sum_over id all) in
@@ -209,7 +210,7 @@ Definition divide (units : list sample) (fewest : list group) (count ranks : nat
   sort_by costlier (divide_others (others units) fewest left starts ++ map (fun x => [x]) alone).
 (** ** What every division keeps *)
 
-(** The units, each once, in micro-batches within the bounds. *)
+(** Each unit once, in micro-batches within the bounds. *)
 Definition holds (units : list sample) (gs : list group) : Prop :=
   Permutation (concat gs) units /\ Forall (fun g => room g = true) gs.
 
@@ -406,8 +407,8 @@ Proof.
   induction found as [|level found IH]; simpl; [reflexivity|]. rewrite app_length, repeat_length, IH. reflexivity.
 Qed.
 
-(** A division, into a number of micro-batches that there are enough of: each unit is in one, none exceeds a bound but a unit by itself,
-    there is the number that was asked for, and one is empty only where none has two units. *)
+(** A division into at least as many micro-batches as needed. Each unit is in one. None exceeds a bound, except a unit by itself. There is
+    the number that was asked for. One is empty only if none has two units. *)
 Theorem a_division_is_right : forall units fewest steps ranks, let count := steps * ranks in
   cost_something units -> holds (others units) fewest -> length (loners units) + length fewest <= count -> 1 <= ranks ->
   let gs := divide units fewest count ranks in

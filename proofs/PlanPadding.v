@@ -1,5 +1,5 @@
-(** Dividing units into micro-batches of the padded layout, of odb_ref/plan/padding.py: into runs, by rising length. What is proved holds of
-    any cost of a row, and of units of any number of samples. Spec: R13.3, R13.4, R13.5. *)
+(** Dividing units into micro-batches of the padded layout, of odb_ref/plan/padding.py: into runs by rising length. The theorems hold for
+    any cost of a row, and for units of any number of samples. Spec: R13.3, R13.4, R13.5. *)
 Require Import List Arith Lia Permutation Bool.
 From ODB Require Import Lists Types Alignment PlanSettling PlanDivision.
 Import ListNotations.
@@ -8,7 +8,7 @@ Arguments Nat.div : simpl never.
 (** ** The model *)
 
 Section Padding.
-(** How many samples a unit has, the longest of [len] tokens; and what a row of so many tokens costs. *)
+(** The number of samples of a unit, whose longest has [len] tokens, and the cost of a row by its number of tokens. *)
 Variables (rows : sample -> nat) (of : nat -> nat) (budget : nat) (limits : list nat).
 
 Definition padded_room (g : group) : bool := (sum_over rows g * longest g <=? budget) && is_within limits g.
@@ -17,11 +17,12 @@ Definition charge (g : group) : nat := sum_over rows g * of (longest g).
 
 Definition is_below (bound : option nat) (g : group) : bool := match bound with Some most => charge g <=? most | None => true end.
 
-(** A run takes units while it keeps its bounds; the first it takes in any case. *)
+(** A run takes units while it keeps its bounds. It takes its first unit in any case. *)
 Definition runs (bound : option nat) (l : list sample) : list group :=
   greedy (fun run x => let more := run ++ [x] in padded_room more && is_below bound more) [] l.
 
-(** The longest are set apart, those that cost at least what the costliest of the others then does; and the runs of these. *)
+(** Sets apart the longest units, those that cost at least what the costliest run of the others then does. Returns their number, and the
+    runs of the others. *)
 Fixpoint set_apart (l : list sample) (count fuel apart beyond : nat) (found : list group) : nat * list group :=
   match fuel with
   | 0 => (apart, found)
@@ -34,7 +35,7 @@ Fixpoint set_apart (l : list sample) (count fuel apart beyond : nat) (found : li
       else (apart, found)
   end.
 
-(** The costliest is made as cheap as a bisection finds. *)
+(** Makes the costliest run as cheap as the bisection finds. *)
 Fixpoint lower (l : list sample) (count fuel low high : nat) (found : list group) : list group :=
   match fuel with
   | 0 => found
@@ -46,7 +47,7 @@ Fixpoint lower (l : list sample) (count fuel low high : nat) (found : list group
       else found
   end.
 
-(** After how many units a run has so many rows. *)
+(** The number of units after which a run has [n] rows. *)
 Fixpoint reached (n : nat) (g : group) : nat := match g with [] => 0 | x :: r => if n =? 0 then 0 else S (reached (n - rows x) r) end.
 
 Definition halfway (g : group) : nat := Nat.min (Nat.max (reached ((sum_over rows g + 1) / 2) g) 1) (length g - 1).
@@ -59,7 +60,7 @@ Fixpoint halve_first (most : nat) (gs : list group) : list group :=
   | g :: r => if halvable g =? most then firstn (halfway g) g :: skipn (halfway g) g :: r else g :: halve_first most r
   end.
 
-(** The costliest of two or more units is halved, so often or until there is none. *)
+(** Halves the costliest run of two or more units, [times] times or until there is none. *)
 Fixpoint halve (times : nat) (gs : list group) : list group :=
   match times with
   | 0 => gs
@@ -123,7 +124,7 @@ Proof. intros l m gs hs [P F] [Q G]. split; [rewrite concat_app; congruence|appl
 
 (** ** Both bisections *)
 
-(** Runs of all but so many, few enough to leave a micro-batch for each of these. *)
+(** Runs of all units but the [apart] longest, few enough to leave a micro-batch for each of those. *)
 Definition is_apart (l : list sample) (count apart : nat) (found : list group) : Prop :=
   runs_ok (firstn (length l - apart) l) found /\ length found <= count - apart /\ apart <= length l /\ apart <= count.
 
@@ -148,7 +149,7 @@ Proof.
   destruct (_ <=? _) eqn:E; apply IH; auto; [apply runs_are_ok, F|apply Nat.leb_le, E].
 Qed.
 
-(** They end: with more fuel they find the same. *)
+(** The bisections end: with more fuel they find the same. *)
 Theorem setting_apart_ends : forall l count more fuel apart beyond found, beyond - apart <= fuel ->
   set_apart l count (fuel + more) apart beyond found = set_apart l count fuel apart beyond found.
 Proof.
@@ -171,7 +172,7 @@ Qed.
 
 (** ** Halving *)
 
-(** A row of a token or more costs something; and each unit has such a row. *)
+(** A row with at least one token costs something, and each unit has such a row. *)
 Hypothesis of_some : forall n, 1 <= n -> 1 <= of n.
 
 Definition have_rows (l : list sample) : Prop := Forall (fun x => 1 <= rows x /\ 1 <= len x) l.
@@ -238,8 +239,8 @@ Proof.
   split; [exact A|]. split; [lia|]. destruct C as [C|C]; [left; lia|right; exact C].
 Qed.
 
-(** A division, into a number of micro-batches that there are enough of: each unit is in one, none exceeds a bound but a unit by itself,
-    there is the number that was asked for, and one is empty only where none has two units. *)
+(** A division into at least as many micro-batches as needed. Each unit is in one. None exceeds a bound, except a unit by itself. There is
+    the number that was asked for. One is empty only if none has two units. *)
 Theorem a_padded_division_is_right : forall units count, have_rows units -> need_padded units <= count ->
   let gs := divide_padded units count in
   Permutation (concat gs) units /\

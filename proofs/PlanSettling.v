@@ -1,5 +1,5 @@
-(** Settling, of odb_ref/plan/settling.py: units are moved between micro-batches, or exchanged, until the costliest ones cost no less for
-    it. It ends, loses nothing, keeps the bounds, and fills what is empty. Spec: R13.5. *)
+(** Settling, of odb_ref/plan/settling.py: units are moved or exchanged between micro-batches as long as the costlier of the two becomes
+    cheaper. It ends, loses nothing, keeps the bounds, and fills empty micro-batches. Spec: R13.5. *)
 Require Import List Arith Lia Permutation Bool.
 From ODB Require Import Lists Types Alignment.
 Import ListNotations.
@@ -9,19 +9,20 @@ Arguments Nat.ltb : simpl never.
 
 (** ** The model *)
 
-(** A micro-batch: what it costs before it holds anything, whether it may give something, and its units. A unit is a [sample]:
-    [pos] is its number, [len] its tokens. *)
+(** A micro-batch: its cost before it holds anything, whether it may give something away, and its units. A unit is a [sample]: [pos] is its
+    number, [len] its tokens. *)
 Record batch := mkBatch { b_start : nat; b_pending : bool; b_group : group }.
 
 Section Settling.
-(** What a unit costs; whether a micro-batch keeps its bounds; among how many of the cheapest a unit finds another. *)
+(** The cost of a unit, whether a micro-batch keeps its bounds, and how many of the cheapest micro-batches are considered for an exchange.
+    *)
 Variables (cost : sample -> nat) (room : group -> bool) (near : nat).
 
 Fixpoint spent (g : group) : nat := match g with [] => 0 | x :: r => cost x + spent r end.
 
 Definition b_cost (b : batch) : nat := b_start b + spent (b_group b).
 
-(** The first micro-batch with the best b_cost of those that are [ok], with its place, the first place being [i]. *)
+(** The first micro-batch with the best [b_cost] among those that are [ok], with its index; the first index is [i]. *)
 Fixpoint choose (ok : batch -> bool) (better : nat -> nat -> bool) (i : nat) (bs : list batch) : option (nat * batch) :=
   match bs with
   | [] => None
@@ -45,15 +46,15 @@ Fixpoint drop_alike (l : list (sample * group)) : list (sample * group) :=
       end
   end.
 
-(** By rising cost; of units alike in cost the first counts. *)
+(** By rising cost; of units with equal cost only the first counts. *)
 Definition kinds (g : group) : list (sample * group) :=
   drop_alike (sort_by (fun x y => (cost (fst x) <? cost (fst y)) || ((cost (fst x) =? cost (fst y)) && (pos (fst x) <=? pos (fst y)))) (takings g)).
 
-(** What a unit may be exchanged for: nothing, or a unit of the other micro-batch. *)
+(** What may be given in return for a unit: nothing, or a unit of the other micro-batch. *)
 Definition returns (swaps : bool) (h : group) : list (list sample * group) :=
   ([], h) :: if swaps then map (fun '(y, s) => ([y], s)) (kinds h) else [].
 
-(** An exchange of [s], and what the costlier of the two costs after it. *)
+(** An exchange between [s] and [t], and the cost of the costlier of the two after it. *)
 Definition try_exchange (s t : batch) (given : sample * group) (back : list sample * group) : list (nat * (batch * batch)) :=
   let g := fst back ++ snd given in
   let h := fst given :: snd back in
@@ -84,7 +85,7 @@ Definition is_even (enough : nat) (bs : list batch) : bool := forallb (fun b => 
 
 Definition next (bs : list batch) : option (nat * batch) := choose b_pending (fun a b => b <? a) 0 bs.
 
-(** Until none may give anything; or, where so much is [enough] for all, until that is so or cannot be. *)
+(** Until no micro-batch may give anything away. If [enough] is given, until none costs more than that, or the next finds no exchange. *)
 Fixpoint settle (enough : option nat) (swaps : bool) (fuel : nat) (bs : list batch) : list batch :=
   match fuel with
   | 0 => bs
@@ -105,7 +106,7 @@ Fixpoint settle (enough : option nat) (swaps : bool) (fuel : nat) (bs : list bat
 
 Fixpoint sum_over {A : Type} (f : A -> nat) (l : list A) : nat := match l with [] => 0 | x :: r => f x + sum_over f r end.
 
-(** What falls: the squares of the loads, and how many may give something. *)
+(** The measure that falls: the squares of the costs, plus the number of micro-batches that may give something away. *)
 Definition weight (b : batch) : nat := b_cost b * b_cost b + if b_pending b then 1 else 0.
 Definition measure (bs : list batch) : nat := sum_over weight bs.
 
@@ -166,7 +167,7 @@ Proof.
   apply in_map_iff in H. destruct H as [[y s] [E H]]. injection E as <- <-. apply kinds_perm, H.
 Qed.
 
-(** What two micro-batches are after an exchange. *)
+(** How two micro-batches relate to their former selves after an exchange. *)
 Record is_exchange (s t s' t' : batch) : Prop := mkExchange {
   starts_stay : b_start s' = b_start s /\ b_start t' = b_start t;
   both_may_give : b_pending s' = true /\ b_pending t' = true;
@@ -246,7 +247,7 @@ Qed.
 Lemma next_in : forall bs i s, next bs = Some (i, s) -> nth_error bs i = Some s /\ b_pending s = true.
 Proof. intros bs i s E. apply choose_in in E. rewrite Nat.sub_0_r in E. apply E. Qed.
 
-(** ** Whatever an exchange keeps, settling keeps *)
+(** ** Settling keeps whatever an exchange keeps *)
 
 Definition quiet (s : batch) : batch := mkBatch (b_start s) false (b_group s).
 
@@ -301,7 +302,7 @@ Theorem settling_leaves_none_empty : forall enough swaps fuel bs, Forall (fun b 
   Forall (fun b => b_group b <> []) (settle enough swaps fuel bs).
 Proof. intros enough swaps. apply settle_keeps_all; auto. intros s t s' t' _ _ E. apply (none_is_empty _ _ _ _ E). Qed.
 
-(** ** It ends *)
+(** ** Settling ends *)
 
 Definition has_ended (enough : option nat) (swaps : bool) (bs : list batch) : Prop :=
   (exists most, enough = Some most /\ (is_even most bs = true \/ exists i s, next bs = Some (i, s) /\ all_exchanges swaps i s bs = [])) \/
@@ -338,13 +339,13 @@ Proof.
       fold (quiet s). lia.
 Qed.
 
-(** ** It fills what is empty *)
+(** ** Settling fills empty micro-batches *)
 
 Hypothesis near_some : 1 <= near.
 Hypothesis room_part : forall x g, room (x :: g) = true -> room g = true.
 Hypothesis room_perm : forall g h, Permutation g h -> room g = room h.
 
-(** Units that cost something, fit alone, and are in micro-batches that keep the bounds and begin at nothing. *)
+(** A micro-batch that keeps the bounds and begins at cost 0, with units that cost something and fit alone. *)
 Definition is_sound (b : batch) : Prop :=
   b_start b = 0 /\ room (b_group b) = true /\ Forall (fun x => 1 <= cost x /\ room [x] = true) (b_group b).
 
@@ -359,7 +360,7 @@ Proof.
   - intros x y z. unfold cheaper. rewrite !orb_true_iff, !andb_true_iff, !Nat.ltb_lt, !Nat.leb_le, !Nat.eqb_eq. lia.
 Qed.
 
-(** While one is empty, one with two units or more finds an exchange. *)
+(** While some micro-batch is empty, each with two or more units finds an exchange. *)
 Lemma an_empty_one_is_filled : forall swaps bs i s, Forall is_sound bs -> nth_error bs i = Some s -> 2 <= length (b_group s) ->
   all_exchanges swaps i s bs = [] -> Forall (fun b => b_group b <> []) bs.
 Proof.
@@ -406,7 +407,7 @@ Proof.
   apply Forall_app in G. unfold is_sound. intuition congruence.
 Qed.
 
-(** Where all begin at nothing and wait, one stays empty only where none has two units. *)
+(** If all begin at cost 0 and may give, then one stays empty only if none has two units. *)
 Theorem settling_fills_what_is_empty : forall swaps bs, Forall is_sound bs -> Forall (fun b => b_pending b = true) bs ->
   let found := settled None swaps bs in Forall (fun b => b_group b <> []) found \/ Forall (fun b => length (b_group b) <= 1) found.
 Proof.

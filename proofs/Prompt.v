@@ -1,15 +1,15 @@
-(** A failure ends every rank in its own round or the next, and so does a stop: ABORT and STOP as one theorem.
+(** ABORT and STOP as one theorem: a failure, and likewise a stop, ends every rank in its own round or the next.
 
-    What follows one rank from the moment it failed, or its consumer stopped: it says so with its next offer, and the agreement
-    that holds such an offer is the last. Only an offer that it had posted before may still end the epoch in another way, or
-    make one more round. *)
+    The proof follows one rank from the moment it failed or its consumer stopped. Its next offer says so, and the agreement that
+    includes such an offer is the last. Only an offer that it had posted before can still end the epoch in another way, or lead to one
+    more round. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
 Import ListNotations.
 
-(** ** What a rank says *)
+(** ** What a rank offers *)
 
-(** What has happened to the rank: its consumer has stopped, or it has failed. *)
+(** What has happened to the rank: its consumer stopped, or the rank failed. *)
 Inductive trouble := AStop | AFailure.
 
 Definition hit (k : trouble) (s : state) : Prop := match k with AStop => stopped s = true | AFailure => failure s <> None end.
@@ -19,7 +19,7 @@ Definition says (k : trouble) (o : offer) : bool := match k with AStop => is_som
 Definition ends_by (k : trouble) (o : outcome_kind) : Prop :=
   match o with Failed _ _ | Mismatch _ => True | Stopped _ _ => k = AStop | Complete | Lost _ _ => False end.
 
-(** The rank had posted its offer of the round before. *)
+(** The rank had already posted its offer of the round. *)
 Definition had_offered (k : trouble) (s : state) : Prop := at_phase s = OFFER /\ exists o, posted s = Some (MOffer o) /\ says k o = false.
 
 (** ** One rank *)
@@ -30,7 +30,7 @@ Proof. intros. unfold is_ending. destruct (drain_phase d o l s) as [-> | ->]; re
 Lemma post_ends : forall c r s, is_ending s = true -> is_ending (post c r s) = true.
 Proof. intros c r s E. rewrite post_ending by (unfold is_ending in E; destruct (at_phase s); auto; discriminate). exact E. Qed.
 
-(** What is not an answer leaves a rank's round and outcome as they are. *)
+(** An event other than a result leaves a rank's round and outcome unchanged. *)
 Lemma own_sign : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
   round t = round s /\ ended_as t = ended_as s /\ (failure s <> None -> failure t = failure s) /\ (stopped s = true -> stopped t = true) /\
   (is_ending s = true -> is_ending t = true).
@@ -40,7 +40,7 @@ Proof.
   split; [intros S; destruct e; try exact S; reflexivity|]. intros En. apply post_ends. unfold is_ending in *. destruct (moved_phase d s e) as [-> |[_ ->]]; [exact En|reflexivity].
 Qed.
 
-(** Where a rank can be that was hit in round [n]; [early] says that it had offered before. *)
+(** Where a rank that was hit in round [n] can be; [early] means that it had posted its offer before. *)
 Definition prompt (k : trouble) (n : nat) (early : Prop) (u : state) : Prop :=
   hit k u /\
   ((round u = n /\ early /\ had_offered k u) \/
@@ -141,7 +141,7 @@ Proof.
   - left. assert (O : had_offered k (rank_of s r)) by (split; [exact Ph|eauto]). auto.
 Qed.
 
-(** An end that some rank has reached is before every rank. *)
+(** If some rank has ended, every rank can go on to its end. *)
 Lemma everyone_can_end : forall t r q, reachable t -> r < W -> q < W -> is_ending (rank_of t q) = true ->
   exists u, leads t u /\ is_ending (rank_of u r) = true /\ rank_of u q = rank_of t q.
 Proof.
@@ -176,10 +176,10 @@ Proof.
   rewrite <- A1, <- A2. unfold is_ending in Er. destruct P as [[_ [_ [X _]]]|[[X _]|[[_ [X _]]|[[_ X]|[X [_ Y]]]]]]; try (rewrite X in Er; discriminate). auto.
 Qed.
 
-(** ABORT, STOP. A rank that fails in round [k] ends every rank in round [k] or the next, as FAILED, naming a rank that did fail and its
-    cause, or as MISMATCH, where configurations do differ. So does a consumer that leaves, or as STOPPED, naming a rank whose consumer
-    has stopped. Only where the rank had posted its offer of round [k] before, that round may still be the last for another reason.
-    And when nothing more can happen, every rank has ended. *)
+(** ABORT, STOP. If a rank fails in round [k], every rank ends in round [k] or the next, as FAILED, naming a rank that did fail and its
+    cause, or as MISMATCH, if configurations differ. If a consumer leaves, the same holds, and STOPPED is possible too, naming a rank
+    whose consumer has stopped. Only if the rank had already posted its offer of round [k] may round [k] end the epoch for another
+    reason. When nothing more can happen by itself, every rank has ended. *)
 Theorem a_failure_or_a_stop_in_round_k_ends_every_rank_in_round_k_or_the_next : forall k s t r, reachable s -> leads s t -> r < W ->
   hit k (rank_of s r) -> is_ending (rank_of s r) = false ->
   (forall q, q < W -> is_ending (rank_of t q) = true ->

@@ -1,4 +1,4 @@
-(** The properties of the protocol, for every number of ranks, input, schedule and target rule within the bounds. *)
+(** The properties of the protocol, for every number of ranks, input and schedule, and every target rule within the bounds. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps.
 Import ListNotations.
@@ -36,7 +36,7 @@ Proof.
     eapply Forall_impl; [|exact F2]. simpl. intros; lia.
 Qed.
 
-(** A step planned in an earlier round has an earlier round's number. *)
+(** The round of a planned step is earlier than the current round. *)
 Lemma history_rounds : forall c rs, Forall (fun y => snd (fst y) < h_round (history c rs)) (h_steps (history c rs)).
 Proof.
   intros. induction rs as [|x rs IH] using rev_ind; [constructor|]. rewrite history_snoc.
@@ -68,7 +68,7 @@ Proof.
   intros s r q L. unfold System.hist_of, seen. replace (got s q) with (got s r + (got s q - got s r)) by lia. rewrite firstn_add. apply history_grows.
 Qed.
 
-(** What has been exchanged begins with what a rank has received. *)
+(** The history of all results extends the history of each rank. *)
 Lemma whole_goes_on : forall s r, (exists ext, h_steps (whole s) = h_steps (hist_of s r) ++ ext) /\ h_round (hist_of s r) <= h_round (whole s).
 Proof.
   intros s r. destruct (history_grows (cfg 0) (skipn (got s r) (results s)) (seen s r)) as [[ext [E _]] [L _]]. unfold seen in E, L. rewrite firstn_skipn in E, L.
@@ -80,8 +80,8 @@ Proof.
   intros s r j x R H E. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as K. rewrite <- (k_steps _ _ _ _ _ _ K). apply map_nth_error, E.
 Qed.
 
-(** FEWEST: an offer of a rank that is ready says how many groups it has formed. One whose source goes on offers to emit one of them
-    at least, no more than there are, and at most one fewer. *)
+(** FEWEST: the offer of a ready rank states how many groups the rank has formed. If its source has not ended, the rank offers to emit
+    all of them or all but one, and at least one. *)
 Theorem a_rank_that_reads_on_offers_its_groups_or_one_fewer : forall s r o, reachable s -> r < W ->
   at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_ready o = true ->
   o_groups_max o = length (groups (rank_of s r)) /\ (o_groups_min o = None <-> ended (rank_of s r) = true) /\
@@ -115,7 +115,7 @@ Definition steps_in_round (k : nat) (s : state) : list Machine.step := filter (f
 Lemma steps_in_round_shared : forall k xs, length (filter (fun x => s_round x =? k) xs) = length (filter (fun y => snd (fst y) =? k) (map shared xs)).
 Proof. induction xs as [|x xs IH]; simpl; [reflexivity|]. destruct (s_round x =? k); simpl; congruence. Qed.
 
-(** ALIGN: in every round all ranks make the same number of steps. *)
+(** ALIGN: two ranks that have finished a round have made the same number of steps in it. *)
 Theorem every_rank_makes_the_same_number_of_steps_in_a_round : forall s r q k, reachable s -> r < W -> q < W ->
   k < round (rank_of s r) -> k < round (rank_of s q) -> length (steps_in_round k (rank_of s r)) = length (steps_in_round k (rank_of s q)).
 Proof.
@@ -131,7 +131,7 @@ Proof.
   destruct (le_ge_dec (got s r) (got s q)) as [L|L]; [apply Z; assumption|symmetry; apply Z; assumption].
 Qed.
 
-(** CONSERVE: emitted, planned, carried and unread samples are the rank's input. *)
+(** CONSERVE: the samples in steps, in alignment, in the window and unread are the rank's input. *)
 Theorem nothing_is_lost : forall s r, reachable s -> r < W ->
   Permutation (samples_of (steps_of (rank_of s r)) ++ concat (aligned (rank_of s r)) ++ window (rank_of s r) ++ skipn (read (rank_of s r)) (input r)) (input r).
 Proof.
@@ -141,7 +141,7 @@ Qed.
 
 Definition emitted (s : sys) (r : nat) : list sample := samples_of (taken (rank_of s r)).
 
-(** ONCE: positions are the identity of a sample inside a rank. *)
+(** ONCE: a position identifies a sample within a rank. *)
 Theorem no_sample_is_emitted_twice : forall s r, reachable s -> r < W -> NoDup (map pos (input r)) ->
   NoDup (map pos (samples_of (steps_of (rank_of s r)))) /\ NoDup (map pos (emitted s r)).
 Proof.
@@ -163,7 +163,7 @@ Proof.
   unfold kind_ok in K. unfold is_ending in E. destruct (at_phase (rank_of s r)); try discriminate; exact K.
 Qed.
 
-(** Every sample of rank [i]'s input is in its steps, each exactly once. *)
+(** Every sample of rank [i]'s input is in exactly one of its steps. *)
 Definition has_planned_everything (s : sys) (i : nat) : Prop := Permutation (samples_of (steps_of (rank_of s i))) (input i).
 
 Lemma closed_not_counting : forall s i o l, reachable s -> i < W -> h_kind (whole s) = NClosed o l -> at_phase (rank_of s i) <> COUNT.
@@ -184,7 +184,7 @@ Proof.
   simpl in C. rewrite app_nil_r in C. exact C.
 Qed.
 
-(** COVER: in join mode a rank that is COMPLETE, whether its consumer is still there or not, has planned its whole input. *)
+(** COVER: in join mode a COMPLETE rank has planned its whole input, whether its consumer is still there or not. *)
 Theorem a_complete_rank_has_planned_its_whole_input : forall s r, reachable s -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> has_planned_everything s r.
 Proof.
@@ -202,7 +202,7 @@ Proof.
   destruct (more_unless_counting _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) (closed_not_counting s r Complete l R H Hk)) as [X|X]; [exact X|rewrite D1, D2 in X; simpl in X; lia].
 Qed.
 
-(** COVER: and when it is done and its consumer is still there, all of that has been handed out. *)
+(** COVER: if it is also done and its consumer is still there, its whole input has been handed out. *)
 Theorem join_mode_covers : forall s r, reachable s -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   at_phase (rank_of s r) = DONE -> ended_as (rank_of s r) = Some Complete -> stopped (rank_of s r) = false ->
   Permutation (samples_of (taken (rank_of s r) ++ queue (rank_of s r))) (input r).
@@ -222,7 +222,7 @@ Proof.
   rewrite Pl, Ob, !app_nil_r in C. exact C.
 Qed.
 
-(** RELEASE: a released step is one of which every rank holds its own batch, collated and ready. *)
+(** RELEASE: a step released on one rank is released, or planned and collated, on every rank. *)
 Theorem release_needs_every_rank_ready : forall s r q j, reachable s -> r < W -> q < W -> j < length (released_of (rank_of s r)) ->
   j < length (released_of (rank_of s q)) \/ (j < length (steps_of (rank_of s q)) /\ collated (rank_of s q) = true).
 Proof.
@@ -252,7 +252,7 @@ Proof.
   destruct (whole_goes_on s r) as [[ext X] _]. apply (n_true _ _ _ S j (shared x)). rewrite X, nth_error_app1 by (apply nth_error_Some; congruence). exact E.
 Qed.
 
-(** What the counts of any rank say of a further resource is above 0 exactly where some rank's batch uses it. *)
+(** The counts show use of a further resource exactly if some rank's batch uses it. *)
 Theorem a_resource_is_counted_where_some_rank_uses_it : forall s r j x i, reachable s -> r < W -> nth_error (steps_of (rank_of s r)) j = Some x ->
   (0 < nth i (n_costs (s_counts x)) 0 <-> exists q, q < W /\ 0 < used i (nth j (groups_of (rank_of s q)) [])).
 Proof.
@@ -264,7 +264,7 @@ Proof.
   - intros [q [Hq P]]. exists q. split; [apply in_seq; lia|exact P].
 Qed.
 
-(** TERM needs it: no step is idle on every rank. *)
+(** No step is idle on every rank. TERM needs this. *)
 Theorem some_rank_has_work_in_every_step : forall s r x, reachable s -> r < W -> In x (steps_of (rank_of s r)) -> 1 <= n_samples (s_counts x).
 Proof.
   intros s r x R H E. destruct (reachable_second W cfg depth input ok s R) as [I S]. apply In_nth_error in E as [j E]. apply (shared_nth s r j x R H) in E.
@@ -274,8 +274,8 @@ Qed.
 
 Definition samples_by (n : nat) (s : state) : nat := sum_nat (map (fun x => n_samples (s_counts x)) (firstn n (steps_of s))).
 
-(** QUOTA: ranks that close complete have made the same steps. Where there is a quota, these are the first whose samples reach it,
-    unless a rank has planned its whole input before; where there is none, a rank has planned its whole input. *)
+(** QUOTA: if a rank closes COMPLETE, all ranks that end have made the same steps. With a quota, these are the first whose samples reach it,
+    unless some rank has planned its whole input first. Without a quota, some rank has planned its whole input. *)
 Definition closes_in_time (s : sys) (r : nat) : Prop :=
   let steps := length (steps_of (rank_of s r)) in
   let some_rank_is_dry := exists i, i < W /\ has_planned_everything s i in

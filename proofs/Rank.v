@@ -1,11 +1,11 @@
-(** Every transition of a rank keeps its invariant, whatever the event. *)
+(** Every transition of a rank keeps its invariant. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local.
 Import ListNotations.
 
 Definition next_hist (c0 : config) (h : hist) (e : event) : hist := match e with Got x => h_step c0 h x | _ => h end.
 
-(** What the environment grants: samples come from the source in order; an agreement is one of this rank's own offer too. *)
+(** What the environment guarantees: samples come from the source in order, and an agreement includes this rank's own offer. *)
 Definition admissible (c c0 : config) (inp : list sample) (s : state) (e : event) : Prop :=
   match e with
   | SamplesRead xs en _ => xs = firstn (length xs) (skipn (read s) inp) /\ (en = true -> read s + length xs = length inp)
@@ -55,7 +55,7 @@ Definition loose (s : state) : Prop :=
 Lemma tight_loose : forall s, tight depth s -> loose s.
 Proof. intros s T. destruct T. split; assumption. Qed.
 
-(** After any change of a rank that is not ending: post, or not. *)
+(** After any change to a rank that is not ending, whether it posts or not. *)
 Lemma after_post : forall s, at_phase s <> DRAIN -> at_phase s <> DONE -> core h s -> loose s ->
   core h (post c rank s) /\ tight depth (post c rank s).
 Proof. intros s P1 P2 K [L1 L2]. split; [apply post_core, K|]. apply post_tight; assumption. Qed.
@@ -63,7 +63,7 @@ Proof. intros s P1 P2 K [L1 L2]. split; [apply post_core, K|]. apply post_tight;
 Lemma post_ending : forall s, at_phase s = DRAIN \/ at_phase s = DONE -> post c rank s = s.
 Proof. intros s P. destruct (post_eq c rank s) as [[E _]|[F _]]; [exact E|]. destruct P; congruence. Qed.
 
-(** A change of input or flags does nothing to a rank that is ending. *)
+(** A change of input or flags has no further effect on a rank that is ending. *)
 Lemma after_post_any : forall s t, tight depth s -> core h t ->
   at_phase t = at_phase s -> queue t = queue s -> released t = released s -> taken t = taken s -> limit t = limit s ->
   core h (post c rank t) /\ tight depth (post c rank t).
@@ -88,7 +88,7 @@ Proof.
   all: rewrite finish_other by congruence; apply after_post; [congruence|congruence|exact K|split; assumption].
 Qed.
 
-(** What is read, collated, failed or urged, before the rank may post. *)
+(** After a read, a collation, a failure or an urge, before the rank may post. *)
 Lemma moved_core : forall s e, core h s -> granted s e -> admissible c c0 inp s e -> e <> StepTaken -> e <> ConsumerStopped -> core h (moved depth s e).
 Proof.
   intros s e K G A N1 N2. destruct e as [xs en full| |x| | |cause|]; simpl in G, A; try contradiction; destruct K; constructor; simpl; auto;
@@ -124,7 +124,7 @@ Proof.
   - intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
 Qed.
 
-(** The outcome is known: the same for all three ways to an end. *)
+(** Once the outcome is known: shared by all three ways to an end. *)
 Lemma drained : forall h' s, numbered_from 0 (h_steps h') -> core h' s -> at_phase s = DRAIN -> length (queue s) <= depth ->
   core h' (finish_when_drained (deliver depth s)) /\ tight depth (finish_when_drained (deliver depth s)).
 Proof.

@@ -1,9 +1,10 @@
-(** REPLAY: the steps planned on a rank are a function of the samples, the shared configuration and the world size alone.
+(** REPLAY: the steps planned on a rank are a function of the samples, the shared configuration, the number of ranks, and how sources
+    answer.
 
-    [view] says what a rank plans, from the results of the exchange and its own input: no schedule, no depth, no way in which
-    reads are split. [image] says that a rank's state is what [view] says. And the results themselves are made of offers that
-    [view] says too, up to the one that ends the epoch. Two things of a source matter beside its samples: whether it says with its last
-    sample that it has ended, or only when it is asked for more; and how many of the next samples a window has room for. *)
+    [view] computes what a rank plans from the results of the exchange and its own input. It depends on no schedule, no depth and no way
+    of splitting reads. [image] relates a rank's state to its [view]. Up to the result that ends the epoch, the results are made of offers
+    that follow from [view] too. Two things about a source matter besides its samples: whether it reports its end with its last sample or
+    only when asked for more, and how many of the next samples a window has room for. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt.
 Import ListNotations.
@@ -15,8 +16,8 @@ Qed.
 
 (** ** What a rank plans *)
 
-(** How a source answers: whether it says with its last sample that it has ended, and whether a window that holds these samples has
-    room for the next one, by their bytes (R2.3). *)
+(** How a source answers: whether it reports its end with its last sample, and whether a window that holds the given samples has room in
+    bytes for the next one (R2.3). *)
 Record reader := mkReader { is_eager : bool; has_room : list sample -> sample -> bool }.
 
 (** How many of the next samples a window has room for. *)
@@ -86,7 +87,7 @@ Proof. intros rs x. unfold view_of, views. rewrite fold_left_app. simpl. fold (v
 
 Definition alive (h : hist) : Prop := match h_kind h with NOffer | NCount _ => True | _ => False end.
 
-(** The window of a rank that reads: so much of what the view wants is there. *)
+(** The window of a rank that is reading: the part so far of what the view wants. *)
 Definition reading (v : view) (u : state) : Prop :=
   exists x, window u = v_window v ++ x /\ read u = v_read v + length x /\ x = firstn (length x) (unread v) /\ length x <= asked v /\
     if v_ended v then x = [] /\ ended u = true /\ wanted u = 0
@@ -109,7 +110,7 @@ Proof.
       * right. apply Nat.ltb_ge. lia.
 Qed.
 
-(** The offer of a rank that is ready. *)
+(** The offer of a ready rank. *)
 Definition offer_of (h : hist) (v : view) (o : offer) : Prop :=
   let gs := c_group c (v_budget v) (full_window v) in
   let held := if is_quota_met c (h_samples h) then 0 else length (full_window v) in
@@ -150,7 +151,7 @@ Proof.
   intros r u H. destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; [exact H|]. intros _. simpl. eexists. split; [reflexivity|]. simpl. destruct (stopped u); [discriminate|reflexivity].
 Qed.
 
-(** What is neither an answer nor a read. *)
+(** Events other than results and reads. *)
 Lemma own_part : forall r d u e t, (forall x, e <> Got x) -> (forall xs en full, e <> SamplesRead xs en full) -> transition c r d u e = Some t ->
   part t = part u /\ steps_of t = steps_of u /\ (fair u -> fair t).
 Proof.
@@ -174,10 +175,10 @@ Qed.
 
 End View.
 
-(** ** A rank, but for what is released *)
+(** ** A rank, apart from what is released *)
 
-(** Histories that differ in nothing but in how much is released, and so in the limit of a failure. No plan depends on that. A job
-    that is loaded again has taken all steps of the rounds before; when it saved them, the last may not have been released. *)
+(** Histories that differ only in how much is released, and so in the limit of a failure. No plan depends on that. A job that is loaded
+    again has taken all steps of earlier rounds, but when it saved, the last of them may not have been released. *)
 Definition same_kind (k k' : kind) : Prop := match k, k' with NClosed o _, NClosed o' _ => o = o' | _, _ => k = k' end.
 
 Record alike (h h' : hist) : Prop := { al_kind : same_kind (h_kind h) (h_kind h'); al_round : h_round h = h_round h'; al_steps : h_steps h = h_steps h' }.
@@ -207,7 +208,7 @@ Proof.
   - destruct K as [o [l [K O]]]. rewrite K in E. destruct (h_kind h) as [| | |o' l']; try discriminate. subst o'. eauto.
 Qed.
 
-(** The invariant of a rank, as if more had been released. *)
+(** The invariant of a rank, as if another number of steps had been released. *)
 Definition stands (c : config) (depth rank : nat) (inp : list sample) (h : hist) (u : state) : Prop :=
   exists h', alike h h' /\ core c c rank inp h' u /\ tight depth u.
 
@@ -225,8 +226,8 @@ Variables (W : nat) (c : config) (src : nat -> reader) (input : nat -> list samp
 Hypothesis ok : setting_ok W (fun _ => c).
 Notation cfg := (fun _ : nat => c).
 
-(** A source that is eager says with its last sample that it has ended; another when it is asked for more than it has. Each reads what there
-    is room for, and says that the window is full only where there is no room for the next sample. None deals out an order. *)
+(** An eager source reports its end with its last sample, any other source when it is asked for more than it has. Each source reads only
+    what there is room for, and reports a full window only if there is no room for the next sample. No order is shared. *)
 Definition ends_alike (s : sys) (l : label) : Prop :=
   match l with
   | LRank r (SamplesRead xs en full) =>
@@ -253,7 +254,7 @@ Variable depth : nat -> nat.
 Notation step := (System.step W cfg depth input).
 Notation admissible_of := (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok)).
 
-(** What every run of the epoch keeps, whether it begins or goes on. *)
+(** What every run of the epoch keeps, whether it begins there or is loaded. *)
 Record basis (s : sys) : Prop := {
   bs_standing :> standing W cfg depth input s;
   bs_rank : forall r, r < W -> stands c (depth r) r (input r) (history (seen s r)) (rank_of s r) }.
@@ -274,7 +275,7 @@ Proof.
   - exact (every_step_keeps_the_log W cfg depth input s l t I St).
 Qed.
 
-(** What a good agreement says, of which every rank takes part. *)
+(** What a good agreement implies for the offer of every rank. *)
 Lemma all_are_ready : forall s a, basis s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Agreed a) -> is_bad a = false -> o_stop_rank a = None ->
   exists os, agreement_of a os /\ (forall r, r < W -> exists o, In o os /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ o_ready o = true /\ offer_ok c r (rank_of s r) o) /\
   (o_samples_max a <> 0 -> is_quota_met c (h_samples (history (results s))) = false /\ sane a).
@@ -334,7 +335,7 @@ Qed.
 
 Definition images (s : sys) : Prop := forall r, r < W -> image c (src r) (input r) (history (seen s r)) (view_at r (seen s r)) (rank_of s r).
 
-(** An exchange that does not end the epoch, or completes it with no quota met. *)
+(** An exchange that does not end the epoch, or that completes it before the quota is met. *)
 Definition plain (h h' : hist) : Prop := alive h' \/ ((exists l, h_kind h' = NClosed Complete l) /\ is_quota_met c (h_samples h) = false).
 
 Definition log_says (s : sys) : Prop := forall i ms x, nth_error (log s) i = Some (ms, x) -> plain (history (firstn i (results s))) (history (firstn (S i) (results s))) ->
@@ -417,7 +418,7 @@ Proof.
   - intros r n la El. subst l. destruct Al.
 Qed.
 
-(** What a rank puts into an exchange that makes steps, or plans them, is what its view says. *)
+(** In such an exchange, each rank's message is the one that its view determines. *)
 Lemma exchange_says : forall s t, basis s -> images s -> step s LExchange t -> plain (whole cfg s) (whole cfg t) ->
   forall r m, nth_error (messages W s) r = Some m -> message_of c r (src r) (input r) (whole cfg s) (view_at r (results s)) m.
 Proof.
@@ -464,7 +465,7 @@ Proof.
     rewrite firstn_all2 in * by lia. refine (exchange_says s _ I Im St0 _ r m Hm). unfold whole. rewrite Er. exact Al.
 Qed.
 
-(** A run that is complete was alive up to its last exchange, an agreement on nothing. *)
+(** A complete run was alive until its last exchange, an agreement with target 0. *)
 Definition complete_at_last (s : sys) : Prop := forall l, h_kind (whole cfg s) = NClosed Complete l ->
   exists n, length (log s) = S n /\ h_kind (history (firstn n (results s))) = NOffer /\
   exists a, nth_error (results s) n = Some (Agreed a) /\ target c a = 0 /\ (o_samples_max a <> 0 -> sane a).
@@ -484,7 +485,7 @@ Proof.
     destruct (stands_on _ _ _ _ _ _ (bs_rank s I 0 ltac:(lia))) as [_ [Kk _]]. rewrite Wa in Kk. change (history (results s)) with (whole cfg s) in Kk. pose proof (phase_of_kind _ _ _ _ Kk) as Ph. rewrite K in Ph. unfold is_waiting in Wt. destruct Ph as [Ph|Ph]; rewrite Ph in Wt; discriminate.
 Qed.
 
-(** What every run of the epoch keeps, and all that the rest of this file needs of one. *)
+(** Everything that every run of the epoch keeps and the rest of this file needs. *)
 Record tells (s : sys) : Prop := {
   tell_basis : basis s;
   tell_images : images s;
@@ -653,8 +654,8 @@ Proof.
     + right. eapply prefix_trans; [exact P|apply (prefix_later r (results s) _ _ L)].
 Qed.
 
-(** REPLAY. Two runs on the same samples with the same configuration and world size: whatever their schedules, depths and splits of
-    reads, and whatever fails or stops in them, the steps planned on a rank in one are the first of those planned in the other. *)
+(** REPLAY. Take two runs on the same samples with the same configuration and number of ranks. Whatever their schedules, depths and splits
+    of reads, and whatever fails or stops, the steps planned on a rank in one run begin those planned in the other. *)
 Theorem the_steps_planned_do_not_depend_on_the_schedule : forall d d' s s' r, replays d s -> replays d' s' -> r < W ->
   is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
 Proof. intros d d' s s' r Rp Rp' H. apply (what_two_runs_tell d d'); auto using replays_tell. Qed.
@@ -690,7 +691,7 @@ Proof.
   rewrite (dead_next r _ n D), (dead_next r _ n D'). do 2 f_equal. apply (same_results d d' s s' Rp Rp' n); try lia; unfold alive; [rewrite K|rewrite K']; exact Logic.I.
 Qed.
 
-(** REPLAY, for runs that are complete: they have planned the same steps. *)
+(** REPLAY: if both runs are complete, they have planned the same steps. *)
 Theorem complete_runs_have_planned_the_same_steps : forall d d' s s' r, replays d s -> replays d' s' -> r < W ->
   is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
   steps_of (rank_of s r) = steps_of (rank_of s' r).

@@ -1,4 +1,4 @@
-(** REPLAY with losses: whatever ranks are lost, and whenever, the steps that are planned are those of a run without. *)
+(** REPLAY with losses: whichever ranks are lost, and whenever, the planned steps are those of a run without losses. *)
 Require Import List Arith Lia Bool.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Coupled Loss Replay.
 Import ListNotations.
@@ -10,10 +10,10 @@ Notation cfg := (fun _ : nat => c).
 Notation replays := (Replay.replays W c src input).
 Notation ends_alike := (Replay.ends_alike src input).
 
-(** How a rank that is lost is read for, if it is, does not matter. *)
+(** How a lost rank's source answers does not matter. *)
 Definition of_lost (s : sys) (l : label) : Prop := match l with LRank r _ => is_lost (rank_of s r) = true | _ => False end.
 
-(** A run at the depth [depth] in which sources answer as in REPLAY, and any ranks are told, at any moment, that a peer is lost. *)
+(** A run at the depth [depth] in which sources answer as in REPLAY, and any rank may be told at any moment that a peer is lost. *)
 Inductive lossy_replays (depth : nat -> nat) : sys -> Prop :=
 | lossy_replay_start : lossy_replays depth (start cfg)
 | lossy_replay_step : forall s l t, lossy_replays depth s -> System.step W cfg depth input s l t -> ends_alike s l \/ of_lost s l -> lossy_replays depth t
@@ -38,7 +38,7 @@ Proof. intros u v []. auto. Qed.
 Lemma left_is_closed : forall u v, left_behind u v -> queue u = queue v /\ exists l, limit u = Some l /\ l <= length (taken v).
 Proof. intros u v []. auto. Qed.
 
-(** It stays so, whatever it still reads. *)
+(** This relation survives whatever the lost rank still reads. *)
 Lemma left_stays : forall depth s v r e t, reachable W cfg depth input v -> r < W -> may cfg input s r e -> transition c r (depth r) (rank_of s r) e = Some t ->
   left_behind (rank_of s r) (rank_of v r) -> left_behind t (rank_of v r) /\ posted t = posted (rank_of s r) /\ (forall x, e <> Got x) /\ e <> StepTaken.
 Proof.

@@ -1,7 +1,7 @@
-(** RESUME, by another number of ranks (R10.3): what no rank had taken is shared out anew, in the order of the epoch.
+(** RESUME with another number of ranks (R10.3): the items that no rank had taken are shared out anew, in the order of the epoch.
 
-    This is Generation.compute_rest of odb_ref/torch/plan/state.py, without samples set aside, and the arithmetic of its shares:
-    what was taken, and what is left, are together what there was. [Resume.v] joins it to the steps of a system. *)
+    This is Generation.compute_rest of odb_ref/torch/plan/state.py, without samples set aside, and the arithmetic of its shares. The items
+    taken and the items left are together all items. [Resume.v] joins this to the steps of a system. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment.
 Import ListNotations.
@@ -13,16 +13,16 @@ Definition pick {A} (l : list A) (places : list nat) : list A :=
 (** range(r, n, world): the places of rank [r] in an order of [n]. *)
 Definition share_of (world r n : nat) : list nat := filter (fun i => i mod world =? r) (seq 0 n).
 
-(** What a checkpoint tells of a rank's positions. *)
+(** What a checkpoint records about a rank's positions. *)
 Record checkpoint := mkCheckpoint { k_read_samples : nat; k_carried : list nat; k_taken : list nat }.
 
 Definition among (p : nat) (l : list nat) : bool := existsb (Nat.eqb p) l.
 
-(** Checkpoint.is_taken *)
+(** Checkpoint.is_taken. *)
 Definition is_taken (k : checkpoint) (p : nat) : bool :=
   if (k_read_samples k <=? p) || among p (k_carried k) then among p (k_taken k) else true.
 
-(** Part.compute_rest: [places] are those of the rank in the order of all. *)
+(** Part.compute_rest: [places] are the rank's places in the order of the epoch. *)
 Definition part_rest (places : list nat) (k : checkpoint) : list nat :=
   pick places (filter (fun p => negb (is_taken k p)) (k_carried k) ++
                filter (fun p => negb (among p (k_taken k))) (seq (k_read_samples k) (length places - k_read_samples k))).
@@ -34,21 +34,21 @@ Definition ascending : list nat -> list nat := sort_by Nat.leb.
 Definition by_rank {A B} (f : nat -> A -> list B) (parts : list A) : list B :=
   concat (map (fun rp => f (fst rp) (snd rp)) (combine (seq 0 (length parts)) parts)).
 
-(** Generation.compute_rest: what is left of an order when the ranks' parts of it are taken away. *)
+(** Generation.compute_rest: what is left of an order once the ranks have taken their parts. *)
 Definition generation_rest {A} (parts : list checkpoint) (order : list A) : list A :=
   pick order (ascending (by_rank (fun r k => part_rest (share_of (length parts) r (length order)) k) parts)).
 
 Definition generation_taken {A} (parts : list checkpoint) (order : list A) : list A :=
   pick order (by_rank (fun r k => part_taken (share_of (length parts) r (length order)) k) parts).
 
-(** After several changes of the number of ranks. *)
+(** The same after several changes of the number of ranks. *)
 Fixpoint rest_of {A} (base : list (list checkpoint)) (order : list A) : list A :=
   match base with [] => order | parts :: later => rest_of later (generation_rest parts order) end.
 
 Fixpoint taken_of {A} (base : list (list checkpoint)) (order : list A) : list A :=
   match base with [] => [] | parts :: later => generation_taken parts order ++ taken_of later (generation_rest parts order) end.
 
-(** What is asked of a checkpoint of a rank with [n] positions: what was carried had been read, each position once. *)
+(** What a checkpoint of a rank with [n] positions must meet: what was carried had been read, each position once. *)
 Definition sound (n : nat) (k : checkpoint) : Prop :=
   k_read_samples k <= n /\ NoDup (k_carried k) /\ Forall (fun p => p < k_read_samples k) (k_carried k).
 
@@ -161,7 +161,7 @@ Proof.
   - intros r k E. apply part_splits, S, E.
 Qed.
 
-(** RESUME, any number of ranks, any number of times: what was taken before and what is then shared out anew are the epoch, each
+(** RESUME, for any number of ranks that changes any number of times: the items taken before and those then shared out are the epoch, each
     item once. *)
 Theorem what_was_taken_and_what_is_left_are_the_epoch : forall A base (order : list A), sound_base base order ->
   Permutation (taken_of base order ++ rest_of base order) order.
@@ -170,7 +170,7 @@ Proof.
   apply generation_splits, S1.
 Qed.
 
-(** Each item of what is left goes to one of the new ranks. *)
+(** Each remaining item goes to exactly one of the new ranks. *)
 Theorem the_shares_of_the_new_ranks_are_what_is_left : forall A world (rest : list A), 1 <= world ->
   Permutation (concat (map (fun r => pick rest (share_of world r (length rest))) (seq 0 world))) rest.
 Proof.

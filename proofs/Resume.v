@@ -1,25 +1,25 @@
-(** RESUME (R10): what a rank saves, what it is when that is loaded again, and what a whole job plans that is loaded.
+(** RESUME (R10): what a rank saves, which rank it becomes when that is loaded, and what a job plans whose ranks are loaded.
 
-    [save] and [load] are those of odb_ref/core/resume.py. What is saved is where the rank's round began, as REPLAY has it: a function
-    of the samples and of what was exchanged, not of the moment at which it is saved. Loaded again, it makes a rank of which
-    everything is true that Replay.v rests on; and the ranks of a job that is loaded, which exchange anew, plan what those plan that
-    go on. For another number of ranks, what a checkpoint calls taken is what was taken; Rest.v shares out the rest. *)
+    [save] and [load] are those of odb_ref/core/resume.py. A rank saves where its round began, in the sense of REPLAY: a function of the
+    samples and the results, not of the moment at which it saves. The rank that is loaded meets everything that Replay.v rests on. The
+    ranks of a loaded job exchange anew, and plan the same steps as those of a job that continues. If the number of ranks changes,
+    a checkpoint calls exactly those items taken that were taken, and Rest.v shares out the others. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt Replay Rest.
 Import ListNotations.
 
-(** ** What is saved, and loaded *)
+(** ** Saving and loading *)
 
 Record round_start := mkStart {
   b_round : nat; b_read : nat; b_ended : bool; b_carried : list sample; b_marks : list nat; b_planned : nat; b_gsum : nat;
   b_budget : option nat }.
 
-(** compute_round_start: [b_carried] holds the samples of which the Python keeps the positions, and reads them again (A9). *)
+(** compute_round_start. [b_carried] holds samples; the Python keeps only their positions and reads the samples again (A9). *)
 Definition save (u : state) : round_start :=
   let rd := last (marks u) 0 in
   mkStart (round u) rd (ended u && (read u =? rd)) (filter (fun x => pos x <? rd) (window u)) (marks u) (planned u) (gsum u) (budget u).
 
-(** resume, before anything is posted. [before] is a ghost: the steps of earlier rounds, which this rank had taken. *)
+(** resume, before anything is posted. [before] is a ghost: the steps of earlier rounds, which this rank has taken. *)
 Definition place (c : config) (rank : nat) (before : list Machine.step) (b : round_start) : state :=
   mkState FILL (b_round b) (b_read b) (b_ended b) (if b_ended b then 0 else c_window c rank (b_round b) - length (b_carried b)) (b_carried b) (b_marks b)
     [] (b_budget b) [] [] true (b_planned b) (b_gsum b) [] [] before None false false None None None.
@@ -37,18 +37,18 @@ Section Rank.
 Variables (c : config) (src : reader) (inp : list sample).
 Hypothesis OK : config_ok c.
 Hypothesis placed : forall i x, nth_error inp i = Some x -> pos x = i.
-(** Its source is its own. *)
+(** The rank has a source of its own. *)
 Hypothesis own : c_shares c = false.
 Notation history := (history c).
 Variable rank : nat.
 Notation view_of := (view_of c rank src inp).
 
-(** What is saved is where the round began: as the history and the view of then say it. *)
+(** [b] is where the round began, according to the history and the view at that time. *)
 Definition says_where (b : round_start) (h : hist) (v : view) : Prop :=
   b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\
   b_planned b = length (h_steps h) /\ b_gsum b = h_samples h /\ b_budget b = v_budget v.
 
-(** What a view says of reads and marks. *)
+(** What a view implies about reads and marks. *)
 Definition wants (h : hist) (v : view) : Prop :=
   last (v_marks v) 0 = v_read v /\
   match h_kind h with
@@ -111,7 +111,7 @@ Proof.
   - rewrite Be. intros Z. apply andb_true_iff in Z as [Z1 Z2]. apply Nat.eqb_eq in Z2. rewrite <- Z2. destruct K as [h' [_ [K' _]]]. destruct (k_ended _ _ _ _ _ _ K' Z1) as [X Y]. specialize (Y own). lia.
 Qed.
 
-(** Loaded again, at any depth: as the rank that the view and the history demand. *)
+(** Loaded at any depth, the rank meets the invariant for the same history. *)
 Lemma loaded_stands : forall d, stands c d rank inp h (load c rank (steps_of u) (save u)).
 Proof.
   intros d. destruct K as [h1 [A [K1 _]]]. destruct (stands_on _ _ _ _ _ _ K) as [Kr [_ [Kp [Kg _]]]].
@@ -148,7 +148,7 @@ Notation history := (history c).
 Notation replays := (Replay.replays W c src input).
 Notation view_at := (fun s r => view_of c r (src r) (input r) (seen s r)).
 
-(** A rank with a source of its own that has begun a round that is not yet agreed on, the quota not met, has what it saves. *)
+(** A rank with its own source that has begun a round which is not agreed on yet, before the quota is met, has something to save. *)
 Definition has_begun (u : state) : Prop := (at_phase u = FILL \/ at_phase u = OFFER) /\ is_quota_met c (gsum u) = false /\ c_shares c = false.
 
 Lemma begun_says : forall d s r, tells W c src input d s -> r < W -> has_begun (rank_of s r) -> let h := history (seen s r) in
@@ -185,25 +185,25 @@ Qed.
 (** A rank that saves, in a job that has not been loaded. *)
 Record saves (d : nat -> nat) (s : sys) (r : nat) : Prop := { sv_run : replays d s; sv_rank : r < W; sv_begun : has_begun (rank_of s r) }.
 
-(** RESUME: what is saved says where the round began. It does not depend on what was read since. *)
+(** RESUME: a rank saves where its round began. What it has read since does not matter. *)
 Theorem what_a_rank_saves_is_where_its_round_began : forall d s r, saves d s r ->
   says_where (save (rank_of s r)) (history (seen s r)) (view_at s r).
 Proof. intros d s r [Rp H B]. apply (begun_saves d s r); auto. apply replays_tell; assumption. Qed.
 
-(** RESUME: loaded again, it makes a rank whose steps, window, marks and reads are those that the samples and what was exchanged
-    demand ([image], which all of REPLAY rests on). *)
+(** RESUME: the loaded rank has the steps, window, marks and reads that follow from the samples and the results ([image], on which all of
+    REPLAY rests). *)
 Theorem a_rank_that_is_loaded_is_what_its_view_says : forall d s r, saves d s r ->
   image c (src r) (input r) (history (seen s r)) (view_at s r) (load c r (steps_of (rank_of s r)) (save (rank_of s r))).
 Proof. intros d s r [Rp H B]. apply (begun_loads d s r); auto. apply replays_tell; assumption. Qed.
 
 (** ** A job that is loaded again *)
 
-(** [u] says for each rank the state in which it saved. The exchange begins anew; a rank that has nothing to wait for offers at once. *)
+(** [u r] is the state in which rank [r] saved. The exchange begins anew; a rank that waits for nothing posts its offer at once. *)
 Definition loaded (u : nat -> state) : sys :=
   let v r := load c r (steps_of (u r)) (save (u r)) in mkSys v (fun _ => 0) (fun r => is_waiting (v r)) [] (fun _ => false).
 
-(** A job, at the depth [d]: it begins, goes on, and may be loaded again, at another depth, any number of times, when all ranks
-    have saved where the same round began. Each may have done so at its own moment, and even in another of these jobs. *)
+(** A job at the depth [d]. It begins, it continues, and it may be loaded again, at another depth and any number of times, if all ranks
+    have saved in the same round. Each rank may have saved at its own moment, and even in a different job. *)
 Inductive job : (nat -> nat) -> sys -> Prop :=
 | job_begins : forall d, job d (start (fun _ => c))
 | job_goes_on : forall d s l t, job d s -> System.step W (fun _ => c) d input s l t -> ends_alike src input s l -> job d t
@@ -212,8 +212,8 @@ Inductive job : (nat -> nat) -> sys -> Prop :=
     (forall r, r < W -> has_begun (rank_of (moments r) r) /\ round (rank_of (moments r) r) = k) ->
     job d (loaded (fun r => rank_of (moments r) r)).
 
-(** The log of a job that is loaded is empty. Nothing looks at what is before the results that a rank waits for, so it may as well
-    hold what was exchanged before. *)
+(** The log of a loaded job is empty. Nothing depends on the log before the results that a rank waits for, so the log may as well begin
+    with what was exchanged before. *)
 Record remembers (past : list (list msg * result)) (s t : sys) : Prop := {
   re_rank : forall r, r < W -> rank_of t r = rank_of s r;
   re_got : forall r, r < W -> got t r = length past + got s r;
@@ -246,7 +246,7 @@ Proof.
     intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (Ru r Hr)].
 Qed.
 
-(** What was exchanged is counted by the rounds. *)
+(** The round determines the number of exchanges. *)
 Lemma rounds_count : forall d s n, tells W c src input d s -> n <= length (log s) -> alive (history (firstn n (results s))) ->
   n = 2 * h_round (history (firstn n (results s))) + match h_kind (history (firstn n (results s))) with NCount _ => 1 | _ => 0 end.
 Proof.
@@ -308,9 +308,9 @@ Proof.
     + intros l Hk. exfalso. unfold whole in Hk. change (results t) with (map snd past) in Hk. rewrite Rs in Hk. unfold alive in A0. rewrite Hk in A0. exact A0.
 Qed.
 
-(** RESUME, of a whole job by the same ranks: whatever is loaded, when, and how often, at whatever depths and under whatever schedules,
-    and whatever fails or stops: the steps planned on a rank in one job are the first of those planned in another, which may never have
-    been loaded. *)
+(** RESUME, for a whole job with the same number of ranks: whatever is loaded, when and how often, at whatever depths and under whatever
+    schedules, and whatever fails or stops, the steps planned on a rank in one job begin those planned in the other. Either job may never
+    have been loaded. *)
 Theorem a_job_that_is_loaded_plans_the_steps_of_any_other : forall d d' s s' r, job d s -> job d' s' -> r < W ->
   is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
 Proof.
@@ -318,7 +318,7 @@ Proof.
   rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_runs_tell W c src input d d'); assumption.
 Qed.
 
-(** And where both are COMPLETE on it, they are the same. *)
+(** RESUME: if both jobs are COMPLETE on the rank, the steps are the same. *)
 Theorem complete_jobs_have_planned_the_same_steps : forall d d' s s' r, job d s -> job d' s' -> r < W ->
   is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
   steps_of (rank_of s r) = steps_of (rank_of s' r).
@@ -327,7 +327,7 @@ Proof.
   rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_complete_runs_tell W c src input ok d d'); assumption.
 Qed.
 
-(** COVER, of a job that may have been loaded: a rank whose outcome is COMPLETE has planned its whole input, before and after. *)
+(** COVER, for a job that may have been loaded: a rank whose outcome is COMPLETE has planned its whole input, before loading and after. *)
 Theorem a_complete_rank_of_a_job_has_planned_its_whole_input : forall d s r, job d s -> r < W -> c_is_quota c = false -> c_quota c = None ->
   is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> Permutation (samples_of (steps_of (rank_of s r))) (input r).
 Proof.
@@ -356,7 +356,7 @@ Proof.
   destruct (k_ended _ _ _ _ _ _ Kc En) as [Rl _]. rewrite W0, Nat.add_0_r in Rl. pose proof (k_cons _ _ _ _ _ _ Kc) as C. rewrite Al, Ew, Rl, firstn_all in C. simpl in C. rewrite app_nil_r in C. exact C.
 Qed.
 
-(** ONCE, of such a job: what it has planned, what it has formed, what it holds and what it has not read are its input. *)
+(** CONSERVE, for such a job: the samples in steps, in alignment, in the window and unread are the rank's input. *)
 Theorem nothing_is_lost_in_a_job : forall d s r, job d s -> r < W -> let u := rank_of s r in
   Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) (input r)) (input r).
 Proof.
@@ -365,11 +365,11 @@ Proof.
   rewrite <- (firstn_skipn (read (rank_of s r)) (input r)) at 2. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. exact C.
 Qed.
 
-(** The checkpoint of a rank that has taken the samples at the positions [t] of the round: see [Rest.checkpoint]. *)
+(** The checkpoint of a rank that has taken the samples at the positions [t] in its current round: see [Rest.checkpoint]. *)
 Definition checkpoint_of (b : round_start) (t : list nat) : checkpoint := mkCheckpoint (b_read b) (map pos (b_carried b)) t.
 
-(** RESUME, by another number of ranks: a checkpoint calls a position taken exactly when it is in a step of an earlier round, or
-    among those taken of this one. So it is sound, and Rest.v shares out the others. *)
+(** RESUME with another number of ranks: a checkpoint calls a position taken exactly if it is in a step of an earlier round or among those
+    taken in the current round. So the checkpoint is sound, and Rest.v shares out the other positions. *)
 Theorem a_checkpoint_tells_what_was_taken : forall d s r t, job d s -> r < W -> has_begun (rank_of s r) ->
   let k := checkpoint_of (save (rank_of s r)) t in
   sound (length (input r)) k /\

@@ -7,14 +7,14 @@ Section Rounds.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
-(** An alignment carries only what is surplus. *)
+(** An alignment carries only surplus groups. *)
 Hypothesis surplus : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = [].
 Notation reachable := (System.reachable W cfg depth input).
 Notation whole := (Facts.whole cfg).
 
 Definition made (s : state) : nat := length (samples_of (steps_of s)) + length (concat (aligned s)).
 
-(** A rank emits at least one sample a round as long as it has any. *)
+(** A rank plans at least one sample in each round as long as it has any. *)
 Record busy (n : nat) (s : state) : Prop := {
   b_work : 1 <= length (concat (aligned s)) -> round s + in_count s <= made s;
   b_left : round s + in_count s <= made s \/ made s = n }.
@@ -84,8 +84,8 @@ Proof.
   - destruct (failure_of rs); exact IH.
 Qed.
 
-(** TERM: in join mode at most as many rounds as the largest shard has samples, and two exchanges a round and two more: that is
-    one agreement a round, and one that closes. *)
+(** TERM: in join mode there are at most as many rounds as the largest shard has samples. There are at most two exchanges for each of
+    these, and two more, for the closing agreement and reports. *)
 Theorem join_mode_has_no_more_rounds_than_the_largest_shard_has_samples : forall s r, reachable s -> r < W ->
   round (rank_of s r) <= largest /\ length (log s) <= 2 * largest + 2.
 Proof.

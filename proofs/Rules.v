@@ -14,7 +14,7 @@ Proof. intros a [S G D M]. unfold paper_rule. lia. Qed.
 Theorem the_default_rule_lies_within_the_bounds : within_bounds odb_rule.
 Proof. intros a [S G D M]. unfold odb_rule. destruct (o_groups_min a) as [g|]; [specialize (M g eq_refl)|]; lia. Qed.
 
-(** In a round of the ramp, while some source goes on, a quarter of what a rule says, and all that is due (R3.3). *)
+(** In a round of the ramp, while some source has not ended: a quarter of what the rule gives, but at least all that is due (R3.3). *)
 Definition ramped (ramp : nat) (rule : offer -> nat) (a : offer) : nat :=
   match o_groups_min a with
   | Some _ => if o_round_min a <? ramp then Nat.max (Nat.max 1 (o_due_max a)) (Nat.div (rule a) 4) else rule a
@@ -27,7 +27,7 @@ Proof.
   pose proof (Nat.div_le_upper_bound (rule a) 4 (rule a)). lia.
 Qed.
 
-(** Any other wish becomes a rule within the bounds when it is kept between them. *)
+(** Any other function becomes a rule within the bounds if it is clamped to them. *)
 Theorem a_clamped_rule_lies_within_the_bounds : forall wish : offer -> nat,
   within_bounds (fun a => Nat.min (Nat.max (wish a) (Nat.max 1 (o_due_max a))) (o_samples_max a)).
 Proof. intros wish a [S G D M]. lia. Qed.

@@ -1,9 +1,9 @@
-(** [perform]: what can happen, as a program. It is exactly [lossy_step]. What ranks that share an order draw is not in it. *)
+(** [perform]: the possible transitions as a program. It is exactly [lossy_step]. It leaves out the draws of ranks that share an order. *)
 Require Import List Arith Lia Bool.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
 Import ListNotations.
 
-(** What happens next. [CRead r n en full] gives rank [r] its next [n] samples; [CLose] says that a peer is lost. *)
+(** What happens next. [CRead r n en full] gives rank [r] its next [n] samples; [CLose] tells it that a peer is lost. *)
 Inductive choice :=
 | CRead (r n : nat) (en full : bool) | CCollate (r : nat) | CAnswer (r : nat) | CTake (r : nat) | CLeave (r : nat)
 | CFail (r cause : nat) | CUrge (r : nat) | CExchange | CTrained (r : nat) | CLose (r : nat) (peer : option nat) (cause : nat).
@@ -15,7 +15,7 @@ Proof.
   intros W f. unfold all_ranks. rewrite forallb_forall. split; intros H r L; apply H; [apply in_seq; lia|]. apply in_seq in L. lia.
 Qed.
 
-(** A rank that shares an order goes on from a round when its window does not stay empty. *)
+(** A rank that shares an order goes on from a round only if its window does not stay empty. *)
 Definition goes_on_with (c : config) (u : state) : bool := negb (c_shares c) || ended u || (1 <=? length (window u) + wanted u).
 
 Lemma goes_on_with_more : forall c u, goes_on_with c u = true <-> (c_shares c = true -> has_more u).
@@ -30,7 +30,7 @@ Notation lossy_step := (Loss.lossy_step W cfg depth input).
 
 Definition is_done (u : state) : bool := match at_phase u with DONE => true | _ => false end.
 
-(** The event of rank [r], if it may happen there. *)
+(** The event of rank [r], if it may happen. *)
 Definition event_of (s : sys) (c : choice) : option (nat * event) :=
   match c with
   | CRead r n en full =>
@@ -166,11 +166,11 @@ End Run.
 Section Play.
 Variable next : sys -> choice -> option sys.
 
-(** The choices in turn; one that cannot be performed is the end of it. *)
+(** Performs the choices in turn, or fails if one cannot be performed. *)
 Fixpoint play (cs : list choice) (s : sys) : option sys :=
   match cs with [] => Some s | c :: r => match next s c with Some t => play r t | None => None end end.
 
-(** The first of the choices that can be performed, again and again. *)
+(** Performs the first choice that is possible, again and again. *)
 Fixpoint go_on (fuel : nat) (cs : list choice) (s : sys) : sys :=
   match fuel with
   | 0 => s
@@ -180,7 +180,7 @@ Fixpoint go_on (fuel : nat) (cs : list choice) (s : sys) : sys :=
            end
   end.
 
-(** They keep what each of them does. *)
+(** What each choice keeps, these keep too. *)
 Lemma play_keeps : forall (keeps : sys -> Prop) cs, (forall s c t, In c cs -> next s c = Some t -> keeps s -> keeps t) ->
   forall s t, play cs s = Some t -> keeps s -> keeps t.
 Proof.

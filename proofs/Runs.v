@@ -1,6 +1,6 @@
-(** The order sampler: the executable [compute_runs] of odb_ref/core/batching/grouping.py, and the line of its groups, of order.py. A
-    group is a run of the window, and groups leave as the sampler has them: laid end to end, what leaves and what is carried are
-    the window by position. Spec: R2.6, R4.1. *)
+(** The order sampler: the executable [compute_runs] of odb_ref/core/batching/grouping.py, and the line of its groups from order.py. A
+    group is a run of the window, and groups leave in the sampler's order. Laid end to end, what leaves and what is carried are the
+    window by position. Spec: R2.6, R4.1. *)
 Require Import List Arith Lia Bool Permutation Sorted.
 From ODB Require Import Lists Types Alignment Order Layouts.
 Import ListNotations.
@@ -12,12 +12,12 @@ Variables (tokens : group -> nat) (budget : nat) (limits : list nat).
 
 Definition is_fitting (g : group) : bool := (tokens g <=? budget) && is_within limits g.
 
-(** Each sample joins the current run if they fit together, or begins the next. *)
+(** Each sample joins the current run if it fits, or begins the next run. *)
 Definition compute_runs (window : list sample) : list group := greedy (fun run x => is_fitting (run ++ [x])) [] (by_position window).
 
 End Runs.
 
-(** By the position of the first sample, idle steps last. *)
+(** By the position of the first sample; idle steps last. *)
 Definition stands_first (g h : group) : bool :=
   match g, h with
   | _, [] => true
@@ -27,11 +27,11 @@ Definition stands_first (g h : group) : bool :=
 
 Definition by_place : line := mkLine stands_first stands_first.
 
-(** The orders that ship: the sampler's, and that of places, by which the groups that are fullest first are shuffled. Fullest first
-    is the order of the places themselves. *)
+(** The orders that ship: the sampler's order, and an order by places, which rearranges groups that are chosen fullest first. To compare
+    the places themselves gives the order "fullest first". *)
 Inductive order := Sampler | ByPlaces (before : nat -> nat -> nat -> bool).
 
-(** How much padding a group may hold under a budget, of which it may be a share (R16.3): in the sampler's order that is not bounded. *)
+(** The most padding that a group may hold under the budget [b]: a share of [b] (R16.3), or all of it in sampler order. *)
 Definition most_padding (o : order) (padding_share b : nat) : nat := match o with Sampler => b | ByPlaces _ => Nat.div b padding_share end.
 
 Definition form_in (o : order) (l : layout) (padding_share b : nat) : list nat -> list sample -> list group :=
@@ -55,7 +55,7 @@ Proof.
   intros t b limits w. apply (greedy_keeps _ _ _ (by_position w)) with (before := []); auto.
 Qed.
 
-(** FEWEST, of runs: no partition into runs under the budget, so none in which neighbours stay together, has fewer groups. *)
+(** FEWEST, for runs: no partition of the window by position into runs under the budget has fewer groups. *)
 Theorem no_partition_into_runs_under_the_budget_has_fewer_groups : forall l padding_share b most limits w Q,
   concat Q = by_position w -> Forall (fits_in l b most limits) Q -> length (form_in Sampler l padding_share b limits w) <= length Q.
 Proof.
@@ -72,7 +72,7 @@ Definition rising (l : list sample) : Prop := StronglySorted (fun x y => pos x <
 Lemma rising_app : forall l m, rising (l ++ m) <-> rising l /\ rising m /\ forall x y, In x l -> In y m -> pos x < pos y.
 Proof. intros l m. apply sorted_app. Qed.
 
-(** What is sorted has one order. *)
+(** A strictly sorted list is the only result of sorting its permutations. *)
 Lemma sorted_once : forall A (before : A -> A -> bool) l m, orders before ->
   StronglySorted (fun a b => before b a = false) l -> Permutation m l -> sort_by before m = l.
 Proof.
@@ -109,7 +109,7 @@ Proof.
   split; [exact O|exact O|]. intros [|x g]; reflexivity.
 Qed.
 
-(** Groups that are neighbouring runs stand as they do. *)
+(** Runs that are neighbours are in the order of their positions. *)
 Lemma runs_stand : forall gs, Forall (fun g => g <> []) gs -> rising (concat gs) ->
   StronglySorted (fun g h => forall x y, In x g -> In y h -> pos x < pos y) gs.
 Proof.
@@ -131,7 +131,7 @@ Section Align.
 Variable M : gauge.
 Hypothesis ok : gauge_ok M.
 
-(** Splitting leaves neighbouring runs, in some order. *)
+(** Splitting yields neighbouring runs, in some order. *)
 Lemma split_runs : forall fuel gs, Forall (fun g => g <> []) gs -> exists ps,
   Permutation (split_groups M fuel gs) ps /\ Forall (fun g => g <> []) ps /\ concat ps = concat gs.
 Proof.
@@ -156,7 +156,7 @@ Proof.
   apply H; [apply start_heap|exact F].
 Qed.
 
-(** ORDER: what leaves, step by step, and then what is carried, are the samples by position. *)
+(** ORDER: the samples of the steps in turn, followed by those carried, are in their order. *)
 Theorem an_alignment_by_place_leaves_samples_in_their_order : forall gs target due,
   Forall (fun g => g <> []) gs -> rising (concat gs) ->
   concat (fst (align M by_place gs target due)) ++ snd (align M by_place gs target due) = concat gs.

@@ -1,5 +1,5 @@
-(** ORDER in the order sampler, for the whole system: what a rank plans is its input from the first sample on, in its order. That is
-    so for any grouping and alignment that keep samples in their order; Runs.v has those that ship. *)
+(** ORDER in the order sampler, for the whole system: a rank plans its input from the first sample on, in order. This holds for any
+    grouping and alignment that keep samples in their order; those that ship are in Runs.v. *)
 Require Import List Arith Lia Bool Permutation Sorted.
 From ODB Require Import Lists Types Alignment Runs Machine Local Rank System Facts Keeps Age Loss.
 Import ListNotations.
@@ -50,7 +50,7 @@ Proof.
     rewrite drain_steps. reflexivity.
 Qed.
 
-(** ORDER, CONSERVE: laid end to end, the steps, what is aligned, the window and what is unread are the input as it is. *)
+(** ORDER, CONSERVE: laid end to end, the steps, the aligned groups, the window and the unread samples are the input, in order. *)
 Theorem in_the_order_sampler_everything_stays_in_line : forall s r, reachable s -> r < W ->
   samples_of (steps_of (rank_of s r)) ++ concat (aligned (rank_of s r)) ++ window (rank_of s r) ++ skipn (read (rank_of s r)) (input r) = input r.
 Proof.
@@ -58,7 +58,7 @@ Proof.
   rewrite <- E, <- !app_assoc. reflexivity.
 Qed.
 
-(** ORDER: with losses too, what a rank plans is the first part of its input. *)
+(** ORDER: a rank plans the first part of its input, with losses too. *)
 Theorem in_the_order_sampler_the_steps_are_the_first_of_the_input : forall u r, lossy_reachable W cfg depth input u -> r < W ->
   samples_of (steps_of (rank_of u r)) = firstn (length (samples_of (steps_of (rank_of u r)))) (input r).
 Proof.
@@ -67,7 +67,7 @@ Proof.
   rewrite firstn_app, Nat.sub_diag, firstn_all, app_nil_r. reflexivity.
 Qed.
 
-(** ORDER, as it is said: no position is in a later step than a greater one. *)
+(** ORDER, as the property is stated: no position is in a later step than a greater one. *)
 Theorem in_the_order_sampler_no_position_is_in_a_later_step_than_a_greater_one : forall u r, lossy_reachable W cfg depth input u -> r < W ->
   StronglySorted (fun x y => forall a b, In a (s_group x) -> In b (s_group y) -> pos a < pos b) (steps_of (rank_of u r)).
 Proof.

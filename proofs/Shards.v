@@ -1,7 +1,7 @@
 (** Shared shards (odb_ref/core/batching/shards.py): what ranks draw from one order. Spec: R14.
 
-    A deal is a function of what all ranks want and of how many places are drawn. What is proved of draws holds for every deal that
-    gives the next places, each to one rank; the shipped one is proved to be such a deal, and to be even at the end. *)
+    A deal is a function of what all ranks want and of how many places are drawn so far. The theorems hold for every deal that gives out the
+    next places, each to one rank. The shipped deal is proved to be such a deal, and to be even at the end. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists.
 Import ListNotations.
@@ -10,7 +10,7 @@ Definition sum (l : list nat) : nat := fold_right Nat.add 0 l.
 
 (** ** Draws, for any deal *)
 
-(** What rank [i] draws when [d] places are drawn: its share, behind those of all lower ranks. *)
+(** What rank [i] draws if [d] places are drawn so far: its share, which follows those of all lower ranks. *)
 Definition draw (d : nat) (shares : list nat) (i : nat) : list nat := seq (d + sum (firstn i shares)) (nth i shares 0).
 
 Definition ranks (w : nat) : list nat := seq 0 w.
@@ -28,28 +28,29 @@ Proof.
   cbn [map concat plus]. rewrite app_nil_r. reflexivity.
 Qed.
 
-(** DEAL: what the ranks draw in a round are neighbouring parts of the order, in the order of the ranks, and no place is left out. *)
+(** DEAL: in a round the ranks draw neighbouring parts of the order, in the order of the ranks, and no place is left out. *)
 Theorem draws_of_a_round_are_neighbours_in_the_order_of_the_ranks : forall shares d,
   concat (map (draw d shares) (ranks (length shares))) = seq d (sum shares).
 Proof. intros shares d. rewrite draws_of_the_first, firstn_all. reflexivity. Qed.
 
 Section Epoch.
 
-(** [W] ranks, an order of [total] places, and any deal: of what each rank wants and of how many places are drawn, the places that each
-    draws. They are the next ones; and a rank that wants something has some of them, or they are all that is left. *)
+(** [W] ranks, an order of [total] places, and any deal. From what each rank wants and how many places are drawn so far, [deal] gives the
+    places that each rank draws. Together they are the next places. A rank that wants something gets a place, unless all that is left is
+    dealt. *)
 Variables (W total : nat) (deal : (nat -> nat) -> nat -> nat -> list nat).
 Definition dealt_out (wants : nat -> nat) (d : nat) : list nat := concat (map (deal wants d) (ranks W)).
 Hypothesis deal_next : forall wants d, exists n, n <= total - d /\ Permutation (dealt_out wants d) (seq d n).
 Hypothesis deal_feeds : forall wants d r, r < W -> 1 <= wants r -> 1 <= length (deal wants d r) \/ total <= d + length (dealt_out wants d).
 
-(** How many places are drawn after these rounds, each with what all ranks wanted in it. It does not depend on the rank. *)
+(** How many places are drawn after these rounds, given what all ranks wanted in each. It does not depend on the rank. *)
 Fixpoint drawn (rounds : list (nat -> nat)) : nat :=
   match rounds with
   | [] => 0
   | wants :: before => drawn before + length (dealt_out wants (drawn before))
   end.
 
-(** What rank [i] has drawn in them. The last round comes first. *)
+(** What rank [i] has drawn in these rounds. The last round comes first. *)
 Fixpoint drawn_by (i : nat) (rounds : list (nat -> nat)) : list nat :=
   match rounds with
   | [] => []
@@ -71,7 +72,7 @@ Proof. induction rounds as [|wants before IH]; simpl; [lia|]. pose proof (dealt_
 Lemma each_gives : forall (A : Type) (f g : nat -> list A) w, (forall r, r < w -> Permutation (f r) (g r)) -> Permutation (concat (map f (seq 0 w))) (concat (map g (seq 0 w))).
 Proof. intros A f g w H. apply concat_perms. intros r I. apply in_seq in I. apply H. lia. Qed.
 
-(** DEAL: whatever the ranks want, what they have drawn together is what was dealt: each place once, by one rank. *)
+(** DEAL: whatever the ranks want, together they have drawn what was dealt: each place once, by one rank. *)
 Theorem every_place_dealt_is_drawn_once_by_one_rank : forall rounds,
   Permutation (concat (map (fun i => drawn_by i rounds) (ranks W))) (seq 0 (drawn rounds)).
 Proof.
@@ -85,7 +86,7 @@ Qed.
 Theorem no_place_is_drawn_twice : forall rounds, NoDup (concat (map (fun i => drawn_by i rounds) (ranks W))).
 Proof. intros rounds. eapply Permutation_NoDup; [apply Permutation_sym, every_place_dealt_is_drawn_once_by_one_rank|apply seq_NoDup]. Qed.
 
-(** The order ends: in each round in which it has not, some rank wants something, and so something is drawn. *)
+(** The order ends if some rank wants something in each round, because then something is drawn in each round until it ends. *)
 Theorem the_order_ends_while_some_rank_wants : forall rounds,
   Forall (fun wants => exists r, r < W /\ 1 <= wants r) rounds -> Nat.min (length rounds) total <= drawn rounds.
 Proof.
@@ -93,8 +94,8 @@ Proof.
   destruct (deal_feeds wants (drawn before) r Hr Wr); lia.
 Qed.
 
-(** DEAL, with COVER and ONCE: [emitted i] are the positions that rank [i] has emitted of its own input, each once: what it has
-    drawn, in order (R14). When the order has ended, the job has emitted each sample of the order exactly once. *)
+(** DEAL, with COVER and ONCE: [emitted i] are the positions of its own input that rank [i] has emitted, each once. Its input is what it
+    has drawn, in order (R14). If the order has ended, the job has emitted each sample of the order exactly once. *)
 Theorem a_job_emits_each_sample_of_the_order_once : forall rounds emitted, drawn rounds = total ->
   (forall i, i < W -> Permutation (emitted i) (seq 0 (length (drawn_by i rounds)))) ->
   Permutation (concat (map (fun i => map (fun p => nth p (drawn_by i rounds) 0) (emitted i)) (ranks W))) (seq 0 total).
@@ -109,12 +110,12 @@ End Epoch.
 
 (** ** The shipped deal *)
 
-(** What is wanted beyond [v] by each. *)
+(** The sum of what each rank wants beyond [v]. *)
 Definition beyond (v : nat) (wants : list nat) : nat := sum (map (fun w => w - v) wants).
 
 Definition top (wants : list nat) : nat := fold_right Nat.max 0 wants.
 
-(** The least [v] for which what is left is enough, from [v] on. *)
+(** The least level, from [v] on, for which the places left are enough. *)
 Fixpoint find_level (fuel v : nat) (wants : list nat) (left : nat) : nat :=
   match fuel with
   | 0 => v
@@ -123,7 +124,7 @@ Fixpoint find_level (fuel v : nat) (wants : list nat) (left : nat) : nat :=
 
 Definition level (wants : list nat) (left : nat) : nat := find_level (top wants) 0 wants left.
 
-(** One more for each that wants [v] or more, while there is [spare]. *)
+(** What each wants beyond [v], and one more for each that wants [v] or more, while there is [spare]. *)
 Fixpoint give (v spare : nat) (wants : list nat) : list nat :=
   match wants with
   | [] => []
@@ -218,7 +219,7 @@ Proof.
   destruct (give_nth v wants (left - beyond v wants) i) as [H|[H [_ H']]]; lia.
 Qed.
 
-(** The end is even: where not all can have what they want, no rank has more room left than one that has drawn, but for one. *)
+(** The end is even: if not all ranks get what they want, no rank has room for more than one sample more left than a rank that has drawn. *)
 Theorem the_last_places_leave_all_with_the_same_room_but_for_one : forall wants left i j, left < sum wants ->
   0 < nth j (shares wants left) 0 ->
   nth i wants 0 - nth i (shares wants left) 0 <= nth j wants 0 - nth j (shares wants left) 0 + 1.
@@ -247,7 +248,7 @@ Proof.
   rewrite (nth_indep _ 0 (wants 0)) by (rewrite map_length; unfold ranks; rewrite seq_length; exact H). unfold ranks. rewrite map_nth, seq_nth by exact H. exact Wr.
 Qed.
 
-(** The theorems on an epoch, of the shipped deal. *)
+(** The theorems on an epoch, for the shipped deal. *)
 Theorem with_the_shipped_deal_every_place_is_drawn_once_by_one_rank : forall W total rounds,
   let deal := deal_in_turn W total in
   Permutation (concat (map (fun i => drawn_by W deal i rounds) (ranks W))) (seq 0 (drawn W deal rounds)).
@@ -259,15 +260,16 @@ Theorem with_the_shipped_deal_a_job_emits_each_sample_of_the_order_once : forall
   Permutation (concat (map (fun i => map (fun p => nth p (drawn_by W deal i rounds) 0) (emitted i)) (ranks W))) (seq 0 total).
 Proof. intros W total rounds emitted deal. apply (a_job_emits_each_sample_of_the_order_once W total deal), the_shipped_deal_meets_every_assumption. Qed.
 
-(** ** An update dealt by load (R16.4): drawn in a few portions, the later ones by what each rank holds *)
+(** ** An update dealt by load (R16.4): drawn in a few portions, the later ones according to what each rank holds *)
 
-(** What each rank draws of a portion: of [loads], the tokens that each holds of the [p] places of the update that are drawn. *)
+(** How much of a portion each rank draws. [loads] are the tokens that each rank holds from the [p] places of the update drawn so far. *)
 Definition portion_shares (loads : list nat) (p portion : nat) : list nat :=
   let held := map (fun l => Nat.div (l * p) (sum loads)) loads in
   shares (map (fun h => top held - h + portion) held) portion.
 
-(** The portions of the update from [begin] to [last], of which all below [d] is drawn, with the loads that all ranks were told before each:
-    from which place on, and how many each rank draws. A portion leaves one place in [kept], the last none. *)
+(** The portions of the update from [begin] to [last], all below [d] drawn, given the loads that all ranks were told before each portion:
+    the place at which it begins, and how much each rank draws. The last portion is all that remains; any other leaves one place in
+    [kept]. *)
 Fixpoint portions (kept begin d last : nat) (told : list (list nat)) : list (nat * list nat) :=
   match told with
   | [] => []
@@ -276,7 +278,7 @@ Fixpoint portions (kept begin d last : nat) (told : list (list nat)) : list (nat
       (d, portion_shares loads (d - begin) portion) :: portions kept begin (d + portion) last later
   end.
 
-(** What rank [i] draws in them. *)
+(** What rank [i] draws in these portions. *)
 Definition drawn_in (ps : list (nat * list nat)) (i : nat) : list nat := flat_map (fun p => draw (fst p) (snd p) i) ps.
 
 Theorem a_portion_is_dealt_out : forall loads p portion, loads <> [] ->
@@ -287,7 +289,7 @@ Proof.
   assert (Hn : held <> []) by (unfold held; destruct loads; easy). generalize (top held). intros m. destruct held as [|h hs]; [easy|]. simpl. lia.
 Qed.
 
-(** UPDATE, DEAL: whatever the ranks hold, what they draw of an update is, together, each of its places once. *)
+(** UPDATE, DEAL: whatever the ranks hold, together they draw each place of an update once. *)
 Theorem what_ranks_draw_of_an_update_is_each_of_its_places_once : forall W kept begin last told, 1 <= W -> told <> [] -> Forall (fun loads => length loads = W) told ->
   forall d, Permutation (concat (map (drawn_in (portions kept begin d last told)) (ranks W))) (seq d (last - d)).
 Proof.
@@ -301,8 +303,8 @@ Proof.
   clear. induction (ranks W) as [|i l IH]; simpl; [reflexivity|exact IH].
 Qed.
 
-(** The deal of updates of [n] samples: from [d] on the next n places or all that are left, in portions. [told] is whatever ranks are told of
-    loads in the update that begins there. *)
+(** The deal of updates of [n] samples: from [d] on, the next n places or all that are left, in portions. [told] gives the loads that ranks
+    are told in the update that begins there. *)
 Definition by_load (n total : nat) (told : nat -> list (list nat)) (d i : nat) : list nat :=
   drawn_in (portions 3 d d (Nat.min total (d + n)) (told d)) i.
 
@@ -321,7 +323,7 @@ Proof.
     apply (IH (fun j => A (S j)) (fun k => B (S k)) i); lia.
 Qed.
 
-(** Each rank draws some of a first portion of W places or more. *)
+(** If a first portion has at least W places, each rank draws some. *)
 Lemma a_first_portion_feeds_all : forall loads portion i, i < length loads -> length loads <= portion -> 1 <= nth i (portion_shares loads 0 portion) 0.
 Proof.
   intros loads portion i H L. destruct (a_portion_is_dealt_out loads 0 portion) as [Ls S]; [intros ->; simpl in H; lia|]. unfold portion_shares in *.
@@ -339,7 +341,8 @@ Proof.
   - pose proof (the_last_places_leave_all_with_the_same_room_but_for_one wants portion i j B ltac:(lia)) as R. rewrite (Wn i H), (Wn j Hj), E in R. lia.
 Qed.
 
-(** With one portion, or three samples a rank and more (R16.4), the next places are dealt, and no rank is left out before the last update. *)
+(** With one portion, or at least three samples for each rank (R16.4), the next places are dealt, and every rank gets some, except in the
+    last update. *)
 Theorem portions_by_load_meet_every_assumption : forall W n total told, 1 <= W -> W <= n ->
   (forall d, Forall (fun loads => length loads = W) (told d) /\ (length (told d) = 1 \/ 1 <= length (told d) /\ 3 * W <= n)) ->
   (forall d, Permutation (concat (map (by_load n total told d) (ranks W))) (seq d (Nat.min n (total - d)))) /\

@@ -1,13 +1,13 @@
 (** Friendly numbers of samples: the executable [Sizes] of odb_ref/core/batching/sizes.py, [compute_sized_groups] of grouping.py, and
-    SIZES for them: as formed, as aligned, and in every step of the system. Spec: R2.8, R4.2. *)
+    SIZES for groups as formed, as aligned, and in every step of the system. Spec: R2.8, R4.2. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Budgets Instance Loss Joined.
 Import ListNotations.
 
 (** ** Which numbers are friendly *)
 
-(** What is asked of [s], which says it of each number: that one is, and that each other friendly number is the sum of two, of which
-    the first is half or more. *)
+(** What [s], which tells whether a number is friendly, has to meet: 1 is friendly, and every larger friendly number is the sum of two
+    friendly numbers, the first at least half. *)
 Record sizes_ok (s : nat -> bool) : Prop := {
   one_is_friendly : s 1 = true;
   friendly_splits : forall n, 2 <= n -> s n = true -> exists m, Nat.div2 (S n) <= m < n /\ s m = true /\ s (n - m) = true }.
@@ -79,10 +79,11 @@ Section Sized.
 Variable s : nat -> bool.
 Hypothesis ok : sizes_ok s.
 
-(** The largest friendly number that is at most [n]. *)
+(** The largest friendly number that is at most [n], or 0. *)
 Fixpoint round_down (n : nat) : nat := match n with 0 => 0 | S m => if s n then n else round_down m end.
 
-(** What R2.1 makes first of the samples [l], by length, cut to its shortest; then the same of those that are left. *)
+(** Takes the first group that R2.1 makes of the samples [l], which are sorted by length, cuts it to a friendly number of its shortest
+    samples, and continues with the samples left. *)
 Fixpoint cut (fuel budget most : nat) (limits : list nat) (l : list sample) : list group :=
   match fuel with
   | 0 => []
@@ -96,7 +97,7 @@ Fixpoint cut (fuel budget most : nat) (limits : list nat) (l : list sample) : li
 Definition compute_sized_groups (budget most : nat) (limits : list nat) (window : list sample) : list group :=
   cut (length window) budget most limits (sort_length window).
 
-(** The least first half that leaves two friendly ones. *)
+(** The smallest first half such that both parts are friendly. *)
 Definition sized_middle (n : nat) : nat :=
   let half := Nat.div2 (S n) in
   match find (fun m => s m && s (n - m)) (seq half (n - half)) with Some m => m | None => half end.
@@ -104,7 +105,7 @@ Definition sized_middle (n : nat) : nat :=
 Definition sized_gauge (C : nat -> nat) : gauge :=
   mkGauge (tokens_of (gauge_of Padded C)) (cost_of (gauge_of Padded C)) (fun g => sized_middle (length g)).
 
-(** SIZES: an idle step has no samples, any other a friendly number. *)
+(** SIZES: a step has a friendly number of samples, or none if it is idle. *)
 Definition is_friendly (g : group) : Prop := g = [] \/ s (length g) = true.
 
 (** ** Rounding down *)
@@ -119,7 +120,7 @@ Qed.
 
 (** ** Grouping *)
 
-(** What is cut from the samples, by length: some of the shortest, one at least, and part of what R2.1 makes. *)
+(** A cut takes some of the shortest samples, at least one, and only samples of one group of R2.1. *)
 Lemma cut_step : forall f b most limits x l, exists n g gs, cut (S f) b most limits (x :: l) = rev (firstn n (x :: l)) :: cut f b most limits (skipn n (x :: l)) /\
   1 <= n <= length (x :: l) /\ s n = true /\ sweep b most limits (x :: l) = g :: gs /\ Permutation (rev (firstn n (x :: l)) ++ skipn n g) g.
 Proof.
@@ -145,7 +146,7 @@ Proof.
   rewrite (Permutation_length (sort_length_perm w)). reflexivity.
 Qed.
 
-(** What holds of each run of the sorted samples that is cut. *)
+(** A property of every group that is cut from sorted samples holds of all groups. *)
 Lemma cut_keeps : forall (P : group -> Prop) b most limits,
   (forall l n g gs, ascending l -> 1 <= n <= length l -> s n = true -> sweep b most limits l = g :: gs ->
     Permutation (rev (firstn n l) ++ skipn n g) g -> P (rev (firstn n l))) ->
@@ -239,7 +240,7 @@ End Sized.
 
 (** ** The configuration with sizes
 
-    They go with padded groups alone, and not with the sampler's order: elsewhere the configuration is that of Instance.v. *)
+    Friendly sizes go with padded groups only, and not with the sampler's order. Otherwise the configuration is that of Instance.v. *)
 
 Definition sized (s : nat -> bool) (C : nat -> nat) (whole padding_share : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
   (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat)
@@ -261,7 +262,7 @@ Hypothesis bounded : within_bounds rule.
 Notation one := (sized s C whole padding_share limits first accepts size ramp max_age is_quota quota rule print before windowed).
 Notation all := (fun _ : nat => one).
 
-(** So what is proved of any such ranks holds with sizes. *)
+(** So everything proved of such ranks holds with sizes. *)
 Theorem ranks_with_sizes_meet_every_assumption : setting_ok W all.
 Proof.
   constructor; auto. intros _ _. pose proof (with_sizes_groups_are_measured_as_is_asked s C costs_grow) as M.
@@ -276,7 +277,8 @@ Proof.
   - intros _ k. unfold window_samples. lia.
 Qed.
 
-(** SIZES and BUDGET, in every step of every rank, with losses and without, whatever the windows, and whether an order is shared: of the budget in force in the step's round. *)
+(** SIZES and BUDGET in every step of every rank, with losses or without, with any windows, and with a shared order or without. The
+    budget is the one in force in the step's round. *)
 Theorem every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget : forall shares windows, let cfg := fun _ : nat => with_reading shares windows one in
   setting_ok W cfg -> forall u r, lossy_reachable W cfg depth input u -> r < W ->
   Forall (fun x => let b := budget_in_force W whole first accepts r (s_round x) in is_friendly s (s_group x) /\

@@ -1,15 +1,15 @@
-(** W ranks, the exchange between them, their sources and their trainers: every schedule.
+(** W ranks, the exchange between them, their sources and their trainers, under every schedule.
 
-    The exchange is a collective: it completes when every rank has put its next message in, and fails to complete when
-    their kinds or sizes differ. Each rank then receives the result in its own time. A trainer runs a collective of its
-    own in every step: it enters with the step it takes, and leaves when every rank has taken that step. *)
+    The exchange is a collective. It completes when every rank has put its next message in, unless the messages differ in kind or
+    size. Each rank then receives the result in its own time. A trainer runs a collective of its own in every step: it enters when
+    it takes the step, and leaves when every rank has taken that step. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank.
 Import ListNotations.
 
 (** ** The reduction *)
 
-(** What messages say, where all say something of one kind. *)
+(** The contents of messages, if all are of the same kind. *)
 Fixpoint all_say {A : Type} (says : msg -> option A) (ms : list msg) : option (list A) :=
   match ms with
   | [] => Some []
@@ -24,7 +24,7 @@ Definition reports_of : list msg -> option (list report) := all_say (fun m => ma
 Fixpoint add_lists (a b : list counts) : list counts :=
   match a, b with x :: a', y :: b' => add_counts x y :: add_lists a' b' | _, _ => [] end.
 
-(** [None]: messages of different kinds or sizes met in one collective. *)
+(** [None] if messages of different kinds or sizes met in one collective. *)
 Definition reduce (ms : list msg) : option result :=
   match ms with
   | [] => None
@@ -33,7 +33,7 @@ Definition reduce (ms : list msg) : option result :=
   | MReport _ :: _ => match reports_of ms with Some rs => Some (Reported rs) | None => None end
   end.
 
-(** What an agreement is of the offers it was made of. *)
+(** How an agreement relates to the offers that were reduced to it. *)
 Record agreement_of (a : offer) (os : list offer) : Prop := {
   ag_round : forall o, In o os -> o_round_min a <= o_round_min o /\ o_round_max o <= o_round_max a;
   ag_print : forall o, In o os -> o_print_min a <= o_print_min o /\ o_print_max o <= o_print_max a;
@@ -173,7 +173,7 @@ Proof.
   - destruct (reduce_reported _ _ R) as [E _]. rewrite E in I. apply in_map_iff in I as [y [<- _]]. exact Logic.I.
 Qed.
 
-(** A round that no report and no stop ends was offered by ranks that were all ready. *)
+(** If an agreement is neither bad nor a stop, every rank was ready when it offered. *)
 Lemma not_bad : forall a, is_bad a = false -> o_failed a = None /\ o_round_min a = o_round_max a /\ o_print_min a = o_print_max a.
 Proof.
   intros a B. unfold is_bad in B. rewrite !orb_false_iff, !negb_false_iff, !Nat.eqb_eq in B. destruct (o_failed a); [destruct B as [[B _] _]; discriminate|tauto].
@@ -212,9 +212,9 @@ Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> l
 
 Definition start : sys := mkSys (fun r => initial (cfg r) r) (fun _ => 0) (fun _ => false) [] (fun _ => false).
 
-(** When an event may happen to rank [r]. The cases that would change nothing are left out. An urge may come at any time,
-    early or for nothing. Where windows are bounded in bytes, one may be full whenever it holds a sample: how many bytes samples have is
-    not said. A rank that is done is told no more of it. A rank that shares an order has drawn before it goes on from a round. *)
+(** When an event may happen to rank [r]. Cases that would change nothing are left out. An urge may come at any time, early or without
+    need. A window bounded in bytes may be full whenever it holds a sample, because the model has no sizes in bytes; a rank that is
+    done is not told so. A rank that shares an order has drawn before it goes on from a round. *)
 Definition may (s : sys) (r : nat) (e : event) : Prop :=
   match e with
   | SamplesRead xs en full =>
@@ -229,8 +229,8 @@ Definition may (s : sys) (r : nat) (e : event) : Prop :=
   | Urged => is_ending (rank_of s r) = false /\ urged (rank_of s r) = false
   end.
 
-(** When a rank that shares an order may draw its next [n] samples: with the sums of a round, if it has none of them yet; or, of what it
-    begins with, it learns that they are the last. *)
+(** When a rank that shares an order may draw its next [n] samples: with the sums of a round, if it has not drawn in it yet; or, for the
+    samples with which it begins, when it learns that they are the last. *)
 Definition may_draw (s : sys) (r n : nat) (is_last : bool) : Prop :=
   let u := rank_of s r in
   c_shares (cfg r) = true /\ ended u = false /\ read u + n <= length (input r) /\
@@ -238,7 +238,7 @@ Definition may_draw (s : sys) (r n : nat) (is_last : bool) : Prop :=
   (at_phase u = COUNT /\ pending s r = false /\ got s r < length (log s) /\ wanted u = 0 /\ (n <> 0 \/ is_last = true) \/
    at_phase u = FILL /\ n <> 0 /\ wanted u = n /\ is_last = true).
 
-(** Nothing else of any rank changes. *)
+(** Rank [r] draws; no other rank changes. *)
 Definition drawn (s : sys) (r n : nat) (is_last : bool) : sys :=
   mkSys (fun q => draws (if q =? r then n else wanted (rank_of s q)) (if q =? r then is_last else ended (rank_of s q)) (rank_of s q))
     (got s) (pending s) (log s) (running s).
@@ -266,7 +266,7 @@ Inductive step : sys -> label -> sys -> Prop :=
     step s (LTrained r) (mkSys (rank_of s) (got s) (pending s) (log s) (update (running s) r false))
 | StepDrawn : forall s r n is_last, r < W -> may_draw s r n is_last -> step s (LDrawn r n is_last) (drawn s r n is_last).
 
-(** What is drawn goes with the sums that it is drawn by, and is not counted among what happens. *)
+(** A draw belongs to the sums that determine it, and is not counted as a transition of its own. *)
 Definition is_draw (l : label) : bool := match l with LDrawn _ _ _ => true | _ => false end.
 
 Inductive reachable : sys -> Prop :=
@@ -281,7 +281,7 @@ Inductive leads : sys -> sys -> Prop :=
 Lemma leads_reachable : forall s t, leads s t -> reachable s -> reachable t.
 Proof. induction 1 as [s|s t l u Ld IH St]; intros R; [exact R|exact (reach_step t l u (IH R) St)]. Qed.
 
-(** ** What is assumed *)
+(** ** Assumptions *)
 
 Hypothesis some_rank : 1 <= W.
 Hypothesis configs_ok : forall r, r < W -> config_ok (cfg r).
@@ -289,7 +289,7 @@ Hypothesis prints_differ : forall r q, r < W -> q < W -> c_print (cfg r) = c_pri
 
 (** ** The invariant of the system *)
 
-(** The results that a rank has received, and its history by them. *)
+(** The results that a rank has received, and the history that they give. *)
 Definition seen (s : sys) (r : nat) : list result := firstn (got s r) (results s).
 Definition hist_of (s : sys) (r : nat) : hist := history (cfg 0) (seen s r).
 
@@ -312,7 +312,7 @@ Definition msg_ok (r : nat) (m : msg) : Prop :=
 Definition entry_ok (p : list msg * result) : Prop :=
   length (fst p) = W /\ reduce (fst p) = Some (snd p) /\ forall r m, nth_error (fst p) r = Some m -> msg_ok r m.
 
-(** What a job that is loaded again keeps, too (Replay.v): each rank stands by some history. *)
+(** The part that a job which is loaded again keeps too (Replay.v): each rank matches some history. *)
 Record standing (s : sys) : Prop := {
   g_some : forall r, r < W -> exists h, core (cfg r) (cfg 0) r (input r) h (rank_of s r) /\ tight (depth r) (rank_of s r);
   g_sync : forall r, r < W -> sync s r;
@@ -336,7 +336,7 @@ Proof.
     intros _. split; [reflexivity|]. left. unfold is_ready. simpl. destruct (c_window (cfg r) r 0); [lia|reflexivity].
 Qed.
 
-(** A rank that waits is not moved by anything but its answer. *)
+(** Only its result moves a rank that waits. *)
 Lemma post_waiting : forall c r s, is_waiting s = true -> post c r s = s.
 Proof. intros c r s Wa. destruct (post_eq c r s) as [[E _]|[P _]]; [exact E|]. unfold is_waiting in Wa. rewrite P in Wa. discriminate. Qed.
 
@@ -387,7 +387,7 @@ Proof. intros. unfold results. apply map_nth_error. assumption. Qed.
 Lemma log_entry : forall s i p, standing s -> nth_error (log s) i = Some p -> entry_ok p.
 Proof. intros s i p I H. apply nth_error_In in H. pose proof (g_log s I) as F. rewrite Forall_forall in F. auto. Qed.
 
-(** An agreement that is not bad was made by ranks of one configuration. *)
+(** An agreement that is not bad was made by ranks with one configuration. *)
 Lemma good_agreement : forall ms a r, entry_ok (ms, Agreed a) -> is_bad a = false -> r < W -> cfg r = cfg 0.
 Proof.
   intros ms a r [L [R M]] B H. simpl in *. destruct (reduce_agreed _ _ R) as [os [-> A]]. rewrite map_length in L.
@@ -414,7 +414,7 @@ Lemma sync_message : forall s r x, standing s -> r < W -> pending s r = false ->
   exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
 Proof. intros s r x I H. apply sync_answer, (g_sync s I r H). Qed.
 
-(** What a rank has put into an exchange that was ready, was ready. *)
+(** If an agreement is ready, each rank's offer in it was ready. *)
 Lemma ready_offer : forall ms a r u, entry_ok (ms, Agreed a) -> nth_error ms r = Some (message u) -> o_ready a = true ->
   forall o, posted u = Some (MOffer o) -> o_ready o = true.
 Proof.
@@ -439,7 +439,7 @@ Qed.
 Lemma messages_length : forall s, length (messages s) = W.
 Proof. intros. unfold messages. rewrite map_length, seq_length. reflexivity. Qed.
 
-(** What a waiting rank has put into the exchange says what it waits for. *)
+(** The message that a waiting rank has put into the exchange shows what the rank waits for. *)
 Lemma waiting_says : forall c c0 r inp h u, core c c0 r inp h u -> is_waiting u = true ->
   match message u with
   | MOffer o => at_phase u = OFFER /\ posted u = Some (MOffer o) /\ offer_ok c r u o
@@ -465,7 +465,7 @@ Proof. intros s r I H. destruct (g_some s I r H) as [h [K _]]. eapply core_messa
 Lemma steady_message : forall s t, posted t = posted s -> message t = message s.
 Proof. intros s t H. unfold message. rewrite H. reflexivity. Qed.
 
-(** What links a rank to the exchange is kept by every step. *)
+(** Every step keeps the link between a rank and the exchange. *)
 Lemma every_step_keeps_sync : forall s l t, (forall r, r < W -> sync s r) -> step s l t -> forall r, r < W -> sync t r.
 Proof.
   intros s l t Y S. destruct S as [s r e t H M E|s x P R|s r H Ru Tk|s r n la H D]; [| |exact Y|exact Y].
@@ -494,13 +494,13 @@ Qed.
 Lemma seen_current : forall s r, got s r = length (log s) -> seen s r = results s.
 Proof. intros s r G. unfold seen, results. rewrite G, <- (map_length snd). apply firstn_all. Qed.
 
-(** A rank that waits for an exchange that has not completed has received all that there is. *)
+(** A rank that waits for an exchange which has not completed has received all results so far. *)
 Lemma pending_sync : forall s r, standing s -> r < W -> pending s r = true -> seen s r = results s /\ got s r = length (log s) /\ is_waiting (rank_of s r) = true.
 Proof.
   intros s r I H P. destruct (g_sync s I r H) as [[_ [G Wa]]|[[P' _]|[P' _]]]; try congruence. split; [apply seen_current, G|auto].
 Qed.
 
-(** What an exchange adds to the log. *)
+(** The entry that an exchange adds to the log is correct. *)
 Lemma exchange_entry : forall s x, standing s -> (forall r, r < W -> pending s r = true) -> reduce (messages s) = Some x -> entry_ok (messages s, x).
 Proof.
   intros s x I P R. repeat split; simpl; [apply messages_length|exact R|].
@@ -511,7 +511,7 @@ Qed.
 Lemma exchange_adds_nothing_seen : forall s r x p, got s r = length (log s) -> seen (mkSys (rank_of s) (got s) p (log s ++ [x]) (running s)) r = seen s r.
 Proof. intros s r x p G. unfold seen, results. cbn [got log]. rewrite map_app, firstn_app, G, map_length, Nat.sub_diag. simpl. apply app_nil_r. Qed.
 
-(** One step changes one rank, and what one rank has seen: what each rank keeps of its own, all keep. *)
+(** One step changes one rank and what that rank has received. So if each rank keeps [P], every step keeps [P] of all ranks. *)
 Lemma each_rank_keeps : forall (P : nat -> list result -> state -> Prop) s l t, standing s -> step s l t ->
   (forall r e u, l = LRank r e -> r < W -> may s r e -> (forall x, e <> Got x) -> transition (cfg r) r (depth r) (rank_of s r) e = Some u ->
     P r (seen s r) (rank_of s r) -> P r (seen s r) u) ->
@@ -541,7 +541,7 @@ Proof.
   - intros P. destruct (t_fill P) as [M F]. split; [exact M|]. destruct Ph as [[Ph _]|[_ [_ [Wa _]]]]; [congruence|]. unfold is_ready in *. simpl. rewrite <- Wa. exact F.
 Qed.
 
-(** So the log holds what the exchange makes of messages that are right. *)
+(** So the log holds only results of correct messages. *)
 Lemma every_step_keeps_the_log : forall s l t, standing s -> step s l t -> Forall entry_ok (log t).
 Proof.
   intros s l t I S. pose proof (g_log s I) as L. destruct S as [s r e t H M E|s x P R|s r H Ru Tk|s r n la H D]; try exact L.

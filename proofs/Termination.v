@@ -1,13 +1,13 @@
-(** TERM: a measure that falls on every transition, with its explicit start value: every schedule, fair or not, ends. *)
+(** TERM: a measure with an explicit start value falls on every transition, so every schedule, fair or not, ends. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled.
 Import ListNotations.
 
-(** ** What the measure looks at *)
+(** ** The parts of the measure *)
 
 Definition b2n (b : bool) : nat := if b then 1 else 0.
 
-(** What is left of a rank's own: samples to read, an end to find, a failure, a stop, an urge, collations, steps to take. *)
+(** What a rank has left to do: samples to read, an end to find, a failure, a stop, an urge, collations, and steps to take. *)
 Definition rank_measure (total : nat) (inp : list sample) (s : state) : nat :=
   (length inp - read s) + (1 - b2n (ended s)) + (1 - b2n (is_some (failure s))) + (1 - b2n (stopped s)) + (1 - b2n (urged s)) +
   (2 * total + 1 - (2 * round s + b2n (collated s))) + 2 * (total - length (taken s)).
@@ -65,7 +65,7 @@ Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
-(** All samples of all ranks. *)
+(** The number of samples of all ranks. *)
 Definition total : nat := sum_over W (fun r => length (input r)).
 
 Lemma planned_within_total : forall s, reachable s -> h_samples (whole s) <= total.
@@ -101,7 +101,8 @@ Proof.
   - rewrite K0 in *. simpl in IH2. destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [-> _]]. simpl. lia.
 Qed.
 
-(** TERM: an epoch has at most as many steps and rounds as there are samples, and at most two exchanges a round and two more. *)
+(** TERM: an epoch has at most as many steps, and at most as many rounds, as samples. It has at most two exchanges for each sample, and
+    two more. *)
 Theorem steps_rounds_and_exchanges_are_bounded : forall s r, reachable s -> r < W ->
   length (steps_of (rank_of s r)) <= total /\ round (rank_of s r) <= total /\ length (log s) <= 2 * total + 2.
 Proof.
@@ -117,7 +118,7 @@ Qed.
 
 Definition exchanges : nat := 2 * total + 2.
 
-(** Where windows are bounded in bytes, a rank may also be told, once for each window, that there is no room for more. *)
+(** If windows are bounded in bytes, a rank may also be told, once for each window, that there is no room for more. *)
 Definition spare (s : sys) (r : nat) : nat :=
   if c_bounded (cfg r) r then (exchanges - got s r) + b2n (0 <? wanted (rank_of s r)) else 0.
 
@@ -125,7 +126,7 @@ Definition measure (s : sys) : nat :=
   (exchanges - length (log s)) +
   sum_over W (fun r => rank_measure total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r).
 
-(** A rank's own measure falls with whatever it does for itself. *)
+(** A rank's own measure falls with every event except a result or a full window. *)
 Lemma own_measure_falls : forall s r e t, reachable s -> r < W -> may cfg input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   read t <= length (input r) -> round t <= total -> length (taken t) <= total ->
   match e with
@@ -167,7 +168,7 @@ Lemma spare_falls : forall s r e t g, (forall x, e <> Got x) -> transition (cfg 
   (if c_bounded (cfg r) r then (exchanges - g) + b2n (0 <? wanted t) else 0) <= if c_bounded (cfg r) r then (exchanges - g) + b2n (0 <? wanted (rank_of s r)) else 0.
 Proof. intros s r e t g NG E. destruct (c_bounded (cfg r) r); [|lia]. pose proof (nothing_more_is_wanted _ _ _ _ _ _ NG E). lia. Qed.
 
-(** TERM: the measure falls on every transition. *)
+(** TERM: the measure falls on every transition, except that it may stay equal on a draw. *)
 Theorem every_transition_lowers_the_measure : forall s l t, reachable s -> step s l t -> measure t + (if is_draw l then 0 else 1) <= measure s.
 Proof.
   intros s l t R St. enough (G : if is_draw l then measure t <= measure s else measure t < measure s) by (destruct (is_draw l); lia).
@@ -197,7 +198,7 @@ Proof.
     destruct (Nat.eqb_spec j d) as [->|NE]; [rewrite En, Sh, andb_false_r; destruct la; simpl; lia|destruct (c_in_bytes (cfg j) j), (c_shares (cfg j)), (ended (rank_of s j)); simpl; lia].
 Qed.
 
-(** A path of [n] transitions. *)
+(** A path of [n] transitions, not counting draws. *)
 Inductive path : sys -> nat -> sys -> Prop :=
 | path_here : forall s, path s 0 s
 | path_on : forall s l t n u, step s l t -> path t n u -> path s ((if is_draw l then 0 else 1) + n) u.
@@ -219,7 +220,7 @@ Proof.
   rewrite sum_over_const, (sum_over_add W (fun r => length (input r))) in E. fold total in E. lia.
 Qed.
 
-(** TERM: no schedule is longer than [bound], which is linear in samples times ranks. *)
+(** TERM: no schedule is longer than [bound]. *)
 Theorem every_schedule_ends_within_the_bound : forall n s, path (start cfg) n s -> n <= bound.
 Proof.
   assert (X : forall s n t, path s n t -> reachable s -> n + measure t <= measure s).

@@ -1,8 +1,8 @@
-(** What a rank is told of budgets between its offers (R5.11): of all that, a function of the round is left (R15.2).
+(** Budgets that a rank is told between its offers (R5.11): their only effect is a function of the round (R15.2).
 
-    [heard] is what may happen to one rank: an occurrence, or that it accepts another budget from now on. The machine that hears
-    has the budget beside its state, and offers it. Every run of it is one of the machine of Machine.v with some [c_accepts]; so
-    what is proved for any [c_accepts] holds whatever ranks are told, and when. *)
+    [heard] is what may happen to one rank: an occurrence, or a new budget that it accepts from then on. [hear] keeps the budget beside the
+    rank's state and offers it. Every run of [hear] is a run of the machine of Machine.v with some [c_accepts]. So what is proved for any
+    [c_accepts] holds whatever ranks are told, and when. *)
 Require Import List Arith Lia Bool.
 From ODB Require Import Types Machine Local System.
 Import ListNotations.
@@ -16,7 +16,7 @@ Definition accepting (c : config) (f : nat -> option nat) : config :=
 Section Told.
 Variables (c : config) (rank depth : nat).
 
-(** The machine that hears: what it accepts now, and its state. *)
+(** The machine that is told: the budget it accepts now, and its state. *)
 Fixpoint hear (hs : list heard) (b : option nat) (s : state) : option state :=
   match hs with
   | [] => Some s
@@ -24,7 +24,7 @@ Fixpoint hear (hs : list heard) (b : option nat) (s : state) : option state :=
   | Happens x :: later => match handle (accepting c (fun _ => b)) rank depth s x with Some t => hear later b t | None => None end
   end.
 
-(** The machine that knows by round what it accepts. *)
+(** The machine that knows what it accepts in each round. *)
 Fixpoint follow (hs : list heard) (f : nat -> option nat) (s : state) : option state :=
   match hs with
   | [] => Some s
@@ -35,8 +35,7 @@ Fixpoint follow (hs : list heard) (f : nat -> option nat) (s : state) : option s
 (** The next round for which the rank may make an offer. *)
 Definition ahead (s : state) : nat := match at_phase s with FILL => round s | _ => S (round s) end.
 
-(** Two functions of the round: where they are the same in the round ahead, so is what happens; and where no offer is made in it, they
-    need not be. *)
+(** Two functions of the round have the same effect if they agree on the round ahead, or if no offer is made in it. *)
 Definition step_with (f g : nat -> option nat) (s : state) (now then_ : option state) : Prop :=
   match now, then_ with
   | Some t, Some u => ahead s <= ahead t /\ ahead s <= ahead u /\ ((f (ahead s) = g (ahead s) \/ ahead t = ahead s) -> t = u)

@@ -2,36 +2,36 @@
 Require Import List Arith Lia Bool Permutation.
 Import ListNotations.
 
-(** [pos] is the sample's place in its rank's sampler order; [len] counts tokens, [sup] the supervised ones; [costs] says what
-    the sample uses of each further resource. *)
+(** [pos] is the sample's place in its rank's sampler order; [len] counts its tokens and [sup] its supervised tokens; [costs] lists how
+    much it uses of each further resource. *)
 Record sample := mkSample { sid : nat; pos : nat; len : nat; sup : nat; costs : list nat }.
 
 Notation group := (list sample).
 
-(** The longest sample of a group, 0 when it is empty. *)
+(** The length of the longest sample, or 0 for an empty group. *)
 Fixpoint longest (g : group) : nat :=
   match g with [] => 0 | x :: r => Nat.max (len x) (longest r) end.
 
-(** Padded tokens of the collated batch, as the mathematics has them. *)
+(** The tokens of the collated batch, with padding: the mathematical definition. *)
 Definition padded (g : group) : nat := length g * longest g.
 
-(** Padded tokens as the Python computes them: the first sample is the longest. *)
+(** The same as the Python computes it, from the first sample, which is the longest. *)
 Definition padded_first (g : group) : nat :=
   match g with [] => 0 | x :: _ => length g * len x end.
 
-(** What a group uses of resource [r]: summed, not padded. *)
+(** How much a group uses of resource [r]: a sum, without padding. *)
 Fixpoint used (r : nat) (g : group) : nat :=
   match g with [] => 0 | x :: h => nth r (costs x) 0 + used r h end.
 
-(** Tokens of a row: its samples are laid end to end. *)
+(** The tokens of a row, in which samples are laid end to end. *)
 Fixpoint total (g : group) : nat := match g with [] => 0 | x :: r => len x + total r end.
 
 (** The group uses no more of any resource than its limit. *)
 Definition is_within (limits : list nat) (g : group) : bool :=
   forallb (fun '(r, limit) => used r g <=? limit) (combine (seq 0 (length limits)) limits).
 
-(** BUDGET: a group of more than one sample fits the padded budget, of which at most so much is padding, and keeps every limit; a
-    single sample may exceed them. *)
+(** BUDGET: a group of two or more samples fits the padded budget, has at most [most] tokens of padding, and keeps every limit. A
+    single sample may exceed all of them. *)
 Definition fits (budget most : nat) (limits : list nat) (g : group) : Prop :=
   length g <= 1 \/ (padded g <= budget /\ padded g - total g <= most /\ is_within limits g = true).
 
@@ -78,7 +78,7 @@ Proof.
   specialize (H _ I). apply Nat.leb_le in H. apply Nat.leb_le. specialize (L r). lia.
 Qed.
 
-(** Fitting is hereditary: part of a group that fits, fits. The root of FEWEST and of splitting. *)
+(** Fitting is hereditary: part of a group that fits also fits. FEWEST and splitting rest on this. *)
 Lemma fits_part : forall b most limits g rest h, Permutation (g ++ rest) h -> fits b most limits h -> fits b most limits g.
 Proof.
   intros b most limits g rest h P F. pose proof (Permutation_length P) as L. rewrite app_length in L.

@@ -1,10 +1,10 @@
-(** UPDATE: where a rule keeps no group of any rank back, a round holds exactly the samples of its window, on every rank; and
-    windows that are the shares of an update make rounds that are updates. Spec: R16. *)
+(** UPDATE: if the rule keeps no group back on any rank, a round holds exactly the samples of its window, on every rank. If windows are
+    the shares of an update, rounds are updates. Spec: R16. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Lists Rules Types Alignment Layouts Runs Machine Local Rank System Facts Keeps Protocol Age Ending Coupled Termination Rounds Instance Loss.
 Import ListNotations.
 
-(** Where the window of round [k] begins in a rank's input, when no window is full of bytes and nothing is carried. *)
+(** Where the window of round [k] begins in a rank's input, if no window is full by its bytes and nothing is carried. *)
 Fixpoint begin_of (size : nat -> nat) (k : nat) : nat := match k with 0 => 0 | S j => begin_of size j + size j end.
 
 Lemma begin_of_rises : forall size k j, k <= j -> begin_of size k <= begin_of size j.
@@ -19,10 +19,10 @@ Proof.
   destruct m as [|m]; simpl in I; [easy|]. destruct I as [<-|I]; [rewrite (P 0 a eq_refl); lia|]. specialize (IH _ P' 0 m x I). lia.
 Qed.
 
-(** ** What a rank holds lies in the windows of its rounds *)
+(** ** A rank's samples lie in the windows of its rounds *)
 
 Definition within (a b : nat) (xs : list sample) : Prop := forall x, In x xs -> a <= pos x < b.
-(** The round whose window a rank holds: in COUNT the next one's. *)
+(** The round whose window a rank holds: in COUNT it is the next round's. *)
 Definition coming (u : state) : nat := round u + in_count u.
 
 (** [begins k] is where the window of round [k] begins in the rank's input. *)
@@ -31,7 +31,7 @@ Record in_place (begins : nat -> nat) (u : state) : Prop := {
   p_aligned : within (begins (round u)) (begins (S (round u))) (concat (aligned u));
   p_window : within (begins (coming u)) (begins (S (coming u))) (window u) }.
 
-(** What that leaves of what it does not plan: it lies behind the rounds that are over. So it is of a rank that is lost, too. *)
+(** A weaker form, which also holds of a lost rank: the samples that it holds lie after the windows of the rounds that are over. *)
 Record laid (begins : nat -> nat) (u : state) : Prop := {
   l_steps : forall x, In x (steps_of u) -> within (begins (s_round x)) (begins (S (s_round x))) (s_group x);
   l_held : forall y, In y (concat (aligned u)) \/ In y (window u) -> begins (round u) <= pos y }.
@@ -41,7 +41,7 @@ Proof.
   intros begins u Ri [P1 P2 P3]. constructor; [exact P1|]. intros y [I|I]; [apply (P2 y I)|]. pose proof (P3 y I). pose proof (Ri (round u) (coming u) ltac:(unfold coming; lia)). lia.
 Qed.
 
-(** It stays so whatever a rank does by itself, where it reads of its window, *)
+(** An event other than a result keeps [in_place], if what is read belongs to the window. *)
 Lemma what_is_held_stays_in_place : forall begins c r d u e t, (forall y, e <> Got y) -> transition c r d u e = Some t -> in_place begins u ->
   within (begins (coming u)) (begins (S (coming u))) (reads e) -> in_place begins t /\ coming t = coming u.
 Proof.
@@ -53,7 +53,7 @@ Qed.
 
 Definition makes_steps (c : config) (a : offer) : Prop := is_bad a = false /\ o_stop_rank a = None /\ o_ready a = true /\ target c a <> 0.
 
-(** and with every answer, where it makes a step of each of its groups. *)
+(** So does a result, if it makes a step of each group. *)
 Lemma what_is_held_stays_in_place_with_an_answer : forall begins c r d u y t, config_ok c ->
   (forall k gs t d, length gs <= t -> snd (c_align c k gs t d) = []) -> c_quota c = None ->
   (at_phase u <> COUNT -> aligned u = []) -> (at_phase u = COUNT -> plan u = []) ->
@@ -90,12 +90,12 @@ Definition of_round (begins : nat -> nat) (k : nat) (y : sample) : bool := (begi
 Lemma of_round_spec : forall begins k y, of_round begins k y = true <-> begins k <= pos y < begins (S k).
 Proof. intros begins k y. unfold of_round. rewrite andb_true_iff, Nat.leb_le, Nat.ltb_lt. reflexivity. Qed.
 
-(** A rank is past round [k], and what it has not read lies behind it; or it has planned its whole input. *)
+(** A rank is past round [k], and its unread samples lie after the window of round [k]; or it has planned its whole input. *)
 Definition has_done (begins : nat -> nat) (inp : list sample) (k : nat) (u : state) : Prop :=
   k < round u /\ Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) inp) inp /\ (skipn (read u) inp = [] \/ begins (S k) <= read u) \/
   Permutation (samples_of (steps_of u)) inp.
 
-(** Its steps of that round then hold all that lies in the window, once. *)
+(** Its steps of round [k] then hold each sample of that window once. *)
 Lemma what_a_rank_past_a_round_holds_of_it : forall begins inp u k, (forall i j, i <= j -> begins i <= begins j) -> (forall i x, nth_error inp i = Some x -> pos x = i) ->
   laid begins u -> has_done begins inp k u -> Permutation (samples_of (steps_in_round k u)) (filter (of_round begins k) inp).
 Proof.
@@ -115,7 +115,7 @@ Proof.
   - specialize (P2 y (or_introl I)). lia.
 Qed.
 
-(** A rank that agrees on steps has offered all that its window holds. *)
+(** If an agreement makes steps, each rank has offered its whole window. *)
 Lemma all_groups_are_agreed_on : forall W cfg depth input s r a, setting_ok W cfg -> c_is_quota (cfg r) = false -> o_groups_max a <= c_rule (cfg r) a ->
   invariant W cfg depth input s -> r < W -> may cfg input s r (Got (Agreed a)) -> let u := rank_of s r in at_phase u = OFFER -> makes_steps (cfg r) a ->
   wanted u = 0 /\ groups u = c_group (cfg r) (budget u) (window u) /\ length (groups u) <= target (cfg r) a.
@@ -126,7 +126,8 @@ Proof.
   unfold target in *. rewrite join in *. simpl in *. destruct (_ || _) in *; [contradiction|lia].
 Qed.
 
-(** How many places of rank [r]'s own, every W-th of the common order, lie before update [u] of n; and how many it gives to [u] (R16.2). *)
+(** Rank [r] has every W-th place of the common order: how many of its places lie before update [u] of n, and how many belong to [u]
+    (R16.2). *)
 Definition places_before (W n r u : nat) : nat := Nat.div (u * n + (W - 1 - r)) W.
 Definition share (W n r u : nat) : nat := places_before W n r (S u) - places_before W n r u.
 
@@ -141,7 +142,7 @@ Section Updates.
 Variables (W : nat) (cfg : nat -> config) (depth : nat -> nat) (input : nat -> list sample).
 Hypothesis ok : setting_ok W cfg.
 Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
-(** An alignment carries only what is surplus, and the rule leaves no surplus on any rank. *)
+(** An alignment carries only surplus groups, and the rule leaves none on any rank. *)
 Hypothesis surplus : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = [].
 Hypothesis emits_all : forall r a, r < W -> o_groups_max a <= c_rule (cfg r) a.
 Hypothesis never_full : forall r, r < W -> c_bounded (cfg r) r = false /\ c_shares (cfg r) = false.
@@ -187,15 +188,15 @@ Proof.
   - intros s i n la R H [Sh _] _. destruct (never_full i H). congruence.
 Qed.
 
-(** UPDATE: nothing is carried: a step of round [k] holds samples of the window of round [k] only, on every rank. *)
+(** UPDATE: nothing is carried, so a step of round [k] holds only samples of the window of round [k], on every rank. *)
 Theorem a_round_holds_only_samples_of_its_own_window : forall s r x y, reachable s -> r < W ->
   In x (steps_of (rank_of s r)) -> In y (s_group x) -> begin_of (c_window (cfg r) r) (s_round x) <= pos y < begin_of (c_window (cfg r) r) (S (s_round x)).
 Proof. intros s r x y R H Ix Iy. exact (p_steps _ _ (proj1 (everything_is_in_place s R r H)) x Ix y Iy). Qed.
 
-(** A rank is past round [k]: it has begun a later one, or it is COMPLETE. *)
+(** A rank is past round [k] once it has begun a later one or is COMPLETE. *)
 Definition is_past (k : nat) (u : state) : Prop := k < round u \/ (is_ending u = true /\ ended_as u = Some Complete).
 
-(** UPDATE, COVER: and once a rank is past it, all of them, each exactly once: in the round of its window. *)
+(** UPDATE, COVER: once a rank is past a round, each sample of the round's window is in a step of that round. *)
 Theorem a_rank_past_a_round_has_planned_each_sample_of_its_window_in_it : forall s r y k, reachable s -> r < W ->
   is_past k (rank_of s r) -> In y (input r) -> begin_of (c_window (cfg r) r) k <= pos y < begin_of (c_window (cfg r) r) (S k) ->
   exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = k.
@@ -213,7 +214,7 @@ Proof.
   unfold samples_of, steps_in_round in I. apply in_concat in I as [g [Ig Iyg]]. apply in_map_iff in Ig as [x [<- Ix]]. apply filter_In in Ix as [Ix E]. apply Nat.eqb_eq in E. eauto.
 Qed.
 
-(** ** Shares: rank [r] reads the places r, r + W, r + 2 W and so on of the common order, of update [u] those from u n up to (u + 1) n *)
+(** ** Shares: rank [r] reads the places r, r + W, r + 2 W and so on of the common order; update [u] has those from u n up to (u + 1) n *)
 
 Variable n : nat.
 Hypothesis shares : forall r u, r < W -> c_window (cfg r) r u = share W n r u.
@@ -230,7 +231,7 @@ Proof.
   intros r u i H. rewrite !shares_follow_each_other by exact H. pose proof (a_place_is_before W n r u i H). pose proof (a_place_is_before W n r (S u) i H). lia.
 Qed.
 
-(** With losses, too, whatever ranks are told: the same steps, of ranks that are past as much. *)
+(** With losses too: a run without losses makes the same steps on the rank, and is past every round that the rank is past. *)
 Lemma as_without_losses : forall s r, lossy_reachable W cfg depth input s -> r < W ->
   exists v, reachable v /\ steps_of (rank_of s r) = steps_of (rank_of v r) /\ forall k, is_past k (rank_of s r) -> is_past k (rank_of v r).
 Proof.
@@ -247,7 +248,7 @@ Proof.
   apply a_place_is_of_its_update; [exact H|]. exact (a_round_holds_only_samples_of_its_own_window v r x y Rv H Ix Iy).
 Qed.
 
-(** UPDATE, COVER: and once its rank is past round [u], each sample at these places is in a step of that round. *)
+(** UPDATE, COVER: once a rank is past round [u], each of its samples at these places is in a step of that round. *)
 Theorem each_sample_at_the_places_of_an_update_is_in_it : forall s r y u, lossy_reachable W cfg depth input s -> r < W ->
   is_past u (rank_of s r) -> In y (input r) -> u * n <= r + W * pos y < S u * n -> exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u.
 Proof.
@@ -272,12 +273,12 @@ Proof.
   rewrite (map_numbered _ pos (input r) (fun i x => numbered r i x H)). apply seq_NoDup.
 Qed.
 
-(** The common order has so many places. *)
+(** The number of places in the common order. *)
 Variable total : nat.
 Hypothesis whole_order : forall r i, r < W -> (i < length (input r) <-> r + W * i < total).
 
-(** UPDATE: once all ranks are past round [u], their steps of it hold exactly the samples at the places from u n up to (u + 1) n, as far
-    as the order goes, each once. *)
+(** UPDATE: once all ranks are past round [u], their steps of round [u] hold exactly the samples at the places from u n up to (u + 1) n, as
+    far as the order goes, each once. *)
 Theorem an_update_holds_exactly_what_lies_at_its_places : forall s u, lossy_reachable W cfg depth input s -> (forall r, r < W -> is_past u (rank_of s r)) ->
   Permutation (concat (map (places_in s u) (seq 0 W))) (seq (u * n) (Nat.min total (S u * n) - u * n)).
 Proof.
@@ -302,28 +303,29 @@ End Updates.
 
 (** ** What ships *)
 
-(** As many steps as any rank has groups, or so many times as many where there are samples for them (R16.3). *)
+(** The largest number of groups on any rank, or [times] times that number if there are samples for it (R16.3). *)
 Definition update_rule (times : nat) (a : offer) : nat := Nat.max (o_groups_max a) (Nat.min (times * o_groups_max a) (o_samples_max a)).
 
 Theorem the_rules_of_updates_lie_within_the_bounds : forall times, within_bounds (update_rule times).
 Proof. intros times a [S G D M]. unfold update_rule. lia. Qed.
 
-(** A configuration of updates: but for its windows, any. *)
+(** Any configuration, with the windows of updates. *)
 Definition in_updates (W n : nat) : config -> config := with_reading false (share W n).
 
-(** So ranks that read so meet what all of ALIGN, CONSERVE, COVER, ONCE and TERM asks. *)
+(** So ranks that read this way meet all assumptions of ALIGN, CONSERVE, COVER, ONCE and TERM. *)
 Theorem ranks_in_updates_meet_every_assumption : forall W n c, 1 <= W -> W <= n -> config_ok c -> setting_ok W (fun _ => in_updates W n c).
 Proof.
   intros W n c Hw Hn K. constructor; [exact Hw| |reflexivity]. intros _ _. destruct K. constructor; simpl; auto. intros r u. unfold share, places_before. set (a := W - 1 - r).
   pose proof (Nat.div_add (u * n + a) 1 W ltac:(lia)) as D. pose proof (Nat.div_le_mono (u * n + a + 1 * W) (S u * n + a) W ltac:(lia) ltac:(simpl; lia)). simpl in *. lia.
 Qed.
 
-(** Groups are formed in any way that keeps exactly the window: so within a share of padding too (R16.3). *)
+(** Groups may be formed in any way that keeps exactly the window, which includes a limit on padding (R16.3). *)
 Definition forms (form : option nat -> list sample -> list group) : Prop := forall b w, Permutation (concat (form b w)) w /\ Forall (fun g => g <> []) (form b w).
 Definition formed_by (form : option nat -> list sample -> list group) (c : config) : config :=
   mkConfig form (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (c_in_bytes c) (c_shares c) (c_keeps c).
 
-(** What is shipped does, in either layout and any order, by any cost, under budgets that change as they may, and what is asked above. *)
+(** The shipped configuration of updates, in either layout, any order, with any cost, under budgets that may change. It meets all
+    assumptions above. *)
 Definition ships_updates (W n : nat) (cfg : nat -> config) : Prop := exists form l C whole padding_share limits first accepts max_age times print o,
   forms form /\ cost_ok C /\ 1 <= max_age /\
   cfg = fun _ => in_updates W n (formed_by form (shipped l C whole padding_share limits first accepts 1 0 max_age false None (update_rule times) print o (fun _ => false))).

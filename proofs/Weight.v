@@ -1,11 +1,11 @@
-(** WEIGHT, over the rationals: the average over ranks of the scaled losses is the mean over all supervised tokens, with idle
-    ranks, steps without supervised tokens, and updates of several micro-steps. What holds of losses holds of gradients, component
-    by component, since both are linear. The scale is that of odb_ref/core/batching/weighting.py, mode exact. *)
+(** WEIGHT over the rationals: the average over ranks of the scaled losses is the mean over all supervised tokens, with idle ranks, steps
+    without supervised tokens, and updates of several micro-steps. What holds of losses holds of gradients, component by component, because
+    both are linear. The scale is that of odb_ref/core/batching/weighting.py, mode exact. *)
 Require Import List QArith Qfield Lia.
 Import ListNotations.
 Open Scope Q_scope.
 
-(** One micro-step of one rank: the losses of its supervised tokens, or a replayed batch of any loss. *)
+(** One micro-step of one rank: the losses of its supervised tokens, or a replayed batch with any loss. *)
 Inductive micro := Batch (tokens : list Q) | Idle (replayed : Q).
 
 Definition q_of (n : nat) : Q := inject_Z (Z.of_nat n).
@@ -14,11 +14,11 @@ Definition q_sum (l : list Q) : Q := fold_right Qplus 0 l.
 Definition tokens_of (m : micro) : list Q := match m with Batch ts => ts | Idle _ => [] end.
 Definition supervised (m : micro) : nat := length (tokens_of m).
 
-(** What the loss function returns: a mean, or a sum. A batch without supervised tokens may return anything, here [0/0 = 0]. *)
+(** What the loss function returns: a mean or a sum. A batch without supervised tokens may return anything; in the model [0/0 = 0]. *)
 Definition mean_loss (m : micro) : Q := match m with Batch ts => q_sum ts / q_of (length ts) | Idle x => x end.
 Definition sum_loss (m : micro) : Q := match m with Batch ts => q_sum ts | Idle x => x end.
 
-(** The rank's update is a list of micro-steps; the world is a list of ranks. *)
+(** A rank's update is a list of micro-steps; the world is a list of ranks. *)
 Definition all_supervised (world : list (list micro)) : nat :=
   fold_right Nat.add 0%nat (map (fun w => fold_right Nat.add 0%nat (map supervised w)) world).
 
@@ -27,7 +27,7 @@ Definition mean_scale (world : list (list micro)) (m : micro) : Q :=
 Definition sum_scale (world : list (list micro)) (m : micro) : Q :=
   match m with Batch _ => q_of (length world) / q_of (all_supervised world) | Idle _ => 0 end.
 
-(** Ranks average (DDP, FSDP), micro-steps add up. *)
+(** Ranks are averaged (DDP, FSDP), micro-steps are added. *)
 Definition averaged (world : list (list micro)) (term : micro -> Q) : Q :=
   q_sum (map (fun w => q_sum (map term w)) world) / q_of (length world).
 
@@ -83,7 +83,7 @@ Theorem the_average_of_the_scaled_sums_is_the_global_mean : forall world, (0 < l
   averaged world (fun m => sum_scale world m * sum_loss m) == global_mean world.
 Proof. intros world Wa T. apply averaged_of_shares; [exact Wa|exact T|]. intros [ts|x]; simpl; ring. Qed.
 
-(** WEIGHT, for a trainer that divides each loss by the [k] micro-steps of the update itself: the scale is [k] times as large. *)
+(** WEIGHT, for a trainer that itself divides each loss by the [k] micro-steps of the update: the scale is [k] times as large. *)
 Theorem a_trainer_that_divides_by_the_micro_steps_gets_the_global_mean_too : forall world k, (0 < k)%nat -> (0 < length world)%nat -> (0 < all_supervised world)%nat ->
   averaged world (fun m => q_of k * mean_scale world m * mean_loss m / q_of k) == global_mean world.
 Proof.
@@ -94,7 +94,7 @@ Proof.
   rewrite E. reflexivity.
 Qed.
 
-(** An update without supervised tokens trains on nothing. *)
+(** Without supervised tokens in an update, every scaled loss is 0. *)
 Theorem an_update_without_supervised_tokens_has_loss_zero : forall world m, all_supervised world = 0%nat ->
   mean_scale world m * mean_loss m == 0 /\ sum_scale world m * sum_loss m == 0.
 Proof.

@@ -1,16 +1,16 @@
-(** What is proved is about something: a setting that meets every assumption, and runs of it that complete, stop, fail, find
-    that configurations differ, and lose a rank. Each is computed by [perform]. *)
+(** The theorems are not vacuous: there is a setting that meets every assumption, with runs that complete, stop, fail, find that
+    configurations differ, and lose a rank. Each run is computed by [perform]. *)
 Require Import List Arith Lia Bool Sorted.
 From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Layouts Runs Instance Updates Loss Replay Rest Resume Run.
 Import ListNotations.
 
-(** Two ranks with the shipped grouping, alignment and rule; windows of 3 samples, of which some wait for a later round. *)
+(** Two ranks with the shipped grouping, alignment and rule. Windows have 3 samples, some of which wait for a later round. *)
 Definition of_lengths (lengths : list nat) : list sample := map (fun '(i, n) => mkSample i i n n []) (combine (seq 0 (length lengths)) lengths).
 (** Fullest first. *)
 Definition fullest (_ i j : nat) : bool := i <=? j.
 (** No window is bounded in bytes. *)
 Definition unbounded (_ : nat) : bool := false.
-(** The whole budget, at first and always. *)
+(** The whole budget, from the start on. *)
 Definition whole_budget (_ : nat) : nat := 6.
 Definition always (_ _ : nat) : nat := 6.
 Definition small (is_quota : bool) (quota : option nat) (print : nat) (o : order) (windowed : nat -> bool) : config :=
@@ -23,7 +23,7 @@ Definition shards (r : nat) : list sample := of_lengths (nth r [[1; 5; 2; 4; 3; 
 Definition one_after_another (r : nat) : list choice := [CRead r 1 false false; CRead r 0 true false; CCollate r; CAnswer r; CTake r; CTrained r].
 Definition usual : list choice := one_after_another 0 ++ one_after_another 1 ++ [CExchange].
 
-(** Where rank 1 has another configuration. *)
+(** Rank 1 has another configuration. *)
 Definition odd (r : nat) : config := if r =? 1 then small false None 1 (ByPlaces fullest) unbounded else join.
 
 Lemma small_ok : forall b q p o w, config_ok (small b q p o w).
@@ -49,7 +49,7 @@ Qed.
 Definition ends (s : sys) : list (phase_name * option outcome_kind * list (nat * list nat)) :=
   map (fun r => let u := rank_of s r in (at_phase u, ended_as u, map (fun x => (s_round x, map len (s_group x))) (taken u))) [0; 1].
 
-(** What is usual, [n] times; then [cs]; then to the end what is usual, and [later]. *)
+(** [n] of the usual choices, then [cs], then the usual choices and [later] until nothing more can happen. *)
 Definition run (cfg : nat -> config) (n : nat) (cs later : list choice) : sys :=
   let next := perform 2 cfg deep shards in
   match play next cs (go_on next n usual (start cfg)) with
@@ -76,7 +76,7 @@ Proof.
   intros u c t _. apply perform_lossy.
 Qed.
 
-(** In round 1 rank 0 has a group less than half full, of 2 tokens, and offers to emit the other two. *)
+(** In round 1 rank 0 has a group less than half full, with 2 tokens, and offers to emit the other two. *)
 Theorem a_rank_keeps_a_group_back : exists s o, reachable 2 (fun _ => join) deep shards s /\ posted (rank_of s 0) = Some (MOffer o) /\
   map (map len) (groups (rank_of s 0)) = [[2]; [4]; [5]] /\ o_groups_max o = 3 /\ o_groups_min o = Some 2.
 Proof.
@@ -84,7 +84,7 @@ Proof.
   split; [apply go_on_keeps; [apply performed; reflexivity|constructor]|]. vm_compute. repeat split.
 Qed.
 
-(** That group is carried into round 2, rank 1's only one of round 1 is split for the target, and rank 1 idles at the end. *)
+(** That group is carried into round 2, the only group of rank 1 in round 1 is split to meet the target, and rank 1 idles at the end. *)
 Theorem a_run_completes : exists s, reachable 2 (fun _ => join) deep shards s /\
   ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (1, [4]); (2, [3; 2]); (2, [3]); (3, [1])]);
             (DONE, Some Complete, [(0, [2]); (1, [2]); (1, [2]); (2, []); (2, []); (3, [])])].
@@ -104,7 +104,7 @@ Proof.
   - exists (run (fun _ => in_turn) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity].
 Qed.
 
-(** Where windows are bounded in bytes, and each is full with its first new sample, or at once when it has carried one. *)
+(** Windows are bounded in bytes, and each is full with its first new sample, or at once if it has carried one. *)
 Definition narrow : config := small false None 0 (ByPlaces fullest) (fun _ => true).
 Definition sparing (r : nat) : list choice := CRead r 0 false true :: CRead r 1 false true :: one_after_another r.
 
@@ -132,7 +132,7 @@ Proof.
   - exists (run (fun _ => uneven) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity].
 Qed.
 
-(** The second step reaches a quota of 4 samples; a quota of 8 is not reached, since rank 1 runs dry. *)
+(** The second step reaches a quota of 4 samples. A quota of 8 is not reached, because rank 1 runs dry. *)
 Theorem a_run_ends_by_its_quota_and_one_by_a_dry_rank :
   (exists s, reachable 2 (fun _ => quota 4) deep shards s /\
     ends s = [(DONE, Some Complete, [(0, [1]); (1, [5])]); (DONE, Some Complete, [(0, [2]); (1, [2])])]) /\
@@ -158,7 +158,7 @@ Theorem a_run_finds_that_configurations_differ : exists s, reachable 2 odd deep 
   ends s = [(DONE, Some (Mismatch 1), []); (DONE, Some (Mismatch 1), [])].
 Proof. exists (run odd 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity]. Qed.
 
-(** Rank 1 is told that rank 0 is lost and takes no further step; rank 0 takes one more, and is told too. *)
+(** Rank 1 is told that rank 0 is lost and takes no further step. Rank 0 takes one more, and is told of a loss too. *)
 Theorem a_run_loses_a_rank : exists s, lossy_reachable 2 (fun _ => join) deep shards s /\
   ends s = [(DONE, Some (Lost None 8), [(0, [1]); (1, [5])]); (DONE, Some (Lost (Some 0) 9), [(0, [2])])].
 Proof. exists (run (fun _ => join) 33 [CLose 1 (Some 0) 9] [CLose 0 None 8]). split; [apply run_lossy|vm_compute; reflexivity]. Qed.
@@ -177,7 +177,7 @@ Definition is_alike (s : sys) (c : choice) : bool :=
 
 Definition replayed (s : sys) (c : choice) : option sys := if is_loss c || negb (is_alike s c) then None else perform 2 (fun _ => one) deep shards s c.
 
-(** What each step with sources that end alike keeps. *)
+(** A property that every step with sources that answer alike keeps. *)
 Definition kept (keeps : sys -> Prop) : Prop :=
   forall s l t, keeps s -> System.step 2 (fun _ => one) deep shards s l t -> ends_alike src shards s l -> keeps t.
 
@@ -200,14 +200,14 @@ Lemma replay_on_keeps : forall keeps, kept keeps -> forall n cs s, keeps s -> ke
 Proof. intros keeps Kp n cs. apply go_on_keeps. intros s c t _. apply replayed_keeps, Kp. Qed.
 End Alike.
 
-(** Sources that say with their last sample that they have ended; and windows with room for one sample. *)
+(** Sources that report their end with their last sample; and windows with room for one sample. *)
 Definition ample (_ : nat) : reader := mkReader true (fun _ _ => true).
 Definition scarce (_ : nat) : reader := mkReader false (fun w _ => is_nil w).
 
 Notation replays := (Replay.replays 2 join ample shards).
 Notation job := (Resume.job 2 join ample shards).
 
-(** REPLAY where windows are bounded in bytes: the run above, each window full where there is another sample. *)
+(** REPLAY with windows bounded in bytes: the run above, in which each window is full if there is another sample. *)
 Theorem a_run_with_windows_bounded_in_bytes_replays : exists s, Replay.replays 2 narrow scarce shards deep s /\
   ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (2, [2]); (3, [4]); (4, [3]); (5, [3]); (6, [1])]);
             (DONE, Some Complete, [(0, [2]); (1, [2]); (2, [2]); (3, []); (4, []); (5, []); (6, [])])].
@@ -216,7 +216,7 @@ Proof.
   split; [|vm_compute; reflexivity]. apply replay_on_keeps; [|constructor]. intros u l t R St Al. eapply replay_step; eassumption.
 Qed.
 
-(** Both ranks have begun round 1, of which rank 0 has read a sample more. *)
+(** Both ranks have begun round 1, and rank 0 has read one more sample. *)
 Definition saved : sys :=
   match play (replayed join ample) [CRead 0 1 false false; CRead 1 1 false false; CExchange; CAnswer 0; CAnswer 1; CExchange; CAnswer 0; CAnswer 1; CRead 0 1 false false] (start (fun _ => join)) with
   | Some s => s
@@ -228,7 +228,7 @@ Proof.
   unfold saved. destruct (play _ _ _) as [s|] eqn:E; [|constructor]. eapply replay_keeps; [|exact E|constructor]. intros u l t R St Al. eapply replay_step; eassumption.
 Qed.
 
-(** Rank 0 saves in round 1, after it has read two samples, of which one belongs to that round. *)
+(** Rank 0 saves in round 1, after it has read two samples, one of which belongs to that round. *)
 Theorem a_rank_saves : exists s, saves 2 join ample shards deep s 0 /\ save (rank_of s 0) = mkStart 1 1 false [] [1] 1 2 None /\ read (rank_of s 0) = 2.
 Proof.
   exists saved. split; [constructor; [apply saved_replays|lia|split; [left|split]; vm_compute; reflexivity]|]. split; vm_compute; reflexivity.
@@ -236,7 +236,7 @@ Qed.
 
 Definition alike (r : nat) : list choice := [CRead r 1 false false; CRead r 1 true false; CCollate r; CAnswer r; CTake r; CTrained r].
 
-(** The job is loaded where both have saved round 1, and goes on to the steps of [a_run_completes]. *)
+(** The job is loaded from what both ranks saved in round 1, and makes the steps of [a_run_completes]. *)
 Theorem a_job_is_loaded_and_completes : exists s, job deep s /\ length (log s) = 7 /\
   ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (1, [4]); (2, [3; 2]); (2, [3]); (3, [1])]);
             (DONE, Some Complete, [(0, [2]); (1, [2]); (1, [2]); (2, []); (2, []); (3, [])])].

@@ -1,11 +1,10 @@
 -------------------------------- MODULE Dgap --------------------------------
 (* The coupled system of protocol.md: loaders (R5), exchange, collation, bounded queues, and trainers with a collective in
-   every step. Samples are abstract: all have the length 1 and a group holds at most Cap of them, so a rank's window is a
-   number and a group is its size (0 for idle). Everything else is as in the code; with the same bounds the reachable graph
-   equals that of `odb-ref explore` (tests/tla/test_same_graph.py).
+   every step. Samples are abstract: all have length 1 and a group holds at most Cap of them, so a rank's window is a number
+   and a group is its size (0 for idle). Everything else is as in the code. With the same bounds the reachable graph equals
+   that of `odb-ref explore` (tests/tla/test_same_graph.py).
 
-   A rank is a record of what the core keeps, and of what its driver keeps: reading, collating, post, left, told, lost, gone,
-   loaderless.
+   A rank is a record of the core's state and of its driver's: reading, collating, post, left, told, lost, gone, loaderless.
    Variant is "none", or names a planted defect that some configuration must refute. *)
 EXTENDS Integers, Sequences, FiniteSets
 
@@ -15,34 +14,34 @@ CONSTANTS
     Window, Ramp, \* R2.3
     Depth,        \* of each rank's queue: a sequence
     Age,          \* R4.3
-    Mode, Quota,  \* "join" or "quota"; 0 for no quota
+    Mode, Quota,  \* "join" or "quota"; Quota is 0 if there is none
     Rule,         \* "odb", "paper", or "any": any target within the bounds of R3.3, chosen anew in each round
     MaxFailures, MaxStops, MaxLosses,
-    IsSingleReads, IsEagerEnd,  \* how a source answers: sample by sample, and whether it says the end with its last sample
-    IsLeftInside, \* whether a consumer may also leave in the middle of a step, whose collective then has no end
-    Urging,       \* who is urged: "left": each rank, at any moment after another's consumer left; "always"; "never"
+    IsSingleReads, IsEagerEnd,  \* how a source answers: sample by sample, and whether it reports its end with its last sample
+    IsLeftInside, \* whether a consumer may also leave in the middle of a step, whose collective then never ends
+    Urging,       \* "left": a rank may be urged at any moment after another's consumer left; "always"; "never"
     Variant
 
 VARIABLES
     rank,         \* a record for each rank
-    answer,       \* of the exchange all ranks have posted to, while some rank has not received it
-    owed,         \* the ranks that have not
-    failures, stops, losses,  \* how much has gone wrong
-    ops           \* only in the variant "shared_communicator": what each rank has issued and not completed
+    answer,       \* of the last exchange, as long as some rank has not received it
+    owed,         \* the ranks that have not received it
+    failures, stops, losses,  \* how many faults have happened
+    ops           \* only in the variant "shared_communicator": the operations that each rank has issued and not completed
 
 vars == <<rank, answer, owed, failures, stops, losses, ops>>
 
-\* How many ranks may lose the process that reads and collates for them. A configuration may say `MaxLostLoaders <- One`.
+\* The number of ranks that may lose the process that reads and collates for them. A configuration may say `MaxLostLoaders <- One`.
 MaxLostLoaders == 0
-\* How many samples a window may hold when it is bounded in bytes (R2.3), each having one; 0: it is not bounded.
+\* The number of samples that a window may hold if it is bounded in bytes (R2.3), one byte each; 0 if it is not bounded.
 WindowBytes == 0
-\* Whether all ranks draw from one common order (R14), which has the places of all shards together, counted from 0.
+\* Whether all ranks draw from one common order (R14), which has all shards' places together, counted from 0.
 IsDrawn == FALSE
-\* How many samples an optimizer update holds (R16); 0: the free mode. A configuration may say `UpdateSamples <- Four`.
+\* The number of samples in an optimizer update (R16); 0 for the free mode. A configuration may say `UpdateSamples <- Four`.
 UpdateSamples == 0
 
 Ranks == 1..Len(Shard)
-\* The budgets that each rank comes to accept, in turn, each at any moment (R15). A configuration may say `Accepted <- B_1_0`.
+\* The budgets that each rank accepts in turn, each from any moment on (R15). A configuration may say `Accepted <- B_1_0`.
 Accepted == [r \in Ranks |-> <<>>]
 None == 1000000000
 NoPost == [kind |-> "none"]
@@ -61,27 +60,27 @@ Halve(x, n) == IF n = 0 THEN x ELSE Halve(x \div 2, n - 1)
 
 (* ---- R2 to R4: windows, groups, offers, targets, alignment --------------------------------------------------------- *)
 
-\* R16.3, R16.4: an update has so many rounds, of which only the last forms steps. In the free mode each round does.
+\* R16.3, R16.4: the number of rounds in an update. Only the last of them forms steps. In the free mode every round does.
 IsUpdate == UpdateSamples > 0
 RECURSIVE Digits(_)
 Digits(n) == IF n = 0 THEN 0 ELSE 1 + Digits(n \div 3)
 UpdateRounds ==
     IF ~IsUpdate THEN 1 ELSE 1 + IF IsDrawn THEN Min({5, Digits(UpdateSamples \div Cardinality(Ranks))}) ELSE 1
 HasSteps(k) == (k + 1) % UpdateRounds = 0
-\* R16.2: how many places of a rank's own source lie before an update.
+\* R16.2: the number of places of a rank's own source that lie before an update.
 FirstPlace(r, update) == Ceil(update * UpdateSamples - (r - 1), Cardinality(Ranks))
 WindowSize(r, k) ==
     LET update == k \div UpdateRounds
     IN IF ~IsUpdate THEN Max({1, Halve(Window, Max({0, Ramp - k}))})
        ELSE IF HasSteps(k) THEN FirstPlace(r, update + 1) - FirstPlace(r, update) ELSE 0
-\* Of samples that are all of length 1, so without padding, under the budget in force.
+\* Samples all have length 1, so there is no padding. Groups are formed under the budget in force.
 Groups(s, samples) == IF HasSteps(s.round) THEN Ceil(samples, s.agreed) ELSE 0
-\* R3.1: all, or one fewer, but never none, where the last, the smallest, has less than half of the budget in force.
+\* R3.1: all groups, or all but one (but at least one) if the last and smallest has less than half of the budget in force.
 GroupsToEmit(s) ==
     LET n == Groups(s, s.held)
         isKept == 2 * (s.held - (n - 1) * s.agreed) < s.agreed /\ (n > 1 \/ (n = 1 /\ Variant = "only_group_kept"))
     IN IF isKept THEN n - 1 ELSE n
-\* Of samples that are all alike the oldest are emitted first, so what is held is the newest that was read.
+\* Samples are all alike, so the oldest are emitted first, and the rank holds the newest that it has read.
 DueSamples(s) == IF ~IsUpdate /\ Len(s.marks) = Age THEN Max({0, s.marks[1] - (s.read - s.held)}) ELSE 0
 IsQuotaMet(s) == Quota > 0 /\ s.global >= Quota
 OfferedSamples(s) ==
@@ -104,8 +103,8 @@ IsClosing(most, least, isAllEnded) ==
     \/ most = 0 /\ (Variant \in {"idle_uses_slot", "windows_by_time"} => isAllEnded)
     \/ least = 0 /\ (Mode = "quota" \/ Variant = "close_on_first_dry")
 
-\* The agreements that a set of offers may lead to: one, but with the rule "any" one for each target within the bounds. A
-\* target that is given, as by a trace, is taken if it is within the bounds.
+\* The agreements that a set of offers may lead to: one or, with the rule "any", one for each target within the bounds. A
+\* given target, as from a trace, is taken if it is within the bounds.
 Agreements(posts, given) ==
     LET field(name) == {p[name] : p \in posts}
         samples == MinMax(field("samples"))
@@ -114,7 +113,7 @@ Agreements(posts, given) ==
         due == Max(field("due"))
         low == Max({1, due, IF IsUpdate THEN most ELSE 0})
         odb == Max({due, IF least = None THEN most ELSE least})
-        \* In a round of the ramp a quarter, while some source goes on.
+        \* In a round of the ramp, while some source has not ended, a quarter.
         isRamp == Min(field("round")) < Ramp /\ least # None /\ ~IsUpdate
         Held(T) == IF isRamp THEN Max({1, due, T \div 4}) ELSE T
         isPlain == Min(field("failed")) = None /\ Min(field("stop")) = None /\ Min(field("ready")) = 1
@@ -130,7 +129,7 @@ Agreements(posts, given) ==
          ready |-> Min(field("ready")), samples |-> samples, reading |-> least, groups |-> most, due |-> due,
          budget |-> Min(field("budget")), target |-> IF T = 0 THEN 0 ELSE LowerToQuota(T, samples[1])] : T \in targets}
 
-\* Sizes, falling, of what is left when the largest group is halved until there are n, or only singles (R4.2).
+\* The sizes, falling, when the largest group is halved until there are n groups, or only single samples (R4.2).
 RECURSIVE Insert(_, _)
 Insert(x, s) == IF s = <<>> THEN <<x>> ELSE IF x > Head(s) THEN <<x>> \o s ELSE <<Head(s)>> \o Insert(x, Tail(s))
 RECURSIVE Split(_, _)
@@ -143,10 +142,10 @@ Align(s, T) ==
         cut == IF n > T THEN SubSeq(sizes, 1, T) ELSE Split(sizes, T)
     IN cut \o Repeat(0, T - Len(cut))
 
-(* ---- R14: shared shards. Samples are all of length 1, so what is carried counts as it is. --------------------------- *)
+(* ---- R14: shared shards. Samples all have length 1, so what is carried counts by its number. ------------------------ *)
 
 Total == Sum(Shard)
-\* R14.3: of what is left each gets what it wants, or all the same room but for one place, by rank.
+\* R14.3: each gets what it wants of what is left or, if that is too little, all keep the same room but for one place, by rank.
 Shares(wants, left) ==
     LET short(v) == [q \in Ranks |-> Max({0, wants[q] - v})]
         v == Min({u \in 0..Max({wants[q] : q \in Ranks}) : Sum(short(u)) <= left})
@@ -154,16 +153,16 @@ Shares(wants, left) ==
         before(q) == Cardinality({p \in Ranks : p < q /\ wants[p] >= v})
     IN IF Sum(wants) <= left THEN wants
        ELSE [q \in Ranks |-> short(v)[q] + IF wants[q] >= v /\ before(q) < spare THEN 1 ELSE 0]
-\* What the rank's driver goes to read: nothing where the process that reads is lost.
+\* How much the rank's driver starts to read: nothing if the process that reads is lost.
 Reads(s, n) == IF s.loaderless THEN 0 ELSE n
-\* R16.4: the portion of an update that is drawn for round k, shared out so that the lightest are filled to one level.
+\* R16.4: the portion of an update that is drawn for round k, shared out so that the lightest ranks are filled to one level.
 PortionShares(drawn, k, loads) ==
     LET begin == Min({Total, (k \div UpdateRounds) * UpdateSamples})
         left == Min({begin + UpdateSamples, Total}) - drawn
         portion == IF HasSteps(k) THEN left ELSE Ceil(2 * left, 3)
         held == [q \in Ranks |-> IF Sum(loads) = 0 THEN 0 ELSE (loads[q] * (drawn - begin)) \div Sum(loads)]
     IN Shares([q \in Ranks |-> Max({held[p] : p \in Ranks}) + portion - held[q]], portion)
-\* The rank's part of what is drawn for round k: the places after those of lower ranks, and the read of them.
+\* The rank's part of what is drawn for round k, which follows the parts of lower ranks, and the start of its read.
 AfterDraw(r, s, k, wants) ==
     LET shares == IF IsUpdate THEN PortionShares(s.draw[3], k, wants) ELSE Shares(wants, Total - s.draw[3])
         lower == IF Variant = "alike_draws" /\ s.draw[3] > 0 THEN 0 ELSE Sum(SubSeq(shares, 1, r - 1))
@@ -171,10 +170,10 @@ AfterDraw(r, s, k, wants) ==
         end == s.draw[3] + Sum(shares)
     IN [s EXCEPT !.draw = <<first, shares[r], end>>, !.places = @ \o [i \in 1..shares[r] |-> first + i - 1],
                  !.ended = end = Total, !.wanted = shares[r], !.reading = Reads(s, shares[r])]
-\* How many samples the rank's source has, as far as the rank knows.
+\* The number of samples in the rank's source, as far as the rank knows.
 Readable(r, s) == IF IsDrawn THEN Len(s.places) ELSE Shard[r]
 
-(* ---- R5: a rank alone. Each operator takes and gives a record. ----------------------------------------------------- *)
+(* ---- R5: one rank. Each operator takes a record and gives a record. ------------------------------------------------- *)
 
 Idling(r) ==
     [phase |-> "fill", round |-> 0, read |-> 0, ended |-> FALSE, wanted |-> WindowSize(r, 0), held |-> 0, marks |-> <<>>,
@@ -190,13 +189,13 @@ PostWhenReady(r, s) ==
     IN IF s.phase # "fill" \/ (~mayPost /\ ~mustEnd) THEN s
        ELSE [s EXCEPT !.phase = "offer", !.post = Offer(r, s, isReady)]
 
-\* With shared shards all want a whole window at first, and one that gets nothing offers at once. So do all with updates.
+\* With shared shards each rank first wants a whole window, and one that gets nothing offers at once. With updates all do.
 Fresh(r) ==
     IF IsUpdate THEN PostWhenReady(r, Idling(r))
     ELSE IF IsDrawn THEN PostWhenReady(r, AfterDraw(r, Idling(r), 0, [q \in Ranks |-> WindowSize(q, 0)]))
     ELSE Idling(r)
 
-\* R6.6. Steps are numbered without a gap, so those released begin at taken + queued.
+\* R6.6. Steps are numbered without a gap, so the released ones begin at taken + queued.
 DeliverNow(r, s) ==
     LET room == Min({Depth[r] - Len(s.queue), Len(s.released), s.limit - (s.taken + Len(s.queue))})
         n == Max({0, room})
@@ -222,7 +221,7 @@ AfterRead(r, s) ==
         isFull == n < there
     IN AfterReadOf(r, s, n, IF IsEagerEnd THEN s.read + n = Readable(r, s) ELSE ~isFull /\ n < asked, isFull)
 
-\* Only in variants: windows cut by time. What is not read yet is read for the next window.
+\* Only in variants: windows are cut by time. What has not been read yet is read for the next window.
 AfterEarlyPost(r, s) == [s EXCEPT !.phase = "offer", !.wanted = 0, !.reading = 0, !.post = Offer(r, s, TRUE)]
 
 Release(s) == [s EXCEPT !.released = @ \o s.plan, !.plan = <<>>]
@@ -235,11 +234,11 @@ Aligned(s, T) ==
     IF Variant = "idle_uses_slot" /\ s.slots < T
     THEN Align(s, Max({0, s.slots})) \o Repeat(0, T - Max({0, s.slots}))
     ELSE Align(s, T)
-\* A round of an update may have no step, and go on.
+\* A round of an update may have no step and still not close the epoch.
 Closes(a) == a.target = 0 /\ (IsUpdate => IsClosing(a.samples[2], a.samples[1], a.reading = None))
 IsGoingOn(a) == a.failed = None /\ a.stop = None /\ a.ready = 1 /\ ~Closes(a)
 
-\* `aligned` counts only if the agreement is one to go on.
+\* `aligned` matters only if the agreement is one to go on.
 AfterAgreed(r, before, a, aligned) ==
     LET s == [before EXCEPT !.post = NoPost]
         advanced == IF Variant = "release_early" THEN s ELSE Release(s)
@@ -334,7 +333,7 @@ IsShared == Variant = "shared_communicator"
 IsExchangeNext(o) == IsShared => \A r \in Ranks : o[r] # <<>> /\ Head(o[r]) = "exchange"
 Pop(o) == IF IsShared THEN [r \in Ranks |-> Tail(o[r])] ELSE o
 
-\* Makes `ranks` the state of the ranks, with `rest` still owed the present answer and `issued` on the communicator.
+\* Makes `ranks` the state of the ranks. `rest` are still owed the present answer, and `issued` is on the communicator.
 SettleOn(ranks, rest, issued, given) ==
     /\ rank' = ranks
     /\ IF rest = {} /\ (\A r \in Ranks : ranks[r].post # NoPost) /\ IsExchangeNext(issued)
@@ -346,7 +345,7 @@ SettleOn(ranks, rest, issued, given) ==
             /\ ops' = issued
 Settle(ranks, rest, issued) == SettleOn(ranks, rest, issued, None)
 
-\* `issued`, and the exchange that rank r joins by becoming s.
+\* `issued`, with the exchange that rank r joins when it becomes s.
 Issue(issued, r, s) ==
     IF IsShared /\ s.post # NoPost /\ rank[r].post # s.post THEN [issued EXCEPT ![r] = Append(@, "exchange")] ELSE issued
 Become(r, s) == Settle([rank EXCEPT ![r] = s], owed, Issue(ops, r, s))
@@ -355,10 +354,10 @@ Become(r, s) == Settle([rank EXCEPT ![r] = s], owed, Issue(ops, r, s))
 
 IsLive(r) == ~rank[r].gone /\ rank[r].phase # "done"
 HasStep(s) == s.queue # <<>> /\ (s.phase = "done" => s.taken < s.limit)
-\* The steps whose collectives a consumer has entered: all it has taken, but for one that it left in the middle of.
+\* The number of steps whose collectives a consumer has entered: all it has taken, except one in the middle of which it left.
 Entered(s) == IF s.inside THEN s.taken - 1 ELSE s.taken
 Least == Min({Entered(rank[r]) : r \in Ranks})
-\* A trainer is between steps when no trainer has yet to enter the collective of the last step it took.
+\* A trainer is between steps once every trainer has entered the collective of the last step it took.
 IsBetweenSteps(r) == IF IsShared THEN \A i \in 1..Len(ops[r]) : ops[r][i] # "model" ELSE rank[r].taken = Least
 Read(r) == IsLive(r) /\ rank[r].reading > 0 /\ Become(r, AfterRead(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
 Collate(r) ==
@@ -389,7 +388,7 @@ Stop(r) ==
 IsUrgent(r) ==
     /\ IsLive(r) /\ ~rank[r].told
     /\ Urging = "always" \/ (Urging = "left" /\ \E o \in Ranks \ {r} : rank[o].left)
-\* Where another trainer has gone on to the next step, this one is over.
+\* Only while no other trainer has gone on to the next step: otherwise this step is over.
 Abandon(r) ==
     /\ IsLeftInside /\ ~rank[r].gone /\ ~rank[r].left /\ rank[r].taken > 0 /\ (HasStep(rank[r]) \/ rank[r].phase # "done")
     /\ stops < MaxStops /\ \A o \in Ranks : rank[o].taken <= rank[r].taken
@@ -410,13 +409,13 @@ Die(r) ==
 Lose(r) ==
     /\ IsLive(r) /\ ~rank[r].lost /\ \E o \in Ranks \ {r} : rank[o].gone
     /\ Become(r, AfterLoss(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
-\* The process that reads and collates is gone. A failure at any moment: what it was asked for, and will be, does not come.
+\* The process that reads and collates is gone: a failure, possible at any moment. No read or collation completes from now on.
 LoseLoader(r) ==
     /\ IsLive(r) /\ ~rank[r].loaderless /\ Cardinality({o \in Ranks : rank[o].loaderless}) < MaxLostLoaders
     /\ LET s == [rank[r] EXCEPT !.loaderless = TRUE, !.reading = 0, !.collating = None]
        IN Become(r, IF Variant = "silent_loader" THEN s ELSE AfterFailure(r, s, <<"loader", 0>>))
     /\ UNCHANGED <<failures, stops, losses>>
-\* R5.11: from now on the rank accepts another budget, which it offers next.
+\* R5.11: from now on the rank accepts another budget, and offers it in its next offer.
 AfterAccept(s, budget) == [s EXCEPT !.accepted = Min({Cap, budget})]
 Accept(r) ==
     /\ IsLive(r) /\ rank[r].coming # <<>>
@@ -431,20 +430,20 @@ PostEarly(r) ==
 (* ---- Ends ---------------------------------------------------------------------------------------------------------- *)
 
 IsOver(s) == s.gone \/ s.phase = "done"
-\* A consumer waits, in the collective of a step, for one that has left or is gone: no loader can help it.
+\* A consumer waits, in the collective of a step, for one that has left or is gone. No loader can help it.
 IsStranding == \E r \in Ranks : rank[r].gone \/ (rank[r].left /\ Entered(rank[r]) = Least)
-\* NP2: told of nothing, since the last agreement came before the stop, or told of a failure, which is agreed on before a stop;
-\* the rank still has steps for its stranded consumer.
+\* NP2: the rank was told of no stop, because the last agreement came before it, or was told of a failure, which takes
+\* precedence. It still has steps for its stranded consumer.
 IsStrandedInDrain(s) == s.phase = "drain" /\ s.outcome.kind \in {"complete", "failed"} /\ ~s.left /\ s.taken > Least
 IsFinal ==
     /\ \A r \in Ranks : IsOver(rank[r]) \/ (IsStranding /\ IsStrandedInDrain(rank[r]))
     /\ IsStranding \/ \A r \in Ranks : rank[r].taken = Least /\ (HasStep(rank[r]) => rank[r].left)
-\* A final state repeats, so that what TLC calls a deadlock is one.
+\* A final state repeats, so that TLC reports only real deadlocks.
 End == IsFinal /\ UNCHANGED vars
 
 Init ==
     /\ rank = [r \in Ranks |-> Fresh(r)]
-    /\ LET isPosted == \A r \in Ranks : rank[r].post # NoPost  \* with updates all have: nothing is read for their first round
+    /\ LET isPosted == \A r \in Ranks : rank[r].post # NoPost  \* with updates all have, because nothing is read for their first round
        IN /\ answer \in IF isPosted THEN Answers(rank, None) ELSE {NoPost}
           /\ owed = IF isPosted THEN Ranks ELSE {}
     /\ failures = 0 /\ stops = 0 /\ losses = 0
@@ -468,7 +467,7 @@ Next ==
     \/ End
 Spec == Init /\ [][Next]_vars
 
-\* Something can happen that is neither a fault nor an urge for nothing: those may, but need not, and so free nobody.
+\* Something can happen that is neither a fault nor a needless urge. Those may happen but need not, so they do not count.
 CanGoOn ==
     \E r \in Ranks :
         \/ IsLive(r) /\ (rank[r].reading > 0 \/ rank[r].collating # None \/ (r \in owed /\ rank[r].post # NoPost))
@@ -476,7 +475,7 @@ CanGoOn ==
         \/ IsUrgent(r) /\ \E o \in Ranks \ {r} : rank[o].left
         \/ IsShared /\ \A o \in Ranks : ops[o] # <<>> /\ Head(ops[o]) = "model"
         \/ IsLive(r) /\ ~rank[r].lost /\ \E o \in Ranks \ {r} : rank[o].gone
-\* Weak fairness of all that CanGoOn speaks of, written out: TLC evaluates ENABLED far more slowly.
+\* Weak fairness of everything that CanGoOn lists, written out because TLC evaluates ENABLED far more slowly.
 GoesOn ==
     /\ <<failures, stops, losses>>' = <<failures, stops, losses>> /\ rank' # rank
     /\ \A r \in Ranks : rank'[r].loaderless = rank[r].loaderless
@@ -513,14 +512,14 @@ Abort ==
     IN Cardinality(told) <= 1
 Bounded == \A r \in Ranks : Len(rank[r].queue) <= Depth[r]
 Budget == \A r \in Ranks : \A i \in 1..Len(Steps(rank[r])) : Steps(rank[r])[i] <= Cap
-\* R15.3: the ranks that group the same round do so under the same budget. What is agreed on in a round is for the next.
+\* R15.3: ranks that group the same round do so under the same budget. What is agreed on in a round applies to the next.
 GroupedRound(s) == IF s.phase = "count" THEN s.round + 1 ELSE s.round
 BudgetsAgree ==
     \A r, o \in Ranks :
         /\ rank[r].phase \in {"fill", "offer", "count"} /\ rank[o].phase \in {"fill", "offer", "count"}
         /\ GroupedRound(rank[r]) = GroupedRound(rank[o])
         => rank[r].agreed = rank[o].agreed
-\* DEAL: no place is drawn twice, by one rank or by two, and by the end of join mode each is; how far all have drawn is known alike.
+\* DEAL: no place is drawn twice, by one rank or by two. In join mode each is drawn by the end. Ranks in one round know the same.
 Drawn == UNION {{rank[r].places[i] : i \in 1..Len(rank[r].places)} : r \in Ranks}
 Deal ==
     IsDrawn =>
@@ -528,8 +527,8 @@ Deal ==
         /\ \A r, o \in Ranks : rank[r].round = rank[o].round =>
                rank[r].draw[3] = rank[o].draw[3] /\ rank[r].ended = rank[o].ended
         /\ (Mode = "join" /\ \E r \in Ranks : rank[r].outcome.kind = "complete") => Drawn = 0..Total - 1
-\* UPDATE: what all have planned is what lies at the places before the present update, in whatever of its rounds a rank is. It
-\* has an empty window when an update begins, and has read its places alone.
+\* UPDATE: the planned samples are those at the places before the present update, in whichever of its rounds a rank is. The
+\* rank's window is empty when an update begins, and nothing beyond the update is read or drawn.
 PlacesBefore(update) ==
     IF IsDrawn THEN Min({Total, update * UpdateSamples}) ELSE Sum([r \in Ranks |-> Min({Shard[r], FirstPlace(r, update)})])
 UpdateWhole ==
@@ -539,7 +538,7 @@ UpdateWhole ==
            /\ rank[r].round % UpdateRounds = 0 /\ rank[r].phase \in {"fill", "offer"} => rank[r].held = 0
            /\ IF IsDrawn THEN rank[r].draw[3] <= PlacesBefore(update + 1)
               ELSE rank[r].read <= FirstPlace(r, update + 1)
-\* Nobody takes more than one step beyond the fewest that a stopped consumer took, once the stop is agreed on.
+\* Once a stop is agreed on, no consumer takes more than one step beyond the fewest that a stopped consumer entered.
 StopLimit ==
     \A r, o \in Ranks : rank[r].outcome.kind = "stopped" /\ rank[o].left /\ Entered(rank[o]) = Least =>
         rank[r].taken <= Entered(rank[o]) + 1 /\ rank[r].limit <= rank[rank[r].outcome.rank].taken

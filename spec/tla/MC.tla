@@ -19,7 +19,7 @@ S_6_5 == <<6, 5>>
 S_1_1_0 == <<1, 1, 0>>
 S_2_1_0 == <<2, 1, 0>>
 S_2_1_1 == <<2, 1, 1>>
-\* The budget that each rank comes to accept; 0 for one that accepts no other.
+\* The budget that each rank comes to accept; 0 in a name stands for a rank that keeps its budget.
 B_1_0 == <<<<1>>, <<>>>>
 B_2_0 == <<<<2>>, <<>>>>
 B_2_1 == <<<<2>>, <<1>>>>

@@ -1,8 +1,8 @@
 ----------------------------- MODULE TraceCheck -----------------------------
-(* Is a recorded run a behaviour of the model? TraceData.tla, which tests/tla/traces.py makes of an odb-trace file, holds the
-   lines as records. Each must be what the model's rank does in its state on that event, effect by effect. Where the model
-   knows sizes only (how samples of different lengths are grouped), the trace's numbers are taken if the rules allow them.
-   A line that the model cannot follow is a deadlock. *)
+(* Is a recorded run a behaviour of the model? TraceData.tla, which tests/tla/traces.py makes from an odb-trace file, holds the
+   lines as records. Each line must be what the model's rank does in its state on that event, effect by effect. Where the model
+   knows only sizes (how samples of different lengths are grouped), the trace's numbers are taken if the rules allow them. A
+   line that the model cannot follow is a deadlock. *)
 EXTENDS Dgap, TraceData
 
 VARIABLE at  \* the next line
@@ -11,7 +11,7 @@ e == Trace[at]
 
 Numbers(first, n) == [i \in 1..n |-> first + i - 1]
 
-\* R3.1, but for what depends on lengths: groups, whether one is less than half full, and what is due.
+\* R3.1, except what depends on lengths: the groups, whether one is less than half full, and what is due.
 IsSameOffer(s, mine, theirs) ==
     /\ theirs.kind = "offer"
     /\ \A name \in {"round", "ready", "failed", "stop", "step", "samples", "budget"} : mine[name] = theirs[name]
@@ -19,7 +19,7 @@ IsSameOffer(s, mine, theirs) ==
     /\ IF s.ended THEN theirs.reading = None
        ELSE theirs.reading \in {theirs.groups} \union IF theirs.groups > 1 THEN {theirs.groups - 1} ELSE {}
 
-\* R4: `sizes` is what a rank with `held` samples in `groups` groups may make of T steps.
+\* R4: `sizes` is a possible result for T steps of a rank with `held` samples in `groups` groups.
 IsAlignment(sizes, held, groups, T) ==
     /\ Len(sizes) = T
     /\ Sum(sizes) <= held
@@ -31,7 +31,7 @@ IsSameAgreement(a) ==
     /\ answer.kind = "offer"
     /\ \A name \in {"failed", "stop", "step", "ready", "samples", "reading", "groups", "due", "budget"} : answer[name] = a[name]
 
-\* What the model makes of the line: the rank's next state, or nothing.
+\* What the model makes of the line: a set with the rank's next state, or the empty set.
 Outcomes(r, s) ==
     CASE e.kind = "start" -> IF s = Fresh(r) THEN {s} ELSE {}
       [] e.kind = "samples_read" ->
@@ -84,6 +84,6 @@ Follow ==
 Finished == at > Len(Trace) /\ UNCHANGED <<vars, at>>
 
 TraceSpec == Init /\ at = 1 /\ [][Follow \/ Finished]_<<vars, at>>
-\* What the model's own invariants say of the recorded run.
+\* The model's own invariants, checked on the recorded run.
 Kept == NoError /\ StepsAgree /\ Numbered /\ Conserve /\ Cover /\ QuotaEnd /\ ReleaseTogether /\ Bounded /\ BudgetsAgree
 =============================================================================
