@@ -1,4 +1,4 @@
-"""Where batches lose what they lose, and what no rule could save."""
+"""Where batches lose efficiency, and what no rule could save."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_a_loss_is_counted_where_it_is_made() -> None:
     losses = compute_losses(rows, ranks=RANKS, ramp_rounds=2)
     assert [losses.ramp, losses.middle, losses.ending] == pytest.approx([20 / 240, 10 / 240, 10 / 240])
     assert [losses.padding, losses.waiting] == pytest.approx([20 / 240, 20 / 240])
-    short = compute_losses(rows[:2], ranks=RANKS, ramp_rounds=3)  # the last round is the ending, however early
+    short = compute_losses(
+        rows[:2], ranks=RANKS, ramp_rounds=3
+    )  # the last round counts as the ending, however early it comes
     assert [short.ramp, short.middle, short.ending] == pytest.approx([10 / 80, 0, 10 / 80])
 
 
@@ -70,7 +72,7 @@ def test_whole_steps_cost_what_the_last_one_lacks() -> None:
 
 @dataclass(frozen=True)
 class Singles:
-    """As many steps as the rank with most samples has of these."""
+    """A rule with one step for each sample of the rank that has most."""
 
     name: str = "singles"
 
@@ -79,7 +81,7 @@ class Singles:
 
 
 def test_efficiency_has_no_bound_that_would_excuse_a_rule() -> None:
-    """Steps of single samples waste less than any goal for padded batches allows, and are many."""
+    """Steps of single samples waste less than any goal for padded batches allows, but there are many."""
     default, singles = simulate().summary, simulate(rule=Singles(), ramp_rounds=0).summary
     assert singles.excess < default.excess / 3
     assert singles.steps > 10 * default.steps
