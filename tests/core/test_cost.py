@@ -124,8 +124,8 @@ def test_the_most_costly_group_is_split_where_half_of_its_cost_is() -> None:
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 5), st.integers(1, 40))
 def test_units_of_as_many_rows_each_are_counted_right(longest: list[int], rows: int, equal_tokens: int) -> None:
-    """Spec: R2.7. A pair, for example, is one sample of twice its longer sequence. The batch has its padded tokens, and its
-    attention costs what its rows cost, except for rounding.
+    """Spec: R2.7. A pair, for example, is one sample of twice its longer sequence. Its batch has the right padded tokens, and
+    its attention costs what its rows cost, except for rounding.
     """
     units = tuple(Sample(place, place, rows * length, 1) for place, length in enumerate(longest))
     batch_rows = len(units) * rows
