@@ -1,4 +1,4 @@
-"""Numbers of samples that hardware likes: R2.8, and what of the other rules it concerns."""
+"""Numbers of samples that hardware likes: R2.8, and its effect on the other rules."""
 
 from __future__ import annotations
 
