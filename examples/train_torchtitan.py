@@ -97,7 +97,9 @@ def make_torchtitan_model(mesh: dist.DeviceMesh) -> nn.Module:
     model = config.build()
     apply_fsdp_to_decoder(model, mesh, torch.float32, torch.float32, pp_enabled=False)
     for module in model.modules():
-        if isinstance(module, FSDPModule):  # torchtitan sums gradients over ranks, but our weights assume their average
+        if isinstance(
+            module, FSDPModule
+        ):  # torchtitan sums gradients over ranks, but our weights are made for their average
             module.set_gradient_divide_factor(mesh.size())
     model.init_weights(buffer_device=torch.device("cpu"))
     return model
@@ -203,9 +205,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64 if args.double else torch.float32)
-    warnings.filterwarnings(
-        "ignore", message="FSDP2-wrapped module"
-    )  # its outputs are views, which are never written to
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # its outputs are views, never written to
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("fsdp",))
     torch.manual_seed(0)

@@ -42,9 +42,7 @@ def test_a_loss_is_counted_where_it_is_made() -> None:
     losses = compute_losses(rows, ranks=RANKS, ramp_rounds=2)
     assert [losses.ramp, losses.middle, losses.ending] == pytest.approx([20 / 240, 10 / 240, 10 / 240])
     assert [losses.padding, losses.waiting] == pytest.approx([20 / 240, 20 / 240])
-    short = compute_losses(
-        rows[:2], ranks=RANKS, ramp_rounds=3
-    )  # the last round counts as the ending, however early it comes
+    short = compute_losses(rows[:2], ranks=RANKS, ramp_rounds=3)  # the last round is the ending, however early
     assert [short.ramp, short.middle, short.ending] == pytest.approx([10 / 80, 0, 10 / 80])
 
 

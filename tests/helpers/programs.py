@@ -36,9 +36,7 @@ def run_program(script: Path, *arguments: str, folder: Path, ranks: int = 0, tim
 
     Raises: AssertionError with their error output when one of them fails, or takes too long.
     """
-    importlib.import_module(
-        "torch._dynamo"
-    )  # takes seconds: here it runs once, not in every process that uses optimizers
+    importlib.import_module("torch._dynamo")  # takes seconds: once here, not in each process that uses optimizers
     context = multiprocessing.get_context("fork")
     port = find_port()
     with tempfile.TemporaryDirectory() as kept:

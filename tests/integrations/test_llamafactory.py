@@ -71,10 +71,7 @@ LOGGED = (
         ("sft", {"gradient_accumulation_steps": 2}),
         ("pt", {"packing": False}),
         ("dpo", {}),
-        (
-            "dpo",
-            {"gradient_accumulation_steps": 2, "max_samples": 24},
-        ),  # so that all micro-batches have equally many pairs
+        ("dpo", {"gradient_accumulation_steps": 2, "max_samples": 24}),  # gives all micro-batches equally many pairs
     ],
 )
 def test_the_updates_are_those_of_llamafactory(

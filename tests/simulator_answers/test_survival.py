@@ -145,9 +145,7 @@ def test_a_dask_cluster_without_anybody_is_said(is_killed: bool, monkeypatch: py
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
     monkeypatch.setattr("odb_sim.studies.cells._LOOK_EVERY_S", 0.1)
     monkeypatch.setattr("odb_sim.studies.clusters._WORKERLESS_S", 1.0)
-    monkeypatch.setattr(
-        "odb_sim.studies.clusters._CONNECT_S", 4
-    )  # the time for which a client looks for a missing cluster
+    monkeypatch.setattr("odb_sim.studies.clusters._CONNECT_S", 4)  # how long a client looks for a missing cluster
     with distributed.LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=None) as cluster:
         address = cluster.scheduler_address.replace("tcp://", "dask://")
         with pytest.raises(UsageError, match="is gone" if is_killed else "has had no worker for 1 s"):  # noqa: SIM117

@@ -297,7 +297,9 @@ def survive_clients() -> None:
         try:
             return receive(sock, size)
         except EOFError:
-            raise ConnectionAbortedError(errno.ECONNABORTED, "it is gone") from None  # does not end the server
+            raise ConnectionAbortedError(
+                errno.ECONNABORTED, "it is gone"
+            ) from None  # an error that does not end the server
 
     multiprocessing.reduction.recvfds = receive_or_go_on  # type: ignore[attr-defined]
 

@@ -63,9 +63,7 @@ def damage(state: Any, path: tuple[Any, ...]) -> Iterator[Any]:
         else []
     )
     for value in [*VALUES, *others]:
-        if (type(value) is not type(old) or value != old) and not (
-            value == (0,) and old == [0]
-        ):  # otherwise it is not damaged
+        if (type(value) is not type(old) or value != old) and not (value == (0,) and old == [0]):  # else undamaged
             yield change(lambda holder, key, value=value: holder.__setitem__(key, value))
     yield change(lambda holder, key: holder.__delitem__(key))
     if isinstance(old, list) and len(old) > 1 and old != old[::-1]:

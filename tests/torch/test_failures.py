@@ -175,10 +175,7 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"cost": square}, "cost is 'square/"),
     ({"sizes": "even"}, "sizes is 'even', rank 0 has "),
     ({"window_bytes": 9001}, "window_bytes is 9001, rank 0 has "),
-    (
-        {"shard": "auto"},
-        "shard is 'auto', rank 0 has 'given'",
-    ),  # the last two: their loaders differ in kind
+    ({"shard": "auto"}, "shard is 'auto', rank 0 has 'given'"),  # the last two: their loaders differ in kind
     ({"shard": "auto", "seed": 4}, "seed is 4, rank 0 has "),
 ]
 

@@ -154,10 +154,7 @@ class Pretended:
         (lambda n, length: 1000 + 10 * n * length, 800),  # 9,000 allowed
         (lambda n, length: 1000 + n * length + (n * length) ** 2 // 100, 840),  # grows faster than the line
         (lambda n, length: 1000 + 200 * (n * length) ** 0.5, 1590),  # or slower
-        (
-            lambda n, length: 1000 + 10 * n * length + 100 * n,
-            400,
-        ),  # a cost for each sample, so that short samples decide
+        (lambda n, length: 1000 + 10 * n * length + 100 * n, 400),  # a cost for each sample: the short ones decide
     ],
 )
 def test_whatever_the_curve_the_last_point_that_fits_is_found(

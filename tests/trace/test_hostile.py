@@ -109,9 +109,7 @@ def test_a_damaged_compressed_file_is_one_line_and_status_2(
     path.write_bytes(packed)
     status = main(["check", str(path)])
     captured = capsys.readouterr()
-    assert (status, captured.out) == (2, "") or (
-        place == 5 and status == 0
-    )  # byte 5 is a time, which carries no meaning
+    assert (status, captured.out) == (2, "") or (place == 5 and status == 0)  # byte 5 is a time, without meaning
     assert len(captured.err.splitlines()) == (0 if status == 0 else 1)
 
 
