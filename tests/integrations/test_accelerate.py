@@ -85,7 +85,7 @@ def test_the_weights_are_those_of_one_process_on_the_union() -> None:
 
 
 def train_guarded(rank: int, folder: Path) -> Any:
-    """Rank 1 runs out of memory whenever it has several samples. Checkpoints go by samples."""
+    """Rank 1 runs out of memory whenever it has several samples. Checkpoints are due by numbers of samples."""
     accelerator = Accelerator(cpu=True)
     options = OPTIONS | {"accumulation_steps": 2, "collate_fn": collate}
     model, updates = Model(), [[]]

@@ -41,7 +41,7 @@ class TrainerEach:
         """Does nothing, because no rank leaves here."""
 
     def note_held(self) -> None:
-        """Does nothing, likewise."""
+        """Does nothing either."""
 
     def notice(self, rank: int) -> None:
         if not self._news[rank].triggered:

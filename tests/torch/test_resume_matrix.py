@@ -118,7 +118,7 @@ def test_any_number_of_ranks_goes_on_after_any_step_of_any_other(
 def test_states_saved_with_workers_and_prefetch_in_flight_are_as_good(
     saved_by_world: dict[int, Saved], shard: str
 ) -> None:
-    """Checks: RESUME, REPLAY. Saved with workers and without them are the same states, and either goes on from them."""
+    """Checks: RESUME, REPLAY. States saved with workers and without them are equal, and training resumes from either."""
     options = {"num_workers": 2, "prefetch_factor": 2, "shard": shard}
     saved = save(2, options)
     assert saved == saved_by_world[2]
