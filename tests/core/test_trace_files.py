@@ -289,7 +289,7 @@ def test_a_malformed_configuration_is_refused(changes: dict[str, Any], message: 
 
 @dataclass(frozen=True)
 class OwnRule:
-    """A rule with the name of one that does not ship."""
+    """A rule that does not ship, needed only for its name."""
 
     name: str = "paper"
 

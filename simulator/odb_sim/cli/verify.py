@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 LONGEST_S: Final = 86_400.0
-"""A longer time limit, for a rule that would not be judged within a day, is refused."""
+"""The longest time limit: a day."""
 
 
 def run(options: argparse.Namespace) -> int:

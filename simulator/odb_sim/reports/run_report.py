@@ -23,7 +23,7 @@ from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Driver, Result, Run, describe_budget, describe_window, run
 
 SHOWN_RANKS: Final = 4
-"""The number of ranks with timelines, unless more have faults."""
+"""The largest number of ranks with timelines."""
 LARGEST_TIMED: Final = 200_000
 """A larger epoch has no timelines unless it has faults, because they need a simulation of every rank's machine."""
 _SHOWN_STEPS: Final = 14
